@@ -1,30 +1,59 @@
 """Do it."""
 
-import streamlit as st
+import time
 
-from app import cached, header, verdict_line, widgets
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import cached, header, state, verdict_line, widgets
+from app.components import scroll_here
 from app.export import panel as export
 from app.launch import form, history, report, watch
+from app.launch.history import Launched
+
+
+def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerator) -> None:
+    """The form, folded away while another launch is shown (its id), with a button in the head that opens it."""
+    problem, plan = widgets.problem_or_advice(), cached.open_plan()
+    if problem is None:
+        return
+    if plan is None:
+        st.info("Open a plan first: choose one in the sidebar or make one.", icon=":material/info:")
+        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+        return
+    key = f"new-launch-{showing}"  # another one for every launch that is shown, folded away again
+    if showing is not None:
+        with actions:
+            asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")
+        if asked:
+            scroll_here.once(time.time_ns() // 1_000_000)
+    with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
+        widgets.say_inference_only()
+        if not widgets.why_not(plan, problem):
+            verdict_line.show_plan_if_soon(plan, problem)
+        form.form(problem, plan, past)
+    export.show(plan, problem, "launch")
+
+
+def _unfold(key: str) -> None:
+    st.session_state[key] = True
+
 
 actions = header.show(
-    "Launch",
-    "Do it: plans as a torch.distributed job, on attached devices or emulated links, measured beside predicted.",
+    "Launch", "Do it: run plans as a torch.distributed job, and see what they take beside what was predicted."
 )
-watch.watch()
 past = history.launches()
-problem = widgets.problem_or_advice()
-plan = cached.open_plan()
-if problem is not None and plan is None:
-    st.info("Open a plan first: choose one in the sidebar or make one.", icon=":material/info:")
-    st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
-if problem is not None and plan is not None:
-    widgets.say_inference_only()
-    if not widgets.why_not(plan, problem):
-        verdict_line.show_plan_if_soon(plan, problem)
-    form.form(problem, plan, past, actions)
-    export.show(plan, problem, "launch")
+chosen = history.chosen(past)
+running = [launch.job.id for launch in past if launch.job.id in state.launch_jobs() and not launch.state.finished]
+showing = running[0] if running else chosen.job.id if chosen else None
+if past and showing is not None:
+    with actions:
+        history.fold(past, chosen.job.id if chosen else None)
+watch.watch()
+if chosen is not None:
+    report.show(chosen, past)
+new_launch(past, showing, actions)
 watch.others(past)
-if past:
-    chosen = history.choose(past)
-    if chosen is not None:
-        report.show(chosen, past)
+if past and showing is None:
+    st.subheader("Launches", anchor=False)
+    history.show(past, None)

@@ -1,6 +1,7 @@
-"""Shall we do it?"""
+"""Should we do it?"""
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import header, kept, state, widgets
 from app.review import compare, link, place, plan_list, saved, show
@@ -11,50 +12,63 @@ from engine.store.database import LostError
 VIEWS = {"Plans": ":material/list: Plans", "Compare": ":material/compare: Compare"}
 
 
-def page() -> None:
+def page(actions: DeltaGenerator) -> None:
     """Everything below the header. Raises InputError when the team's database does not answer."""
     if state.is_empty():
         st.info(
             "Nothing is open in this session. Look at a saved plan, or start from the sample.", icon=":material/info:"
         )
         widgets.sample_button()
-    workspace = saved.choose_workspace()
+    names = saved.workspace_names()
+    workspace = saved.chosen_workspace(names)
     if workspace is None:
+        saved.new_workspace()
         st.info(
             "Create a workspace to keep plans in, named for what they are for, such as a cluster or a quarter.",
             icon=":material/info:",
         )
         return
-    view = kept.segments(
-        "Show",
-        list(VIEWS),
-        default="Plans",
-        required=True,
-        label_visibility="collapsed",
-        format_func=VIEWS.get,
-        key="review-view",
-    )
+    brief = saved.looked_at(workspace) if state.choice(saved.VIEW) != "Compare" else None
+    with actions:
+        if brief is not None:
+            plan_list.fold(names, workspace)
+        saved.save_open_plan(workspace)
+    if brief is not None:
+        show.show(*brief)
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        view = kept.segments(
+            "Show",
+            list(VIEWS),
+            default="Plans",
+            required=True,
+            label_visibility="collapsed",
+            format_func=VIEWS.get,
+            key=saved.VIEW,
+        )
+        saved.choose_workspace(names, workspace)
+        saved.new_workspace()
     if view == "Compare":
         compare.show(workspace)
-        return
-    plan_list.show(workspace)
-    if (looked_at := saved.looked_at(workspace)) is not None:
-        show.show(*looked_at)
+    else:
+        plan_list.show(workspace)
 
 
 fault = None
 try:
+    if state.asked_link() is not None:
+        saved.look_at_plans()  # it leads to one, whatever was looked at here before
     if (followed := link.follow()) is not None:
         fault = place.go(*followed)
 except LostError:  # said below
     pass
 except InputError as error:
     fault = f"This link does not work: {error}."
-header.show("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
+actions = header.show("Review", "Should we do it? Saved plans, their discussion and decisions.")
 if fault:
     st.error(plain(fault), icon=":material/link_off:")
 try:
-    page()
+    page(actions)
     saved.watch()
 except InputError as error:
     state.keep_typed()

@@ -1,73 +1,129 @@
 """Measured beside predicted, and the links of a testbed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, finish, legend_above, plain
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
-BESIDE = "left bars predicted, right bars measured"
 TIMES = 136
 """Pixels at the right of bars, of their times in words."""
 HEIGHT = 340
-WRITTEN = 6
-"""Pairs of bars that have room for their numbers."""
+PAIR, AROUND = 40, 136
+"""Pixels of a pair of bars with its two times, and of all else of a chart of them."""
+WRITTEN = 8
+"""Pairs of bars that have room for their times."""
+WAITING = "Waiting between steps"
 
 
-def by_kind(kinds: list[str], predicted: list[float], measured: list[float], total: tuple[float, float]) -> go.Figure:
-    """Bars per step: predicted outlined, measured solid. Times in seconds; total: (predicted, measured)."""
-    names = [KIND_TITLES[kind] for kind in kinds]
-    colours = [KIND_COLOURS[kind] for kind in kinds]
-    figure = _pairs(names, names, predicted, measured, colours)
-    title = f"The run took {ratio(total[1] / total[0])} the predicted time ({BESIDE})"
-    return finish(figure, title, HEIGHT, bargap=0.3)
+def by_kind(
+    kinds: Sequence[str],
+    predicted: Sequence[float],
+    measured: Sequence[float],
+    total: tuple[float, float],
+    waiting: tuple[float, float],
+    dark: bool = False,
+) -> go.Figure:
+    """Bars per step, and of the time in which nothing runs: predicted outlined, measured solid. Times in seconds; total,
+    waiting: (predicted, measured); dark: of the page."""
+    names = [*(KIND_TITLES[kind] for kind in kinds), WAITING]
+    colours = [*(KIND_COLOURS[kind] for kind in kinds), NEUTRAL]
+    before, after = waiting
+    figure = _lying(names, [*predicted, before], [*measured, after], colours, dark)
+    return _with_legend(figure, f"The run took {ratio(total[1] / total[0])} the predicted time", len(names))
 
 
-def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float]) -> go.Figure:
-    """Bars per MoE layer: predicted outlined, measured solid. Times in seconds."""
+def by_layer(
+    layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False
+) -> go.Figure:
+    """Bars per MoE layer: predicted outlined, measured solid. Times in seconds. Of many layers they stand, without numbers.
+    dark: of the page."""
     factors = {
         layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before
     }
     title = "Seconds of every layer"
     if factors:
         worst = max(factors, key=lambda layer: abs(np.log(max(factors[layer], 1e-9))))
-        title = f"Layer {worst} is furthest from its prediction: {ratio(factors[worst])} ({BESIDE})"
-    names = [f"layer {layer}" for layer in layers]
-    figure = _pairs(list(layers), names, predicted, measured, [TEAL] * len(names))
+        title = f"Layer {worst} is furthest from its prediction: {ratio(factors[worst])}"
+    names, colours = [f"Layer {layer}" for layer in layers], [TEAL] * len(layers)
+    if len(names) <= WRITTEN:
+        return _with_legend(_lying(names, predicted, measured, colours, dark), title, len(names))
+    figure = _standing(layers, names, predicted, measured)
     figure.update_xaxes(title="MoE layer", dtick=max(1, len(layers) // 16))
-    return finish(figure, title, HEIGHT, bargap=0.3)
+    return _with_legend(figure, title)
 
 
-def _pairs(
-    places: Sequence[str | int],
-    names: Sequence[str],
-    predicted: Sequence[float],
-    measured: Sequence[float],
-    colours: list[str],
+def _with_legend(figure: go.Figure, title: str, pairs: int | None = None) -> go.Figure:
+    """pairs: of lying bars, whose chart is as high as they need; None: they stand."""
+    height = HEIGHT if pairs is None else AROUND + PAIR * pairs
+    return finish(figure, title, height, top=70, bargap=0.2, legend=legend_above(height))
+
+
+def _lying(
+    names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], colours: Sequence[str], dark: bool
 ) -> go.Figure:
+    """Pairs of bars from the left, predicted above measured, each with its time behind its end."""
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
-    for label, values, fills in (
-        ("predicted", predicted, [faint(colour) for colour in colours]),
-        ("measured", measured, colours),
-    ):
+    for label, values, marker in _both(predicted, measured, colours):
         figure.add_bar(
-            x=places,
+            x=[value / factor for value in values],
+            y=list(names),
+            orientation="h",
+            name=label,
+            offsetgroup=label,
+            marker=marker,
+            text=[seconds(value) for value in values],
+            textposition="outside",
+            textfont={"size": SMALLEST, "color": MUTED[dark]},
+            textangle=0,
+            constraintext="none",
+            cliponaxis=False,
+            customdata=_tips(names, label, values),
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    # The longest bar leaves room for its time.
+    figure.update_xaxes(title=f"time, {unit}", range=[0, most / factor * 1.4 or 1])
+    return figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
+
+
+def _standing(
+    places: Sequence[int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]
+) -> go.Figure:
+    """Pairs of bars from below, predicted left of measured; their times are in their tips."""
+    most = max([*predicted, *measured], default=0.0)
+    factor, unit = scale_of(most, TIME)
+    figure = go.Figure()
+    for label, values, marker in _both(predicted, measured, [TEAL] * len(names)):
+        figure.add_bar(
+            x=list(places),
             y=[value / factor for value in values],
             name=label,
             offsetgroup=label,
-            marker={"color": fills, "line": {"color": colours, "width": 1.5}},
-            text=[seconds(value) for value in values],
-            textposition="outside" if len(places) <= WRITTEN else "none",
-            customdata=[f"{name}, {label}: {seconds(value)}" for name, value in zip(names, values, strict=True)],
+            marker=marker,
+            customdata=_tips(names, label, values),
             hovertemplate="%{customdata}<extra></extra>",
-            showlegend=False,
         )
-    figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.18 or 1])
-    return figure
+    return figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.05 or 1])
+
+
+def _both(
+    predicted: Sequence[float], measured: Sequence[float], colours: Sequence[str]
+) -> Iterator[tuple[str, Sequence[float], dict[str, Any]]]:
+    """Name, seconds and marker of either kind of bars: outlined and solid."""
+    for label, values, fills in (
+        ("Predicted", predicted, [faint(colour) for colour in colours]),
+        ("Measured", measured, list(colours)),
+    ):
+        yield label, values, {"color": fills, "line": {"color": list(colours), "width": 1.5}}
+
+
+def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str]:
+    return [f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True)]
 
 
 def faint(colour: str) -> str:
@@ -94,7 +150,7 @@ def totals(
             xanchor="left",
             align="left",
             y=place,
-            text=f" {seconds(median)} measured<br> {seconds(prediction)} predicted" if prediction else "",
+            text=f" {seconds(prediction)} predicted<br> {seconds(median)} measured" if prediction else "",
             showarrow=False,
         )
     longest = float(max(highs.max(), max(predicted))) / factor

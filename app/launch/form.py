@@ -37,8 +37,9 @@ WHERE = {
 USUAL_LIMIT, USUAL = 900, "automatic"
 
 
-def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
-    """Everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
+def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
+    """The button that starts, and below it everything from the choice of the place on."""
+    actions = st.container(horizontal=True, vertical_alignment="center")
     place = kept.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
@@ -86,8 +87,6 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
 def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool, actions: DeltaGenerator) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
-    elif not_now:
-        st.caption(plain(not_now))
     label = "Start" if launch.destination is None else "Submit"
     if actions.button(
         label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
@@ -99,6 +98,8 @@ def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool
             st.error(plain(str(error)), icon=":material/error:")
         else:
             st.rerun()
+    if not_now and not refused:
+        actions.caption(plain(not_now))
 
 
 def _attached(devices: Devices) -> None:

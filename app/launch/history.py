@@ -69,10 +69,17 @@ def search(past: list[Launched], text: str) -> list[Launched]:
     return [launch for launch in past if all(word in launch.words for word in words)]
 
 
-def choose(past: list[Launched]) -> Launched | None:
-    """The table of launches with its search; returns the one to report on: the selected one, else the newest of this
-    session that has ended."""
-    st.subheader("Launches", anchor=False)
+def chosen(past: list[Launched]) -> Launched | None:
+    """The launch to report on: the selected one, else the newest of this session that has ended, while none of it runs."""
+    ended = {launch.job.id: launch for launch in past if launch.state.finished}
+    if state.launch_shown() in ended:
+        return ended[state.launch_shown()]
+    mine = [launch for launch in past if launch.job.id in state.launch_jobs()]
+    return mine[0] if mine and all(launch.state.finished for launch in mine) else None
+
+
+def show(past: list[Launched], shown: str | None) -> None:
+    """The table of launches with its search; a selected one is reported on. shown: the id of the one that is."""
     text = kept.text_input(
         "Search",
         key="launch-search",
@@ -81,15 +88,17 @@ def choose(past: list[Launched]) -> Launched | None:
         width=360,
         label_visibility="collapsed",
     )
-    ended = {launch.job.id: launch for launch in past if launch.state.finished}
-    mine = next((id for id in state.launch_jobs() if id in ended), None)
-    shown = state.launch_shown() if state.launch_shown() in ended else mine
-    listed = search(past, text)
-    if listed:
+    if listed := search(past, text):
         _table(listed, shown)
     else:
         st.caption(f"None of {len(past)} launches has all these words.")
-    return ended.get(shown)
+
+
+def fold(past: list[Launched], shown: str | None) -> None:
+    """The same behind a button that says how many there are."""
+    # Another key is another popover, which is closed: so it closes once another launch is chosen.
+    with st.popover(f"Launches · {len(past)}", icon=":material/history:", key=f"launches-{shown}"):
+        show(past, shown)
 
 
 def _table(listed: list[Launched], shown: str | None) -> None:
@@ -97,7 +106,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
         as_text(listed, shown),
         [launch.job.id for launch in listed],
         state.show_launch,
-        "launches",
+        f"launches-{shown}",  # where one is shown, its row can be selected again
         height=tables.low(len(listed)),
         alt="Launches, newest first",
         column_config={"": st.column_config.TextColumn(width=30)},

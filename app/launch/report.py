@@ -21,18 +21,22 @@ from engine.launch.preparation.launch import PLACES, Launch
 from engine.launch.preparation.prepare import prepare
 from engine.timeline import Timeline
 
+HERE = {"local": "this machine", "testbed": "the emulated links"}
+"""What predictions of a launch are for, by where it ran; elsewhere for the machines there."""
+
 
 def show(launch: Launched, past: list[Launched]) -> None:
     """The report of a launch that has ended, with a button that runs the same again."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader(_title(launch), anchor=False)
-        _relaunch(launch, past)
     brief = launch.brief
     ranks = "" if brief.ranks is None else f" · {brief.ranks} ranks"
-    st.caption(
-        f"Started {widgets.describe_time(launch.started)} on {PLACES[brief.on]}{ranks} · ended after "
-        f"{units.seconds(launch.job.elapsed)}"
-    )
+    tokens = "" if brief.tokens is None else f" · {brief.tokens:,} tokens"
+    started = f"Started {widgets.describe_time(launch.started)} on {PLACES[brief.on]}"
+    ended = f"ended after {units.seconds(launch.job.elapsed)}"
+    with st.container(gap="xsmall"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.subheader(_title(launch), anchor=False)
+            _relaunch(launch, past)
+        st.caption(f"{_what_for(launch)}{started}{ranks}{tokens} · {ended}")
     if launch.state is State.DONE:
         notes.note(launch)
         with failing.saying():
@@ -50,7 +54,21 @@ def show(launch: Launched, past: list[Launched]) -> None:
 
 def _title(launch: Launched) -> str:
     names = plain(" and ".join(launch.brief.plans))
-    return {State.DONE: f"What {names} took", State.FAILED: f"{names} failed"}.get(launch.state, f"{names}, stopped")
+    return {State.DONE: f"Measured: {names}", State.FAILED: f"{names} failed"}.get(launch.state, f"{names}, stopped")
+
+
+def _here(launch: Launched) -> str:
+    return HERE.get(launch.brief.on, "the machines that it ran on")
+
+
+def _what_for(launch: Launched) -> str:
+    """What the prediction of a launch that is done is for, before anybody holds it against another one."""
+    if launch.state is not State.DONE:
+        return ""
+    return (
+        f"**The prediction is for {_here(launch)}, not for the drawn cluster: these times differ from those of the plan's "
+        "verdict line.** "
+    )
 
 
 def _relaunch(launch: Launched, past: list[Launched]) -> None:
@@ -93,24 +111,31 @@ def _measured(launch: Launched) -> None:
             format_func=lambda at: plain(names[at]),
             key=f"launch-plan-{launch.job.id}",
         )
-    run = runs[chosen]
+    run, key = runs[chosen], f"{launch.job.id}-{chosen}"
+    total = (run["predicted_seconds"], run["measured_seconds"])
+    _steps_and_layers(run, total, key)
     _figures(run, report)
     predicted, measured = timelines(launch, chosen)
-    key = f"{launch.job.id}-{chosen}"
-    kinds = run["by_kind"]
-    total = (run["predicted_seconds"], run["measured_seconds"])
-    left, right = st.columns(2, gap="medium")
-    with left:
-        widgets.chart(charts.by_kind(kinds["kind"], kinds["predicted"], kinds["measured"], total), f"by-kind-{key}")
-    with right:
-        layers = run["by_layer"]
-        widgets.chart(charts.by_layer(layers["layer"], layers["predicted"], layers["measured"]), f"by-layer-{key}")
-    pair = {"Predicted for this machine": predicted, "Measured": measured}
+    pair = {f"Predicted for {_here(launch)}": predicted, "Measured": measured}
     if measured.labels is None:
         _gantt_of_layers(pair, key)
     else:
         _gantt_of_step(pair, total)
     _sources(run, report)
+
+
+def _steps_and_layers(run: dict[str, Any], total: tuple[float, float], key: str) -> None:
+    """Predicted beside measured, by kind of step and by layer. total: seconds."""
+    kinds, layers = run["by_kind"], run["by_layer"]
+    waiting = (run["predicted_waiting_seconds"], run["waiting_seconds"])
+    dark = st.context.theme.type == "dark"
+    left, right = st.columns(2, gap="medium")
+    with left:
+        figure = charts.by_kind(kinds["kind"], kinds["predicted"], kinds["measured"], total, waiting, dark)
+        widgets.chart(figure, f"by-kind-{key}")
+    with right:
+        figure = charts.by_layer(layers["layer"], layers["predicted"], layers["measured"], dark)
+        widgets.chart(figure, f"by-layer-{key}")
 
 
 def unlike(names: list[str], ids: list[str]) -> list[str]:
@@ -121,7 +146,8 @@ def unlike(names: list[str], ids: list[str]) -> list[str]:
 def finding(preference: dict[str, Any]) -> tuple[str, str]:
     """Which of several plans the measurement prefers and whether the prediction agreed; and by how much, in a sentence."""
     first, *between, ranked = preference["lines"]
-    return f"{first[:1].upper()}{first[1:]}; {ranked}", "; ".join(between)
+    title, details = f"{first}; {ranked}", "; ".join(between)
+    return f"{title[:1].upper()}{title[1:]}", f"{details[:1].upper()}{details[1:]}"
 
 
 def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
@@ -158,7 +184,6 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
             units.seconds(report["clock_error"]) if report["clock_error"] else "same clock",
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
-        st.metric("Tokens", f"{report['tokens']:,}")
 
 
 def _allowed(run: dict) -> str:
@@ -180,7 +205,11 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
         )
     widgets.gantt(
         gantt_charts.gantt(
-            pair, first, last, "Predicted (outlined) and measured", dark=st.context.theme.type == "dark"
+            pair,
+            first,
+            last,
+            "Predicted, its bars with a darker outline, above measured",
+            dark=st.context.theme.type == "dark",
         ),
         f"gantt-{key}",
     )
@@ -196,11 +225,7 @@ def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> Non
 def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:
     testbed = report.get("testbed")
     place = f"{report['device']}, links of {testbed['name']}" if testbed else report["device"]
-    here = "the emulated links" if testbed else "this machine"
-    st.caption(
-        f"The prediction is for {here}, not for the drawn cluster. It uses {plain(run['predicted']['cost_source'])}. "
-        f"Measured on {plain(place)}."
-    )
+    st.caption(f"The prediction uses {plain(run['predicted']['cost_source'])}. Measured on {plain(place)}.")
     if testbed:
         rates = np.array(testbed["bandwidth"])
         widgets.chart(charts.links(rates, rates * testbed["scale"], testbed["scale"]), "report-links")

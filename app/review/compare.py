@@ -98,6 +98,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]
+    _timelines(plans, names, problem)
     st.caption(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
@@ -105,16 +106,21 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     )
     tables.show(as_text(names, figures), hide_index=True, height="content", alt="Figures of both plans")
     _placements(plans, (names[0], names[1]))
+
+
+def _timelines(plans: list[Plan], names: list[str], problem: Problem) -> None:
+    """Both on one axis, above the choice of their layers."""
     shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
-    key = digest_of(plans[0].id, plans[1].id)[:16]
     layers, bounds, last = None, None, problem.workload.layers - 1
+    chart = st.container()
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
         bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
-    dark = st.context.theme.type == "dark"
-    widgets.gantt(charts.timelines(shown, layers, bounds, dark), f"compare-gantt-{key}")
+    key = digest_of(plans[0].id, plans[1].id)[:16]
+    with chart:
+        widgets.gantt(charts.timelines(shown, layers, bounds, st.context.theme.type == "dark"), f"compare-gantt-{key}")
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
@@ -141,7 +147,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         rows.append([label, write(ours), write(theirs), against])
         if name == "balancedness":
             rows += _overload([figure.balance for figure in figures])
-    return pd.DataFrame(rows, columns=["", names[0], names[1], "Second against first"])
+    return pd.DataFrame(rows, columns=["", names[0], names[1], "Second ÷ first"])
 
 
 def _overload(pair: list[Balance]) -> list[list[str]]:

@@ -8,7 +8,7 @@ import streamlit as st
 from app import failing, state, widgets
 from app.review import news, place, store, thresholds
 from app.review.address import link_to
-from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
+from app.review.plan_list import ICONS, NO_REVIEW, STATES, WHOSE, WHOSE_ICONS
 from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
 from app.visitor import people
@@ -16,11 +16,13 @@ from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
-from engine.store.team_approval import approval_of, why_not
+from engine.store.team_approval import Whose, why_not
 from engine.store.team_place import Place
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
+ANCHOR = "discussion"
+"""Of its heading in the page's address."""
 DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
 DID_ICON = {
     "approved": ":green[:material/check_circle:]",
@@ -35,18 +37,43 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """What was decided last, and whether somebody else approved."""
+    """What was decided last, and whose decision it is."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
-    if now == "approved":
-        approval = approval_of(review.behind, review.decisions[-1].login)
-        st.badge(approval, icon=APPROVAL_ICONS[approval], color=APPROVALS[approval])
+    if whose := _whose_last(review):
+        st.badge(whose, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose])
+
+
+def _whose_last(review: Review | None) -> Whose | None:
+    return review.whose(review.decisions[-1]) if review is not None and review.decisions else None
+
+
+def standing(saved: SavedPlan, review: Review | None) -> None:
+    """The same in few words, with who did that and when: who decided, else who asked, else who saved the plan."""
+    now = NO_REVIEW if review is None else review.state
+    whose = _whose_last(review)
+    did, last = ("asked", review) if review is not None else ("saved", saved)
+    if whose is not None:
+        did, last = now, review.decisions[-1]
+    if whose is None or WHOSE[whose] == "green":
+        st.badge(now, icon=ICONS[now], color=STATES[now])
+    else:
+        label = whose.partition(" (")[0] if whose.startswith("self-") else f"{now}, unverified"
+        st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose], help=whose)
+    st.caption(f"{did} by {plain(last.by)}, {widgets.describe_time(last.at)}", width="content")
+
+
+def way(review: Review | None) -> None:
+    """A link down to the discussion and its forms, which says what is to do there and what is new."""
+    what = "Ask for a decision" if review is None else "Decide" if review.state == "open" else "Discuss"
+    st.markdown(f":material/forum: [{what}](#{ANCHOR})", width="content")
+    news.show(review, ANCHOR)
 
 
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
-    st.subheader("Discussion", anchor=False)
+    st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
         _ask(saved)
         return
@@ -101,8 +128,8 @@ def _entry(entry: Comment | Decision | ThresholdChange, review: Review, problem:
         if isinstance(entry, ThresholdChange):
             st.markdown(f":material/tune: changed the **thresholds**: {thresholds.changes(entry.before, entry.after)}")
             return
-        whose = f" · {approval_of(review.behind, entry.login)}" if entry.verdict == "approved" else ""
-        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}{whose}")
+        whose = review.whose(entry)
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}" + (f" · {whose}" if whose else ""))
         if entry.reason:
             st.text(entry.reason)
 
@@ -166,7 +193,8 @@ def _comment(review: Review, problem: Problem | None) -> None:
 def _decide(review: Review) -> None:
     form, may_not = f"decide-{review.id}", people.why_not("plan")
     with st.form(form):
-        typed(st.text_area, "Reason", form, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
+        why = "needed to reject" if review.state == "open" else None
+        typed(st.text_area, "Reason", form, placeholder=why, height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]

@@ -25,8 +25,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""
 
 
-def show(review: Review | None) -> None:
-    """Say what is new since the last visit, for as long as this one lasts."""
+def show(review: Review | None, anchor: str) -> None:
+    """Say what is new since the last visit, for as long as this one lasts. anchor: where on the page it is."""
     person = people.reader()
     if review is None or person is None:
         return
@@ -38,7 +38,11 @@ def show(review: Review | None) -> None:
     news = team_looks.news_of(review, name, before)
     if news and not news.unseen:
         since = widgets.describe_time(before)
-        st.markdown(f":material/fiber_new: **New since you last looked** ({since}): {in_words(news)}.")
+        st.markdown(
+            f":material/fiber_new: **New since you last looked**: [{in_words(news)}](#{anchor})",
+            width="content",
+            help=f"You looked on {since}.",
+        )
 
 
 def note(review: Review) -> None:

@@ -73,6 +73,15 @@ def here() -> str:
     return "" if place is None or chart_of(place) is None else str(place)
 
 
+def mark_layer() -> None:
+    """Say on Timeline which layer a comment points to, where one was followed to the plan that is open."""
+    place, _ = state.pointed() or (None, 0)
+    number, _ = state.reviewed() or (None, None)
+    is_its_plan = number is not None and state.saved().get(state.plan_id() or "") == number
+    if place is not None and place.kind == "layer" and is_its_plan:
+        st.markdown(f"{ICON} **The comment points to layer {place.number}.**")
+
+
 def mark(chart: str, problem: Problem | None = None) -> Place | None:
     """Say above a chart that a comment points to it, and scroll there; None where none does that was followed."""
     place, turn = state.pointed() or (None, 0)

@@ -1,15 +1,17 @@
 """The list of a workspace's saved plans: what each gains and where, and how its review stands; searched, filtered, sorted."""
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import pandas as pd
 import streamlit as st
 
 from app import kept, state, tables, widgets
-from app.review import news, store
+from app.review import news, saved, store
 from app.visitor import people
 from engine import units
 from engine.store import team_list
+from engine.store.team_approval import Whose
 from engine.store.team_list import ListedPlan
 
 NO_REVIEW = "no review"
@@ -20,12 +22,12 @@ ICONS = {
     "rejected": ":material/cancel:",
     NO_REVIEW: ":material/remove:",
 }
-APPROVALS = {"by somebody else": "green", "self-approved": "orange", "unverified: no login": "gray"}
-APPROVAL_ICONS = {
-    "by somebody else": ":material/group:",
-    "self-approved": ":material/person_alert:",
-    "unverified: no login": ":material/no_accounts:",
+WHOSE = {
+    name: "green" if name == "by somebody else" else "orange" if name.startswith("self-") else "gray"
+    for name in get_args(Whose)
 }
+WHOSE_ICONS = {"green": ":material/group:", "orange": ":material/person_alert:", "gray": ":material/no_accounts:"}
+"""By the colour of `WHOSE`."""
 
 
 def show(workspace: str) -> None:
@@ -36,13 +38,41 @@ def show(workspace: str) -> None:
             "Nothing is saved here yet. Open a plan in the sidebar, then save it with a note.", icon=":material/info:"
         )
         return
-    listed = _filtered(plans, workspace)
-    if not listed:
+    _list(plans, workspace)
+    st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
+
+
+def fold(names: dict[str, str], workspace: str) -> None:
+    """The same behind a button that says how many there are, with the choice of another workspace. names: of these, by id."""
+    plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
+    news = sum(bool(plan.news) for plan in plans)
+    # Another key is another popover, which is closed: so it closes once another plan is looked at.
+    with st.popover(
+        f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
+        icon=":material/list:",
+        key=f"plans-{_looked_at()}",
+    ):
+        saved.choose_workspace(names, workspace)
+        _list(plans, workspace)
+        st.button("Show the list alone", icon=":material/list:", on_click=_leave)
+
+
+def _looked_at() -> int | None:
+    """The number of the saved plan that is looked at."""
+    return (state.reviewed() or (None, None))[0]
+
+
+def _leave() -> None:
+    saved.leave_brief()
+    state.look_at(None)
+    state.write_link("", "")
+
+
+def _list(plans: list[ListedPlan], workspace: str) -> None:
+    if listed := _filtered(plans, workspace):
+        _table(listed)
+    else:
         st.caption("No saved plan fits this search and these filters.")
-        return
-    _table(listed)
-    if state.reviewed() is None:
-        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
 
 
 def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
@@ -100,22 +130,23 @@ def _state(plan: ListedPlan) -> str:
 
 def _table(listed: list[ListedPlan]) -> None:
     numbers = [plan.number for plan in listed]
-    table = as_table(listed, (state.reviewed() or (None, None))[0])
+    table = as_table(listed, _looked_at())
     column = st.column_config
     tables.choose_row(
         table,
         numbers,
         state.look_at,
-        "saved",
+        f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",
         column_config={
             "": column.TextColumn(width=30),
             "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
-            "Approval": column.MultiselectColumn(
-                options=list(APPROVALS),
-                color=list(APPROVALS.values()),
-                help="whether whoever approved is somebody else than who saved the plan or asked, by their logins",
+            "Decided": column.MultiselectColumn(
+                options=list(WHOSE),
+                color=list(WHOSE.values()),
+                help="whether whoever decided is somebody else than who saved the plan or asked: by their logins, and by "
+                "typed names where nobody is logged in",
             ),
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="what others have added since you last looked at the review"),
@@ -150,10 +181,7 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
     )
     if any(plan.news for plan in listed):
         table.insert(1, "New", [news.in_words(plan.news) for plan in listed])
-    if any(plan.approval for plan in listed):
-        table.insert(
-            table.columns.get_loc("State") + 1,
-            "Approval",
-            [[plan.approval] if plan.approval else [] for plan in listed],
-        )
+    if any(plan.whose for plan in listed):
+        whose = [[plan.whose] if plan.whose else [] for plan in listed]
+        table.insert(table.columns.get_loc("State") + 1, "Decided", whose)
     return table

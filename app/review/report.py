@@ -37,7 +37,7 @@ from engine.problem import Problem
 from engine.simulate import bound_of_plan
 from engine.simulate.metrics import input_digests
 from engine.simulate.proof import proof_of_plan
-from engine.store.team import Comment, Review, Run, SavedPlan
+from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.studies.judge import interval
 from engine.systems.option_words import in_words
 from engine.verdict import WORDS, Verdict
@@ -80,6 +80,7 @@ def html(dossier: Dossier) -> str:
         review=dossier.review,
         brief=dossier.brief,
         standing=dossier.brief.standing(),
+        whose=_whose_last(dossier.review),
         said=said(dossier.review, dossier.brief.problem),
         runs=dossier.runs,
         headline=headline(dossier.brief),
@@ -128,11 +129,21 @@ def said(review: Review | None, problem: Problem) -> list[dict[str, str]]:
         {
             "by": entry.by,
             "at": moment(entry.at),
-            "did": _about(entry, problem) if isinstance(entry, Comment) else DECISIONS[entry.verdict],
+            "did": _about(entry, problem) if isinstance(entry, Comment) else _decided(entry, review),
             "text": entry.text if isinstance(entry, Comment) else entry.reason,
         }
         for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
     ]
+
+
+def _whose_last(review: Review | None) -> str:
+    """Whose the last decision is; empty where nothing is decided."""
+    return (review.whose(review.decisions[-1]) or "") if review and review.decisions else ""
+
+
+def _decided(decision: Decision, review: Review) -> str:
+    whose = review.whose(decision)
+    return DECISIONS[decision.verdict] + (f", {whose}" if whose else "")
 
 
 def _about(comment: Comment, problem: Problem) -> str:

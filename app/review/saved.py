@@ -12,35 +12,41 @@ from app.visitor import people
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.simulate.metrics import input_digests
 from engine.store import team
 from engine.store.team import Review, SavedPlan
 from engine.workload import digest_of
 
 QUESTION = "Shall we run this?"
+VIEW = "review-view"
+"""The key of the choice between the plans and a comparison of two."""
 EVERY = 4
 """Seconds after which what others did is looked for."""
 
 
-def choose_workspace() -> str | None:
-    """The workspace to look at, with a form for a new one; None while there is none."""
-    names = {workspace.id: workspace.name for workspace in team.workspaces(store.db())}
-    chosen = state.workspace() if state.workspace() in names else next(iter(names), None)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        if names:
-            key = f"workspaces-{digest_of(*names, chosen)[:16]}"
-            st.selectbox(
-                "Workspace",
-                list(names),
-                list(names).index(chosen),
-                format_func=names.get,
-                key=key,
-                width=240,
-                on_change=lambda: _switch(st.session_state[key]),
-            )
-        _new_workspace()
-        if chosen is not None:
-            _save_open_plan(chosen)
-    return chosen
+def workspace_names() -> dict[str, str]:
+    """All workspaces by id."""
+    return {workspace.id: workspace.name for workspace in team.workspaces(store.db())}
+
+
+def chosen_workspace(names: dict[str, str]) -> str | None:
+    """The one to look at; None while there is none."""
+    return state.workspace() if state.workspace() in names else next(iter(names), None)
+
+
+def choose_workspace(names: dict[str, str], chosen: str) -> None:
+    """The choice of another workspace."""
+    key = f"workspaces-{digest_of(*names, chosen)[:16]}"
+    st.selectbox(
+        "Workspace",
+        list(names),
+        list(names).index(chosen),
+        format_func=names.get,
+        key=key,
+        width=240,
+        label_visibility="collapsed",
+        on_change=lambda: _switch(st.session_state[key]),
+    )
 
 
 def _switch(workspace: str) -> None:
@@ -48,7 +54,8 @@ def _switch(workspace: str) -> None:
     state.look_at(None)
 
 
-def _new_workspace() -> None:
+def new_workspace() -> None:
+    """The button and form for another workspace."""
     refused = people.why_not("plan")
     # Another key is another popover, which is closed: so it closes once its form has been written.
     with (
@@ -72,7 +79,7 @@ def _new_workspace() -> None:
             attempt(lambda: store.add_workspace(name))
 
 
-def _save_open_plan(workspace: str) -> None:
+def save_open_plan(workspace: str) -> None:
     """The button that saves the open plan, disabled with the reason where it cannot."""
     plan = cached.open_plan()
     problem, reason = _open_problem(plan)
@@ -88,6 +95,8 @@ def _save_open_plan(workspace: str) -> None:
     ):
         if reason:
             return
+        if says := other_inputs(plan, problem):
+            st.warning(plain(says), icon=":material/warning:")
         with st.form(f"saving-{key}", border=False):
             name = typed(st.text_input, "Name of the plan", f"{key}-name", plan.name, max_chars=120)
             note = typed(
@@ -106,7 +115,39 @@ def _save_open_plan(workspace: str) -> None:
                 help="requests a decision; leave it empty to just save",
             )
             if st.form_submit_button("Save", icon=":material/check:"):
-                attempt(lambda: store.save(workspace, plan, problem, name, note, question))
+                attempt(lambda: _save(workspace, plan, problem, name, note, question))
+
+
+def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
+    store.save(workspace, plan, problem, name, note, question)
+    look_at_plans()  # at what was saved
+
+
+def look_at_plans() -> None:
+    """Leave a comparison."""
+    if state.choice(VIEW, "Plans") != "Plans":
+        state.keep_choice(VIEW, "Plans")
+
+
+def leave_brief(view: str = "Plans") -> None:
+    """Let another view take its place, with its choice of views as it is then."""
+    state.forget_choices(
+        VIEW
+    )  # a brief is shown without it, so that the browser would bring back what it last had there
+    state.keep_choice(VIEW, view)
+
+
+def other_inputs(plan: Plan, problem: Problem) -> str:
+    """A sentence on what a plan was made for and what is open instead; empty where it is the same."""
+    made_for = cached.made_for(plan, problem)
+    if not made_for:
+        return ""
+    parts = {"workload": problem.workload, "cluster": problem.cluster, "model": problem.model}
+    before, now = plan.provenance.inputs, input_digests(problem)
+    opened = [part.name for role, part in parts.items() if before.get(role) not in (None, now.get(role))]
+    return (
+        f"Made for {made_for}; saved and simulated on {', '.join(opened)}, which {'are' if opened[1:] else 'is'} open."
+    )
 
 
 def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:

@@ -2,14 +2,16 @@
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import balance, cached, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
-from app.review import discussion, link, news, place, report, store, verdict
+from app.review import discussion, link, place, report, store, verdict
 from app.review.address import link_to
-from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
+from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
 from app.review.report import Dossier
+from app.review.saved import leave_brief
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -31,34 +33,43 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     state.write_link(saved.plan, review.id if review else "", place.here())
     brief, fault = _brief_or_fault(saved)
     runs = team.runs(store.db(), saved.plan)
+    with st.container(gap="xsmall"):
+        _head(saved, review, brief, runs)
+        line = st.container()
     if brief is None:
-        _head(saved, review, None, runs)
         st.warning(
             f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
             icon=":material/warning:",
         )
+        _note(saved)
         _noted(saved)
     else:
-        _brief(saved, review, brief, runs)
+        _brief(saved, brief, line)
         export.show(brief.own.plan, brief.problem, "review")
-        _charts(brief)
     _runs(runs)
     discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
 
 
-def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
-    head, (left, right) = st.container(), st.columns(2, gap="large")
+def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
+    """What the figures say, first in one line, which stands above, and a chart, then in words."""
+    _timelines(brief)
+    _note(saved)
+    left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**What it does**\n" + "\n".join(f"- {plain(sentence)}" for sentence in brief.words))
+        with st.container(horizontal=True, gap="medium"):
+            own = brief.own.figures
+            st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
+            balance.metric(own.balance)
     with right:
         numbers = st.container()
         brief = _on_others(brief)
         numbers.markdown(
             "\n".join(
                 [
-                    "**What is known of it**",
+                    "**What we know about it**",
                     *(f"- {plain(sentence)}" for sentence in bound_in_words(brief)),
                     f"- Cost: {plain(cost_in_words(brief))}",
                     f"- Risk: {plain(risk_in_words(brief))}",
@@ -68,10 +79,10 @@ def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run
         for name, reason in brief.refused.items():
             st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
         st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
-    with head:
-        _head(saved, review, brief, runs)
-        _figures(brief)
-        verdict.show(brief)
+    with line:
+        _verdict_line(brief)
+    verdict.show(brief)
+    _load(brief)
 
 
 def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
@@ -95,30 +106,38 @@ def _on_others(brief: Brief) -> Brief:
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
-    news.show(review)
-    with st.container(horizontal=True, vertical_alignment="center"):
+    """What it is, how its decision stands, and what can be done with it, in a line."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
         st.subheader(plain(saved.name), anchor=False, width="content")
-        discussion.badge(review)
-    if brief is not None:
-        st.markdown(f"**{plain(headline(brief))}** (simulated)")
-    st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
-    if saved.note:
-        st.text(saved.note)
-    st.code(link_to(saved, review.id if review else None), language=None, wrap_lines=True)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
-        if st.button(
-            "Open in this session",
-            icon=":material/route:",
-            disabled=is_open,
-            help="with everything that it was made from, for Timeline, What-if and Launch",
-        ):
-            if fault := link.open_in_session(saved):
-                st.error(plain(fault), icon=":material/error:")
-            else:
-                st.rerun()
+        discussion.standing(saved, review)
+        discussion.way(review)
+        if saved.plan not in state.saved() or state.plan_id() != saved.plan:
+            _open_button(saved)
+        st.button("Compare", icon=":material/compare:", on_click=leave_brief, args=("Compare",))
         if brief is not None:
             _report(saved, review, brief, runs)
+        with st.popover("Link", icon=":material/link:", key="link"):
+            st.code(link_to(saved, review.id if review else None), language=None, wrap_lines=True)
+
+
+def _note(saved: SavedPlan) -> None:
+    """What whoever saved it wrote about it."""
+    with st.container(gap="xxsmall"):
+        if saved.note:
+            st.text(saved.note)
+        st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
+
+
+def _open_button(saved: SavedPlan) -> None:
+    if st.button(
+        "Open in this session",
+        icon=":material/route:",
+        help="with everything that it was made from, for Timeline, What-if and Launch",
+    ):
+        if fault := link.open_in_session(saved):
+            st.error(plain(fault), icon=":material/error:")
+        else:
+            st.rerun()
 
 
 def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
@@ -140,13 +159,10 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
         )
 
 
-def _figures(brief: Brief) -> None:
+def _verdict_line(brief: Brief) -> None:
     own = brief.own.figures
     scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
     verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
-    with st.container(horizontal=True, gap="medium"):
-        st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
-        balance.metric(own.balance)
 
 
 def _noted(saved: SavedPlan) -> None:
@@ -164,21 +180,27 @@ def _noted(saved: SavedPlan) -> None:
         balance.noted(figures)
 
 
-def _charts(brief: Brief) -> None:
+def _timelines(brief: Brief) -> None:
     pair, problem, plan = named_pair(brief), brief.problem, brief.own.plan
     last, layers, bounds = problem.workload.layers - 1, None, None
+    place.mark("timelines")
+    chart = st.container()
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(pair, *kept.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
         bounds = {plan.name: cached.bound(plan, problem, *layers)}
     key = digest_of(plan.id, str(layers))[:16]
-    place.mark("timelines")
     dark = st.context.theme.type == "dark"
-    widgets.gantt(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
+    with chart:
+        widgets.gantt(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
+
+
+def _load(brief: Brief) -> None:
+    problem, plan = brief.problem, brief.own.plan
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
-    widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{key}-{gpu}")
+    widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{digest_of(plan.id)[:16]}-{gpu}")
 
 
 def _runs(runs: list[Run]) -> None:

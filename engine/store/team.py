@@ -16,7 +16,7 @@ from engine.errors import InputError
 from engine.plan import Plan
 from engine.store import tables
 from engine.store.database import Database
-from engine.store.team_approval import why_not
+from engine.store.team_approval import Signature, Whose, whose, why_not
 from engine.store.team_place import Place, place_of
 
 LONGEST_TEXT = 20_000
@@ -119,6 +119,13 @@ class Review:
     def behind(self) -> tuple[str | None, str | None]:
         """Logins of whoever saved the plan and whoever asked for the decision."""
         return self.saved.login, self.login
+
+    def whose(self, decision: Decision) -> Whose | None:
+        """Whether one of its decisions is of who asked for it; None: it decided nothing."""
+        if decision.verdict == "reopened":
+            return None
+        behind = Signature(self.saved.by, self.saved.login), Signature(self.by, self.login)
+        return whose(decision.verdict, behind, Signature(decision.by, decision.login))
 
     @property
     def state(self) -> State:

@@ -1,20 +1,45 @@
-"""Did somebody else approve? Told by logins alone: a typed name proves nothing."""
+"""Whose is a decision: somebody else's, or of who asked? Told by logins; a typed name proves nothing, but tells who says so
+themselves."""
 
 import os
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 from engine.errors import InputError
 
 SETTING, ALLOWED, FORBIDDEN = "SWITCHYARD_SELF_APPROVAL", "allowed", "forbidden"
-Approval = Literal["by somebody else", "self-approved", "unverified: no login"]
+Whose = Literal[
+    "by somebody else",
+    "self-approved",
+    "self-rejected",
+    "self-approved (name typed, no login)",
+    "self-rejected (name typed, no login)",
+    "unverified: no login",
+]
+Decided = Literal["approved", "rejected"]
 
 
-def approval_of(behind: tuple[str | None, ...], approver: str | None) -> Approval:
-    """Who approved. behind: logins of whoever saved the plan and asked for the decision; approver: that of whoever approved;
-    None: there was no login."""
-    if approver is not None and approver in behind:
-        return "self-approved"
-    return "unverified: no login" if None in (*behind, approver) else "by somebody else"
+class Signature(NamedTuple):
+    """What is known of a writer: the name beside what they wrote, and the login that vouches for it; None: there was none."""
+
+    name: str
+    login: str | None
+
+
+def whose(verdict: Decided, behind: Iterable[Signature], decider: Signature) -> Whose:
+    """Whose a decision is. behind: whoever saved the plan and whoever asked for the decision."""
+    behind = tuple(behind)
+    if decider.login is not None and decider.login in (writer.login for writer in behind):
+        return f"self-{verdict}"
+    if decider.login is None and any(_is_called_alike(writer, decider) for writer in behind):
+        return f"self-{verdict} (name typed, no login)"
+    is_known = None not in (decider.login, *(writer.login for writer in behind))
+    return "by somebody else" if is_known else "unverified: no login"
+
+
+def _is_called_alike(writer: Signature, decider: Signature) -> bool:
+    """Whether both typed the same name."""
+    return writer.login is None and writer.name.casefold() == decider.name.casefold()
 
 
 def is_forbidden() -> bool:
@@ -26,7 +51,8 @@ def is_forbidden() -> bool:
 
 
 def why_not(behind: tuple[str | None, ...], approver: str | None) -> str | None:
-    """Why this person may not approve; None when they may. The arguments are those of `approval_of`."""
+    """Why this person may not approve; None when they may. behind: logins of whoever saved the plan and asked for the decision;
+    approver: that of whoever approves; None: there is no login."""
     try:
         if not is_forbidden():
             return None

@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Select, func, or_, select
+from sqlalchemy import Connection, Row, Select, func, or_, select
 
 from engine.store import tables
 from engine.store.database import Database
 from engine.store.team import State, Summary, Verdict, state_after
-from engine.store.team_approval import Approval, approval_of
+from engine.store.team_approval import Signature, Whose, whose
 from engine.store.team_looks import News, news_by_review
 
 
 @dataclass(frozen=True)
 class ListedPlan:
     """A saved plan with how its newest review stands. number, plan, at: as of a `SavedPlan`; review: an id; state, review: None
-    without one; approval: who approved, None unless it is approved; comments: how many its newest review has; news: what in
-    it is new to whoever asks."""
+    without one; whose: whose the last decision is, None unless it is decided; comments: how many its newest review has; news:
+    what in it is new to whoever asks."""
 
     number: int
     plan: str
@@ -26,7 +26,7 @@ class ListedPlan:
     summary: Summary
     review: str | None
     state: State | None
-    approval: Approval | None
+    whose: Whose | None
     comments: int
     news: News
 
@@ -54,7 +54,7 @@ def listed_plans(
             Summary(*row[6:]),
             review := newest.get(row.number),
             state_after(decided[review].verdict if review in decided else None) if review else None,
-            decided[review].approval if review in decided else None,
+            decided[review].whose if review in decided else None,
             comments.get(review, 0),
             news.get(review, News()),
         )
@@ -65,7 +65,7 @@ def listed_plans(
 @dataclass(frozen=True)
 class _Decided:
     verdict: Verdict
-    approval: Approval | None
+    whose: Whose | None
 
 
 def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
@@ -78,13 +78,22 @@ def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
 def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
     """What was decided last by review."""
     c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
-    logins = (saved.login.label("saver"), review.login.label("asker"), c.login)
-    query = select(c.review, c.verdict, *logins).join(tables.review, review.id == c.review)
+    behind = (
+        saved.by.label("saved_by"),
+        saved.login.label("saved_login"),
+        review.by.label("asked_by"),
+        review.login.label("asked_login"),
+    )
+    query = select(c.review, c.verdict, c.by, c.login, *behind).join(tables.review, review.id == c.review)
     last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
-    return {
-        id: _Decided(row.verdict, approval_of((row.saver, row.asker), row.login) if row.verdict == "approved" else None)
-        for id, row in last.items()
-    }
+    return {id: _Decided(row.verdict, _whose(row)) for id, row in last.items()}
+
+
+def _whose(row: Row) -> Whose | None:
+    if row.verdict == "reopened":
+        return None
+    behind = Signature(row.saved_by, row.saved_login), Signature(row.asked_by, row.asked_login)
+    return whose(row.verdict, behind, Signature(row.by, row.login))
 
 
 def _counts(connection: Connection, workspace: str) -> dict[str, int]:

@@ -66,8 +66,7 @@ def test_on_every_page_of_a_plan(app: AppTest) -> None:
     visit(app, "review")
     save(app, "ours")
     assert overload(app).value == mean and over in overload(app).help
-    app.segmented_control(key="review-view").set_value("Compare")
-    app.run()
+    press(app, "Compare")
     rows = app.dataframe[0].value.set_index("")
     assert rows.loc["Overload factor"].tolist() == [mean, mean, "1×"]
     over_layers = rows.loc["Overload p50 · p75 · p90 · p95"].tolist()

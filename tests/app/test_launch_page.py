@@ -14,6 +14,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import cached
+from app.charts import launch as charts
+from app.charts.theme import SMALLEST
 from app.launch import history, report
 from app.visitor import guard
 from engine import store
@@ -248,6 +250,25 @@ def test_an_order_that_rows_of_nodes_cannot_follow_is_refused(app: AppTest):
     assert not any(button.label == "Start" for button in app.button)
 
 
+def is_folded(app: AppTest) -> bool:
+    (form,) = (box for box in app.expander if box.label == "New launch")
+    return not form.proto.expanded
+
+
+def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    assert not is_folded(app) and not any(button.label == "New launch" for button in app.button)
+    older = finish(request_of(wanted(app), store.data_folder(), time.time() - 60), 1.2, monkeypatch)
+    app.session_state["launch_jobs"] = [older.id]
+    assert is_folded(app.run()) and "Measured:" in said(app.subheader)
+    press(app, "New launch")
+    assert not is_folded(app)
+    press(app, "Start")
+    # While one runs nothing stands beside how far it is, until another one is chosen.
+    assert is_folded(app) and "Measured:" not in said(app.subheader)
+    app.session_state["launch_shown"] = older.id
+    assert "Measured:" in said(app.run().subheader)
+
+
 # On a testbed.
 
 
@@ -370,7 +391,7 @@ def test_a_relaunch_asks_the_guard_again(app: AppTest, monkeypatch: pytest.Monke
     job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
     app.session_state["launch_shown"] = job.id
     app.run()
-    allowed(2, monkeypatch)
+    allowed(1, monkeypatch)
     press(app, "Relaunch")
     assert "Not any more" in said(app.error) and len(launches()) == 1
 
@@ -474,7 +495,8 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     app.session_state["launch_jobs"] = [job.id]  # of this session: shown without a click
     app.run()
     first, second = app.plans
-    assert "What Linear placement and" in said(app.subheader).replace("**", "")
+    assert "Measured: Linear placement and" in said(app.subheader)
+    assert "prediction is for this machine, not for the drawn cluster" in said(app.caption)
     assert metrics(app)["Measured / predicted"] == "1.2×" and metrics(app)["Output differs by"] == "1e-07"
     preference = job.result["preference"]
     title, details = report.finding(preference)
@@ -483,6 +505,23 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
     app.run()
     assert metrics(app)["Measured"] != before and first.name != second.name
+
+
+def test_times_stand_behind_their_bars_in_one_readable_size():
+    kinds, seconds = ["dispatch", "ffn"], ([1e-3, 2e-3], [1.5e-3, 1e-3])
+    for figure in (charts.by_kind(kinds, *seconds, (5e-3, 6e-3), (2e-3, 3.5e-3)), charts.by_layer(range(2), *seconds)):
+        predicted, measured = figure.data
+        assert (predicted.name, measured.name) == ("Predicted", "Measured")
+        for bars in figure.data:
+            assert bars.orientation == "h" and bars.textposition == "outside" and bars.constraintext == "none"
+            assert bars.textfont.size >= SMALLEST and bars.textangle == 0 and not bars.cliponaxis
+    figure = charts.by_kind(kinds, *seconds, (5e-3, 6e-3), (2e-3, 3.5e-3))
+    assert [bars.y[-1] for bars in figure.data] == ["Waiting between steps"] * 2
+    assert [bars.text[-1] for bars in figure.data] == ["2 ms", "3.5 ms"]
+    many = charts.by_layer(range(58), [1e-3] * 58, [2e-3] * 58)
+    assert all(bars.orientation is None and bars.text is None for bars in many.data)
+    both = charts.totals(["a", "b"], [1e-3, 2e-3], [[3e-3], [4e-3]], "title")
+    assert both.layout.annotations[0].text == " 1 ms predicted<br> 3 ms measured"
 
 
 def test_a_relaunch_is_the_same_once_more(app: AppTest, monkeypatch: pytest.MonkeyPatch):

@@ -29,6 +29,7 @@ from engine.store import team, team_looks
 from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.store.team_approval import SETTING
+from engine.store.team_place import Place
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.webhook import WEBHOOK
@@ -148,12 +149,28 @@ def buttons(app: AppTest) -> dict:
     return {button.label: button for button in app.button}
 
 
-def test_without_a_login_nobody_can_tell_who_approved(app: AppTest) -> None:
+def test_without_a_login_only_a_typed_name_tells_who_decided(app: AppTest) -> None:
     save(app)
-    assert "Approval" not in table(app)
+    assert "Decided" not in table(app)
     press(app, "Approve")
-    assert table(app)["Approval"].tolist() == [["unverified: no login"]]
-    assert "unverified: no login" in said(app.markdown)
+    assert table(app)["Decided"].tolist() == [["self-approved (name typed, no login)"]]
+    assert "**approved** it · self-approved (name typed, no login)" in said(app.markdown)
+    press(app, "Reopen")
+    assert "Decided" not in table(app) or table(app)["Decided"].tolist() == [[]]
+    app.session_state["person"] = "Ben"
+    app.run()
+    enter(app, "Reason", "slow")
+    press(app, "Reject")
+    assert table(app)["Decided"].tolist() == [["unverified: no login"]]
+    assert "**rejected** it · unverified: no login" in said(app.markdown)
+
+
+def test_a_reason_is_asked_for_where_one_can_reject(app: AppTest) -> None:
+    save(app)
+    reasons = [area.placeholder for area in app.text_area if area.label == "Reason"]
+    press(app, "Approve")
+    reasons += [area.placeholder for area in app.text_area if area.label == "Reason"]
+    assert reasons == ["needed to reject", ""]
 
 
 def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppTest, monkeypatch) -> None:
@@ -162,7 +179,7 @@ def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppT
     saved = save(app)
     assert (saved.login, review_of(saved).login) == ("ana@example.org", "ana@example.org")
     press(app, "Approve")
-    assert table(app)["Approval"].tolist() == [["self-approved"]]
+    assert table(app)["Decided"].tolist() == [["self-approved"]]
     press(app, "Reopen")
     monkeypatch.setenv(SETTING, "forbidden")
     app.run()
@@ -173,7 +190,7 @@ def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppT
     visitor(monkeypatch, is_logged_in=True, email="ben@example.org", name="Ana")
     app.run()
     press(app, "Approve")
-    assert table(app)["Approval"].tolist() == [["by somebody else"]]
+    assert table(app)["Decided"].tolist() == [["by somebody else"]]
 
 
 def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
@@ -221,6 +238,32 @@ def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
     assert "No saved plan fits" in said(app.run().caption)
 
 
+def test_a_search_is_found_again_after_a_reload(app: AppTest) -> None:
+    save(app, "fast one", question="")
+    app.session_state["plan"] = app.plans[0].id
+    save(app.run(), "slow one", question="")
+    enter(app, "Search", "slow").run()
+    again = AppTest.from_file(MAIN, default_timeout=60)
+    again.query_params["session"] = app.query_params["session"]
+    visit(again, "review")
+    assert table(again)["Plan"].tolist() == ["slow one"] and again.text_input(key="review-search").value == "slow"
+
+
+def test_the_list_folds_away_while_a_plan_is_looked_at(app: AppTest) -> None:
+    assert not any(button.label == "Show the list alone" for button in app.button)
+    save(app, "ours", question="")
+    assert table(app)[""].tolist() == ["▸"]
+    press(app, "Show the list alone")
+    assert "ours" not in said(app.subheader) and table(app)[""].tolist() == [""] and "plan" not in app.query_params
+
+
+def test_a_plan_that_was_made_for_something_else_says_so_before_it_is_saved(app: AppTest) -> None:
+    assert not app.warning
+    app.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
+    app.run()
+    assert "Made for mixed-8; saved and simulated on hgx-h100-8, which is open." in said(app.warning).replace("\\", "")
+
+
 def test_a_workspace_needs_a_name(app: AppTest) -> None:
     press(app, "Create")
     assert "name of the workspace" in said(app.error)
@@ -255,6 +298,13 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
     visit(visitor, "optimise")
     listed = visitor.dataframe[0].value.set_index("Plan")
     assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
+
+
+def test_a_link_opens_its_plan_where_plans_were_compared_before(app: AppTest) -> None:
+    saved = save(app, "to be shared")
+    press(app, "Compare")
+    assert "to be shared" not in said(app.subheader)
+    assert "to be shared" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
 
 
 def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
@@ -394,7 +444,7 @@ def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest) 
     assert table(app.run())["New"].tolist() == ["2 comments, 1 decision, thresholds"]
     theirs = link(plan=review.saved.plan, session=app.query_params["session"])
     assert "New since you last looked" in said(theirs.markdown)
-    assert "2 comments, 1 decision, thresholds." in said(theirs.markdown)
+    assert "[2 comments, 1 decision, thresholds](#discussion)" in said(theirs.markdown)
     assert "gain held out 5 % → 15 %" in said(theirs.markdown)
     assert "New" not in table(theirs.run()) and "New since you last looked" in said(theirs.markdown)
     visitor = link(plan=review.saved.plan)
@@ -412,7 +462,7 @@ def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: p
 
     monkeypatch.setattr(team_looks, "note_look", full)
     visitor = link(plan=review.saved.plan, session=app.query_params["session"])
-    assert "1 comment." in said(visitor.markdown) and "new" in said(visitor.text)
+    assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
 
 
 # Where a comment points.
@@ -475,6 +525,25 @@ def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None
     assert "points to this chart" in said(visitor.markdown) and "framed below" not in said(visitor.markdown)
     figure = charts.placement(app.plans[1], problem_of(app), 5)
     assert [(shape.x0, shape.x1) for shape in figure.layout.shapes][-1] == (4.5, 5.5)
+
+
+def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> None:
+    def page() -> None:
+        from app import state
+        from app.review import place
+
+        state.restore()
+        place.mark_layer()
+
+    saved = save(app)
+    beside = AppTest.from_function(page)
+    beside.query_params["session"] = app.query_params["session"]
+    beside.session_state["reviewed"] = (saved.number, None)
+    assert not beside.run().markdown
+    beside.session_state["pointed"] = (Place("layer", 7), 1)
+    assert "The comment points to layer 7." in said(beside.run().markdown)
+    beside.session_state["plan"] = app.plans[0].id
+    assert not beside.run().markdown and not beside.exception
 
 
 @pytest.mark.parametrize("text", ["layer:-1", "<script>alert(1)</script>", "chart:x", "gpu:1 2", "layer:9999999"])
@@ -548,14 +617,13 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
 
 def test_two_plans_are_compared(app: AppTest) -> None:
     save(app, "ours")
-    app.segmented_control(key="review-view").set_value("Compare")
-    app.run()
+    press(app, "Compare")
     assert not app.exception and not app.error
     assert [box.label for box in app.selectbox if box.label in ("Plan", "Compare with")] == ["Plan", "Compare with"]
     figures = table(app).set_index("")
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
-    assert figures.loc["Time (simulated)", "Second against first"] == f"{theirs / ours:.3g}×"
+    assert figures.loc["Time (simulated)", "Second ÷ first"] == f"{theirs / ours:.3g}×"
     assert list(figures.columns[:2]) == ["ours", "Linear placement"]
 
 
@@ -569,8 +637,7 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
         provenance=Provenance(optimiser="test"),
     )
     team.save_plan(database(), saved.workspace, other, "Ben")
-    app.segmented_control(key="review-view").set_value("Compare")
-    app.run()
+    press(app, "Compare")
     beside = next(selectbox for selectbox in app.selectbox if selectbox.label == "Compare with")
     assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
     beside.select_index(len(beside.options) - 1)

@@ -238,6 +238,23 @@ def await_rest(page: Page) -> None:
         page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50, timeout=PATIENCE)
 
 
+def link_of_plan(page: Page) -> str:
+    """The link to the plan that Review shows."""
+    page.get_by_role("button", name="Link", exact=True).first.click()
+    link = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode").inner_text().strip()
+    page.keyboard.press("Escape")
+    settle(page)
+    return link
+
+
+def begins_at(page: Page, width: int, height: int) -> float:
+    """Pixels above the first chart of a page in a window of that size, which it keeps."""
+    page.set_viewport_size({"width": width, "height": height})
+    settle(page)
+    page.get_by_test_id("stMain").evaluate("main => { main.scrollTop = 0; }")
+    return page.locator(".js-plotly-plot").first.bounding_box()["y"]
+
+
 class Clicks:
     """What a person clicks, counted."""
 

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
-from tests.browser.conftest import RUN, SCREENSHOTS, TITLES, Clicks, chromium, settle, watched_page, wear
+from tests.browser.conftest import RUN, SCREENSHOTS, TITLES, Clicks, chromium, link_of_plan, settle, watched_page, wear
 from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, studio, wait_for_plans
 
 PICTURES = SCREENSHOTS / "journeys"
@@ -108,7 +108,7 @@ def newcomer(journey: Journey, folder: Path) -> None:
         with journey.step(page, "launch"):
             journey.visit(page, "Launch")
             expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
-        measured = page.get_by_text("Measured / predicted")
+        measured = page.get_by_role("heading", name=re.compile("^Measured: "))
         with journey.step(page, "measured", measured):
             click(page.get_by_role("button", name="Start", exact=True))
             expect(measured).to_be_visible(timeout=LAUNCH_TIMEOUT)
@@ -245,7 +245,7 @@ def team(journey: Journey, folder: Path) -> None:
             journey.visit(ana, "Review")
             journey.save_in_new_workspace(ana)
         with journey.step(ben, "Ben opens the link"):
-            ben.goto(ana.get_by_test_id("stCode").first.inner_text().strip())
+            ben.goto(link_of_plan(ana))
             expect(ben.get_by_role("heading", name="Discussion")).to_be_visible()
         with journey.step(ben, "Ben writes", ben.get_by_role("heading", name="Discussion")):
             call_oneself(journey, ben, "Ben")

@@ -262,7 +262,7 @@ def launch(camera: Camera) -> None:
     settle(page)
     camera.shoot(
         "measured",
-        first=page.get_by_role("heading", name=re.compile("^What .* took$")),
+        first=page.get_by_role("heading", name=re.compile("^Measured: ")),
         last=page.locator(".js-plotly-plot").last,
     )
 

@@ -10,7 +10,7 @@ from engine.jobs.runner import State
 from engine.launch.preparation.place_checks import testbed_fault
 from engine.launch.rank.logs import log_of
 from engine.launch.running.processes import WORKER
-from tests.browser.conftest import held, settle, shoot
+from tests.browser.conftest import begins_at, held, settle, shoot
 from tests.jobs.test_jobs import until
 
 RANKS = 3
@@ -63,6 +63,7 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
     (launch,) = until(lambda: runner.jobs(data_folder, "launch"), SOON / 1e3)
     until(lambda: has_said(launch.folder, RANKS - 1, "pass 1 of 3, Linear placement"), SOON / 1e3)
     with held(rank_of(launch.folder, RANKS - 1)):
+        page.get_by_role("button", name="New launch", exact=True).click()
         expect(page.get_by_text("one runs at a time")).to_be_visible(timeout=SOON)
         expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
         page.get_by_role("radio", name=str(RANKS - 1), exact=True).click()
@@ -79,7 +80,13 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
         assert "pass 3 of 3, Shortest job first" in log_of(done.folder / "run", rank).read_text()
     expect(page.get_by_text("time of one pass").first).to_be_visible(timeout=SOON)
     page.get_by_role("radio", name="Shortest job first (SJF)").click()
-    expect(page.get_by_text("Predicted (outlined) and measured").first).to_be_visible(timeout=SOON)
+    expect(page.get_by_text("Predicted, its bars with a darker outline, above measured").first).to_be_visible(
+        timeout=SOON
+    )
+    settle(page)
+    for width, height in ((1440, 900), (1024, 768)):
+        assert begins_at(page, width, height) < 300
+    page.set_viewport_size({"width": 1440, "height": 900})
     settle(page)
     shoot(page, "launch-2-done")
 
@@ -98,6 +105,7 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
     settle(page)
     logs = page.get_by_role("radiogroup", name="Log of rank")
     expect(logs.get_by_role("radio", name="1", exact=True)).to_be_checked()
+    page.get_by_role("button", name="Launches · 2").click()
     listed = page.get_by_label("Launches, newest first").locator("td")
     search = page.get_by_role("textbox", name="Search")
     for words, shown, missing in (("linear failed", "failed", "done"), ("linear done", "done", "failed")):

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.app.test_launch_page import session_with_plans
-from tests.browser.conftest import TITLES, settle, shoot, watched_page
+from tests.browser.conftest import TITLES, begins_at, link_of_plan, settle, shoot, watched_page
 from tests.browser.test_access import faults_in_either_theme
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
@@ -59,7 +59,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     settle(page)
 
     # Another person opens the link: exactly this plan, with what it was made from.
-    link = page.get_by_test_id("stCode").first.inner_text().strip()
+    link = link_of_plan(page)
     assert link.startswith(f"{address}/review?plan=") and "session" not in link
     other.goto(link)
     settle(other)
@@ -89,6 +89,17 @@ def test_save_discuss_and_decide_in_two_browsers(
         expect(tab.locator(".js-plotly-plot")).to_have_count(2)
     shoot(page, "review-1-approved")
 
+    # The chart is in sight, and the decision one press away.
+    assert begins_at(page, 1440, 900) < 300
+    page.get_by_role("button", name="End guide").click()
+    assert begins_at(page, 1024, 768) < 340, "where the figures take two rows"
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.get_by_role("link", name="Discuss").click()
+    expect(page.get_by_role("button", name="Reopen")).to_be_in_viewport()
+    page.get_by_role("button", name="Plans · 1").click()
+    expect(page.get_by_role("region", name="Saved plans, newest first")).to_be_visible()
+    page.keyboard.press("Escape")
+
     # The report stands alone.
     other.get_by_role("button", name="Report", exact=True).click()
     with other.expect_download() as download:
@@ -114,6 +125,8 @@ def test_save_discuss_and_decide_in_two_browsers(
     assert not (found := faults_in_either_theme(page)), "\n".join(found)
 
     # Beside another plan.
-    page.get_by_text("Compare", exact=True).click()
+    page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
     expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=SOON)
+    for width, height in ((1440, 900), (1024, 768)):
+        assert begins_at(page, width, height) < 300

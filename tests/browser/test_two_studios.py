@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from engine.jobs import queue, runner
 from engine.jobs.runner import State
 from tests.app.test_launch_page import session_with_plans
-from tests.browser.conftest import RUN, settle, watched_page
+from tests.browser.conftest import RUN, link_of_plan, settle, watched_page
 from tests.jobs.test_jobs import WORKER, until
 from tests.store.conftest import postgres
 
@@ -49,7 +49,7 @@ def test_sessions_jobs_and_links_work_from_each(
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="The one")).to_be_visible()
     settle(page)
-    link = page.get_by_test_id("stCode").first.inner_text().strip()
+    link = link_of_plan(page)
     assert link.startswith(f"{first}/review?plan=")
     other.goto(link.replace(first, second))
     expect(other.get_by_role("heading", name="The one")).to_be_visible()

@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.store import team
-from engine.store.team_approval import SETTING, approval_of, is_forbidden
+from engine.store.team_approval import SETTING, Signature, is_forbidden, whose
 from engine.store.team_list import listed_plans
 from tests.store.test_team import plan_of
 
@@ -39,15 +39,16 @@ def review_of(db, saver: str | None, asker: str | None) -> team.Review:
 )
 def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatch):
     """And nothing but somebody else's is kept where it is forbidden."""
-    assert approval_of(behind, approver) == approval
+    signed = [Signature("A name", login) for login in behind]
+    assert whose("approved", signed, Signature("Another name", approver)) == approval
     review = review_of(db, *behind)
     team.decide(db, review.id, "approved", "", "Another name", login=approver)
     (listed,) = listed_plans(db, review.saved.workspace)
-    assert listed.approval == approval
+    assert listed.whose == approval
     decided = team.find_review(db, review.id)
     assert (decided.behind, decided.decisions[0].login) == (behind, approver)
     team.decide(db, review.id, "reopened", "", "Another name", login=approver)
-    assert listed_plans(db, review.saved.workspace)[0].approval is None
+    assert listed_plans(db, review.saved.workspace)[0].whose is None
     monkeypatch.setenv(SETTING, "forbidden")
     if approval == "by somebody else":
         team.decide(db, review.id, "approved", "", "Another name", login=approver)
@@ -57,6 +58,32 @@ def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatc
         team.decide(db, review.id, "approved", "", "Another name", login=approver)
     assert "\n" not in str(refused.value) and team.find_review(db, review.id).state == "open"
     team.decide(db, review.id, "rejected", "no", "Another name", login=approver)
+    assert listed_plans(db, review.saved.workspace)[0].whose == approval.replace("approved", "rejected")
+
+
+@pytest.mark.parametrize(
+    ("behind", "decider", "typed"),
+    [
+        ([("Ana", None), ("Ana", None)], ("Ana", None), True),
+        ([("Ana", None), ("Ben", None)], ("ben", None), True),
+        ([("Ben", BEN), ("Ana", None)], ("Ana", None), True),
+        ([("Ana", None), ("Ana", None)], ("Ben", None), False),
+        ([("Ana", ANA), ("Ana", ANA)], ("Ana", None), False),  # somebody typed a name that a login vouches for
+        ([("Ana", None), ("Ana", None)], ("Ana", ANA), False),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["approved", "rejected"])
+def test_who_types_the_name_of_who_asked_is_marked(behind, decider, typed, verdict):
+    marked = whose(verdict, [Signature(*writer) for writer in behind], Signature(*decider))
+    assert marked == (f"self-{verdict} (name typed, no login)" if typed else "unverified: no login")
+
+
+def test_a_review_and_the_list_mark_it_alike(db):
+    review = review_of(db, None, None)
+    team.decide(db, review.id, "rejected", "no", "A name")
+    now = team.find_review(db, review.id)
+    assert now.whose(now.decisions[-1]) == "self-rejected (name typed, no login)"
+    assert listed_plans(db, review.saved.workspace)[0].whose == "self-rejected (name typed, no login)"
 
 
 @pytest.mark.parametrize(
