@@ -5,6 +5,7 @@ import streamlit as st
 from app import balance, cached, header, kept, state, verdict_line, widgets
 from app.charts import gantt as charts
 from app.charts import lanes
+from app.review import place
 from app.text import plain
 from app.timeline import bottleneck, bounds, sends, serving, step, together
 from engine import units
@@ -74,6 +75,7 @@ if state.serving() is not None and serving.show(shown, problem):
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 verdict_line.show_plan(plan, problem)
+place.mark_layer()
 chart = st.container()
 drawn_by = GPUS
 if len(problem.cluster.gpus) > lanes.MOST_LANES:

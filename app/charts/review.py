@@ -137,7 +137,7 @@ def timelines(
     fewer = {name: lanes_charts.fewer_lanes(timeline, *layers, MOST_GPUS) for name, timeline in shown.items()}
     lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
     if lanes < gpus:
-        title += f" ({lanes} of {gpus} GPUs: those that the others wait for, and the busiest)"
+        title += f" ({lanes} of {gpus} GPUs)"
     return gantt_charts.gantt(
         {name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes, dark=dark
     )

@@ -178,7 +178,7 @@ def cost_in_words(brief: Brief) -> str:
 def risk_in_words(brief: Brief) -> str:
     """What happens on a recording that the plan was not made from."""
     if brief.worst is None:
-        return "Not known: it was scored on no other recording of this model."
+        return "Not scored on another recording of this model; “Worth it?” judges the plan on held-out ones."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
     return (
