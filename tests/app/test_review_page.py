@@ -116,7 +116,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     figures = {metric.label: metric.value for metric in app.metric}
     assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
     assert figures["Worst other recording"] == "unknown"
-    assert "scored on no other recording" in said(app.markdown)
+    assert "Not scored on another recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
     other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
     app.session_state["workloads"] = {**app.session_state["workloads"], store.save_workload(other): other.name}
