@@ -149,7 +149,7 @@ def test_convert_one_of_several(engine, tmp_path):
         (("convert", "{run}", "-o", "{folder}/a.json"), "give the model that was recorded"),
         (("convert", "{run}", "-o", "{folder}/a.dat"), "a.dat: which format?"),
         (("convert", "{run}::x", "{other}", "-o", "{folder}/a.npz"), "convert one at a time"),
-        (("convert", "{model}", "-o", "{folder}/a.npz"), "no recording"),
+        (("convert", "{model}", "-o", "{folder}/a.npz"), "not a recording"),
     ],
 )
 def test_refused(engine, profiled, tmp_path, arguments, says):

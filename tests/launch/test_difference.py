@@ -88,7 +88,7 @@ def test_of_what_is_allowed():
     assert relative(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
     assert relative(torch.zeros(2), torch.zeros(2)) == 0 and relative(torch.ones(2), torch.zeros(2)) == float("inf")
     assert relative(torch.tensor([float("nan"), 0.0]), torch.ones(2)) == float("inf")
-    assert in_words("fp32", "fp8", "the largest") == ", to 0.05 of the largest"
+    assert in_words("fp32", "fp8", "the largest") == ", to a relative tolerance of 0.05 of the largest"
     assert in_words("bf16", "bf16", "it").endswith(
         "3 times as far from that as an unplanned one in bf16 is, or 0.01 of it"
     )
