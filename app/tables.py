@@ -15,6 +15,8 @@ SIGNED = ("+", "-")
 FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*")
 """A signed figure with its unit, which is no formula."""
 ROWS, LOW = 6, 240
+IN_POPOVER = 640
+"""Pixels of a table that a button shows: as wide as Streamlit lets what it opens be."""
 
 
 def cell(text: str) -> str:

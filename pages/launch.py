@@ -28,10 +28,11 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         if asked:
             scroll_here.once(time.time_ns() // 1_000_000)
     with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
+        start = st.container(horizontal=True, vertical_alignment="center")
         widgets.say_inference_only()
         if not widgets.why_not(plan, problem):
             verdict_line.show_plan_if_soon(plan, problem)
-        form.form(problem, plan, past)
+        form.form(problem, plan, past, start)
     export.show(plan, problem, "launch")
 
 
@@ -39,9 +40,7 @@ def _unfold(key: str) -> None:
     st.session_state[key] = True
 
 
-actions = header.show(
-    "Launch", "Do it: run plans as a torch.distributed job, and see what they take beside what was predicted."
-)
+actions = header.show("Launch", "Do it: run plans as a real job, measured beside predicted.")
 past = history.launches()
 chosen = history.chosen(past)
 running = [launch.job.id for launch in past if launch.job.id in state.launch_jobs() and not launch.state.finished]

@@ -36,6 +36,7 @@ def page(actions: DeltaGenerator) -> None:
     if brief is not None:
         show.show(*brief)
         return
+    state.write_link("", "")  # a reload stays here
     with st.container(horizontal=True, vertical_alignment="center"):
         view = kept.segments(
             "Show",

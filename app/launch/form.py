@@ -37,9 +37,8 @@ WHERE = {
 USUAL_LIMIT, USUAL = 900, "automatic"
 
 
-def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
-    """The button that starts, and below it everything from the choice of the place on."""
-    actions = st.container(horizontal=True, vertical_alignment="center")
+def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
+    """Everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
     place = kept.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )

@@ -97,7 +97,10 @@ def show(past: list[Launched], shown: str | None) -> None:
 def fold(past: list[Launched], shown: str | None) -> None:
     """The same behind a button that says how many there are."""
     # Another key is another popover, which is closed: so it closes once another launch is chosen.
-    with st.popover(f"Launches · {len(past)}", icon=":material/history:", key=f"launches-{shown}"):
+    with (
+        st.popover(f"Launches · {len(past)}", icon=":material/history:", key=f"launches-{shown}"),
+        st.container(width=tables.IN_POPOVER),
+    ):
         show(past, shown)
 
 
@@ -124,6 +127,7 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "": ["▸" if launch.job.id == shown else "" for launch in listed],
+            "State": [launch.state.value for launch in listed],
             "When": [widgets.describe_time(launch.started) for launch in listed],
             "Plans": [" · ".join(launch.brief.plans) for launch in listed],
             "Where": [PLACES[launch.brief.on] for launch in listed],
@@ -138,6 +142,5 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
                 )
                 for launch in listed
             ],
-            "State": [launch.state.value for launch in listed],
         }
     )

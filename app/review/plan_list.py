@@ -47,10 +47,13 @@ def fold(names: dict[str, str], workspace: str) -> None:
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     news = sum(bool(plan.news) for plan in plans)
     # Another key is another popover, which is closed: so it closes once another plan is looked at.
-    with st.popover(
-        f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
-        icon=":material/list:",
-        key=f"plans-{_looked_at()}",
+    with (
+        st.popover(
+            f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
+            icon=":material/list:",
+            key=f"plans-{_looked_at()}",
+        ),
+        st.container(width=tables.IN_POPOVER),
     ):
         saved.choose_workspace(names, workspace)
         _list(plans, workspace)
@@ -65,7 +68,6 @@ def _looked_at() -> int | None:
 def _leave() -> None:
     saved.leave_brief()
     state.look_at(None)
-    state.write_link("", "")
 
 
 def _list(plans: list[ListedPlan], workspace: str) -> None:
