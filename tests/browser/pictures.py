@@ -239,7 +239,7 @@ def review(camera: Camera) -> None:
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="Aurora on the mixed eight")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
-    camera.shoot("review", last=page.locator(".js-plotly-plot").last)
+    camera.shoot("review", last=page.locator(".js-plotly-plot").first)
     page.get_by_role("button", name="Judge this plan").click()
     words = re.compile("Do it|Try it|Not now|Cannot say yet")
     expect(page.get_by_role("heading", name=words)).to_be_visible(timeout=JOB_TIMEOUT)
