@@ -49,7 +49,7 @@ def _whose_last(review: Review | None) -> Whose | None:
 
 
 def standing(saved: SavedPlan, review: Review | None) -> None:
-    """The same in few words, with who did that and when: who decided, else who asked, else who saved the plan."""
+    """The same in few words, with who did that and, on hover, when: who decided, else who asked, else who saved the plan."""
     now = NO_REVIEW if review is None else review.state
     whose = _whose_last(review)
     did, last = ("asked", review) if review is not None else ("saved", saved)
@@ -60,7 +60,8 @@ def standing(saved: SavedPlan, review: Review | None) -> None:
     else:
         label = whose.partition(" (")[0] if whose.startswith("self-") else f"{now}, unverified"
         st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose], help=whose)
-    st.caption(f"{did} by {plain(last.by)}, {widgets.describe_time(last.at)}", width="content")
+    # When, only on hover: with it the line takes two rows of a window of 1024.
+    st.caption(f"{did} by {plain(last.by)}", width="content", help=widgets.describe_time(last.at))
 
 
 def way(review: Review | None) -> None:
