@@ -38,8 +38,9 @@ def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
         f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}",
         narrow,
     )
-    if origin := cached.made_for(plan, problem):
-        st.caption(f":material/info: Made for {plain(origin)}; the figures are for what is open now.")
+    if others := cached.made_for(plan, problem):
+        names = plain(", ".join(others.values()))
+        st.caption(f":material/info: Made for {names}; the figures are for what is open now.")
 
 
 def show_plan_if_soon(plan: Plan, problem: Problem) -> None:

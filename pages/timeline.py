@@ -7,7 +7,7 @@ from app.charts import gantt as charts
 from app.charts import lanes
 from app.review import place
 from app.text import plain
-from app.timeline import bottleneck, bounds, sends, serving, step, together
+from app.timeline import bottleneck, bounds, legend, sends, serving, step, together
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -131,21 +131,9 @@ with st.container(horizontal=True, gap="medium"):
     )
     balance.metric(figures.balance)
 
-longest = max(figures.seconds, key=figures.seconds.get)
-share = units.share(figures.seconds[longest] / whole)
-most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
-bar, how = "a send", figures.how_simulated
-if timelines[name_of(plan.id)].bundled:
-    bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
-if drawn_by != GPUS:
-    bar = "the time from the first GPU's first send to the last one's last"
-which = " Drawn are those that the others wait for, and the busiest." if drawn < whole_of else ""
-st.caption(
-    f"{most}Outlined bars are {how}.{which} A bar on a network lane is {bar}. The thin line runs through what all GPUs "
-    "wait for. Hover over a bar to see that work on every GPU; drag the range below the chart to zoom; double-click a kind in "
-    "the legend to see it alone."
-)
-if timelines[name_of(plan.id)].bundled:
+bundled = timelines[name_of(plan.id)].bundled
+legend.show(plan, figures, bundled, folded=drawn_by != GPUS, chosen=drawn < whole_of)
+if bundled:
     sends.show(plan, problem)
 
 bottleneck.show(plan, problem, timelines[name_of(plan.id)].resources)

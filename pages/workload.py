@@ -42,25 +42,27 @@ if has_error:
 view = kept.segments(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
 )
-if view == "Popularity":
-    widgets.chart(charts.popularity(workload.load), "popularity")
-elif view == "Traffic":
-    problem = widgets.needed_problem()
-    layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0
-    plan = cached.open_plan()
-    placement, whose = widgets.placement_to_show(plan, problem)
-    travel = plan.travel if plan is not None and placement is plan.placement else problem.travel
-    how = "" if travel is None else f" with {travel.in_words}"
-    st.caption(
-        f"Bytes of the dispatch all-to-all under {whose}{how}; combine is the same backwards. Sequences are spread "
-        "round-robin over the GPUs unless the recording names their ranks."
-    )
-    widgets.chart(charts.traffic(problem.traffic(placement, travel)[layer], problem.cluster.gpu_names), "traffic")
-elif isinstance(workload, RoutingTrace):
-    head = workload.experts[:ROWS_SHOWN]
-    columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(workload.layers)}
-    st.caption(f"The experts of the first {len(head):,} of {workload.tokens:,} tokens")
-    tables.show(pd.DataFrame(columns).rename_axis("token"))
-else:
-    tables.show(pd.DataFrame(workload.load).rename_axis("layer"))
-recordings.show()
+below = st.container()
+recordings.show()  # first: a view that lacks something ends the run
+with below:
+    if view == "Popularity":
+        widgets.chart(charts.popularity(workload.load), "popularity")
+    elif view == "Traffic":
+        problem = widgets.needed_problem()
+        layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0
+        plan = cached.open_plan()
+        placement, whose = widgets.placement_to_show(plan, problem)
+        travel = plan.travel if plan is not None and placement is plan.placement else problem.travel
+        how = "" if travel is None else f" with {travel.in_words}"
+        st.caption(
+            f"Bytes of the dispatch all-to-all under {whose}{how}; combine is the same backwards. Sequences are spread "
+            "round-robin over the GPUs unless the recording names their ranks."
+        )
+        widgets.chart(charts.traffic(problem.traffic(placement, travel)[layer], problem.cluster.gpu_names), "traffic")
+    elif isinstance(workload, RoutingTrace):
+        head = workload.experts[:ROWS_SHOWN]
+        columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(workload.layers)}
+        st.caption(f"The experts of the first {len(head):,} of {workload.tokens:,} tokens")
+        tables.show(pd.DataFrame(columns).rename_axis("token"))
+    else:
+        tables.show(pd.DataFrame(workload.load).rename_axis("layer"))

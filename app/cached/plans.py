@@ -68,14 +68,15 @@ def candidates() -> dict[str, Candidate]:
     }
 
 
-def made_for(plan: Plan, problem: Problem) -> str:
-    """What a plan was made for where that is not what is open: the names of its recording, cluster or model; else empty."""
-    described = dict(state.workloads())
-    for job in jobs(state.plan_jobs()):
-        described |= _inputs_of(job.id, job)
+def made_for(plan: Plan, problem: Problem) -> dict[str, str]:
+    """What a plan was made for where that is not what is open: the names of its recording, cluster and model, by role."""
     open_now, inputs = input_digests(problem), plan.provenance.inputs
     others = {role: inputs[role] for role in ROLES if inputs.get(role) not in (None, open_now.get(role))}
-    return ", ".join(described.get(digest, f"another {ROLES[role]}") for role, digest in others.items())
+    described: dict[str, str] = {}
+    for job in jobs(state.plan_jobs()) if others else []:
+        described |= _inputs_of(job.id, job)
+    described |= state.workloads()
+    return {role: described.get(digest, f"another {ROLES[role]}") for role, digest in others.items()}
 
 
 def _further() -> dict[str, Candidate]:

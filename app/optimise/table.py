@@ -103,7 +103,7 @@ def show(table: pd.DataFrame) -> None:
             ),
             "Proof": st.column_config.TextColumn(
                 help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "
-                "whoever made the plan; of the placement its optimiser claims it"
+                "whoever made the plan; that of the placement is its optimiser's claim"
             ),
         },
     )
@@ -211,12 +211,12 @@ def _steps(steps: float) -> str:
     return "at once" if steps <= 0 else f"{math.ceil(steps):,} pass{'es' * (steps > 1)}"
 
 
-def notes(row: pd.Series, made_for: str) -> None:
+def notes(row: pd.Series, made_for: dict[str, str]) -> None:
     """What the optimiser found out about the open plan. made_for: see `cached.made_for`"""
     lines = [f"**{plain(row['Plan'])}** · plan `{row['id'][:12]}`"]
     lines.append(f"- {plain(row['proof'])}")
     lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
     if row["notes"] and made_for:
-        lines.append(f"- What its optimiser noted, all of it for {plain(made_for)}:")
+        lines.append(f"- What its optimiser noted, all of it for {plain(', '.join(made_for.values()))}:")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))

@@ -12,15 +12,8 @@ from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
-from engine.simulate.proof import proof_of_plan
-from engine.simulate.standing import (
-    Risk,
-    Standing,
-    bound_sentence,
-    gain_in_words,
-    gap_over_placements,
-    tokens_per_second,
-)
+from engine.simulate.proof import gap_over_placements, proof_of_plan
+from engine.simulate.standing import Risk, Standing, bound_sentence, gain_in_words, tokens_per_second
 from engine.systems import baseline_for, usual_plan
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
@@ -178,7 +171,9 @@ def cost_in_words(brief: Brief) -> str:
 def risk_in_words(brief: Brief) -> str:
     """What happens on a recording that the plan was not made from."""
     if brief.worst is None:
-        return "Not scored on another recording of this model; “Worth it?” judges the plan on held-out ones."
+        unscored = "Not scored on another recording of this model"
+        judged = brief.problem.goal is Goal.INFERENCE
+        return f"{unscored}; “Worth it?” judges the plan on held-out ones." if judged else f"{unscored}."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
     return (

@@ -16,7 +16,7 @@ from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
-from engine.store.team_approval import Whose, why_not
+from engine.store.team_approval import why_not
 from engine.store.team_place import Place
 
 EVERY = 3
@@ -40,18 +40,14 @@ def badge(review: Review | None) -> None:
     """What was decided last, and whose decision it is."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
-    if whose := _whose_last(review):
+    if whose := review and review.whose_last:
         st.badge(whose, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose])
-
-
-def _whose_last(review: Review | None) -> Whose | None:
-    return review.whose(review.decisions[-1]) if review is not None and review.decisions else None
 
 
 def standing(saved: SavedPlan, review: Review | None) -> None:
     """The same in few words, with who did that and, on hover, when: who decided, else who asked, else who saved the plan."""
     now = NO_REVIEW if review is None else review.state
-    whose = _whose_last(review)
+    whose = review and review.whose_last
     did, last = ("asked", review) if review is not None else ("saved", saved)
     if whose is not None:
         did, last = now, review.decisions[-1]

@@ -80,7 +80,7 @@ def html(dossier: Dossier) -> str:
         review=dossier.review,
         brief=dossier.brief,
         standing=dossier.brief.standing(),
-        whose=_whose_last(dossier.review),
+        whose=dossier.review and dossier.review.whose_last,
         said=said(dossier.review, dossier.brief.problem),
         runs=dossier.runs,
         headline=headline(dossier.brief),
@@ -134,11 +134,6 @@ def said(review: Review | None, problem: Problem) -> list[dict[str, str]]:
         }
         for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
     ]
-
-
-def _whose_last(review: Review | None) -> str:
-    """Whose the last decision is; empty where nothing is decided."""
-    return (review.whose(review.decisions[-1]) or "") if review and review.decisions else ""
 
 
 def _decided(decision: Decision, review: Review) -> str:

@@ -12,7 +12,6 @@ from app.visitor import people
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.metrics import input_digests
 from engine.store import team
 from engine.store.team import Review, SavedPlan
 from engine.workload import digest_of
@@ -131,23 +130,18 @@ def look_at_plans() -> None:
 
 def leave_brief(view: str = "Plans") -> None:
     """Let another view take its place, with its choice of views as it is then."""
-    state.forget_choices(
-        VIEW
-    )  # a brief is shown without it, so that the browser would bring back what it last had there
+    # A brief is shown without that choice, so that the browser would bring back what it last had there.
+    state.forget_choices(VIEW)
     state.keep_choice(VIEW, view)
 
 
 def other_inputs(plan: Plan, problem: Problem) -> str:
     """A sentence on what a plan was made for and what is open instead; empty where it is the same."""
-    made_for = cached.made_for(plan, problem)
-    if not made_for:
+    if not (made_for := cached.made_for(plan, problem)):
         return ""
-    parts = {"workload": problem.workload, "cluster": problem.cluster, "model": problem.model}
-    before, now = plan.provenance.inputs, input_digests(problem)
-    opened = [part.name for role, part in parts.items() if before.get(role) not in (None, now.get(role))]
-    return (
-        f"Made for {made_for}; saved and simulated on {', '.join(opened)}, which {'are' if opened[1:] else 'is'} open."
-    )
+    opened = [getattr(problem, role).name for role in made_for]
+    before, now = ", ".join(made_for.values()), ", ".join(opened)
+    return f"Made for {before}; saved and simulated on {now}, which {'are' if opened[1:] else 'is'} open."
 
 
 def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:

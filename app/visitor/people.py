@@ -144,12 +144,8 @@ def show() -> None:
 
 def remember() -> None:
     """Have the browser keep the name that was typed, or tell the one that it keeps."""
-    if who().known:
-        return
-    if name := state.person():
-        own_name.keep(name)
-    else:
-        own_name.recall(_recall)
+    if not who().known:
+        own_name.remember(state.person(), _recall)
 
 
 def _recall(name: str) -> None:

@@ -160,8 +160,11 @@ def _answers_of_other_parts(problem: Problem, result: dict[str, Any]) -> list[st
         same = job.request.kind == "capacity" and {name: asked.get(name) for name in about} == about
         if not same or asked["target"] != result["target"] or asked["title"] in (result["title"], *sentences):
             continue
-        found = cached.result_of(job) or {"points": []}
-        fewest = smallest([CapacityPoint.from_dict(point) for point in found["points"]], asked["target"])
+        try:
+            points = (cached.result_of(job) or {}).get("points", [])
+        except InputError:  # it is damaged
+            continue
+        fewest = smallest([CapacityPoint.from_dict(point) for point in points], asked["target"])
         if fewest is not None:
             sentences[asked["title"]] = (
                 f"Searched before, built from {asked['title']}: {fewest.gpus} GPUs meet the same target, with "

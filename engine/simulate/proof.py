@@ -61,11 +61,18 @@ class Proof:
         return f"{text}{stopped}."
 
 
+def gap_over_placements(plan: Plan, figures: Metrics) -> float | None:
+    """How far a plan is above what its optimiser claims that no placement can beat; None where it claims nothing of that."""
+    claims = plan.claim is not None and plan.claim.scope == "placement and order"
+    return figures.gap if claims else None
+
+
 def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
     """What is proven of a plan whose figures are these. That its order is the best is proven here; a bound over placements is
     taken from the plan's claim where it was made for the same inputs, as `Metrics.bound` says."""
     training = figures.decomposition is not None
-    over_placements = figures.bound if plan.claim is not None and plan.claim.scope == "placement and order" else None
+    gap = gap_over_placements(plan, figures)
+    over_placements = None if gap is None else figures.bound
     order = _meets(figures.total, figures.order_bound)
     placement = over_placements is not None and _meets(figures.order_bound, over_placements)
     if over_placements is not None and _meets(figures.total, over_placements):
@@ -74,7 +81,6 @@ def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
         proven = "schedule" if training else "order"
     else:
         proven = "placement" if placement else "nothing"
-    gap = None if over_placements is None else figures.gap
     stopped = "" if plan.claim is None or proven == "placement and order" else STOPPED.get(plan.claim.status, "")
     return Proof(proven, figures.order_gap, gap, stopped)
 

@@ -8,6 +8,7 @@ from engine.problem import Problem
 from engine.result import relative_gap
 from engine.simulate.metrics import Metrics, speedup
 from engine.simulate.migration import Migration
+from engine.simulate.proof import gap_over_placements
 from engine.units import ratio, seconds, share
 
 Span = Literal["pass", "step", "token", "prompt"]
@@ -96,9 +97,3 @@ def bound_sentence(plan: Plan, figures: Metrics) -> str:
         f"{own} Over all placements without replicas and with as many slots per GPU its optimiser claims a bound of "
         f"{seconds(figures.bound)}, not rechecked here: the plan is {share(gap)} above that."
     )
-
-
-def gap_over_placements(plan: Plan, figures: Metrics) -> float | None:
-    """How far a plan is above what its optimiser claims that no placement can beat; None where it claims nothing of that."""
-    claims = plan.claim is not None and plan.claim.scope == "placement and order"
-    return figures.gap if claims else None

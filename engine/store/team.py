@@ -128,6 +128,11 @@ class Review:
         return whose(decision.verdict, behind, Signature(decision.by, decision.login))
 
     @property
+    def whose_last(self) -> Whose | None:
+        """The same of the last one; None without any."""
+        return self.whose(self.decisions[-1]) if self.decisions else None
+
+    @property
     def state(self) -> State:
         """What was decided last."""
         return state_after(self.decisions[-1].verdict if self.decisions else None)

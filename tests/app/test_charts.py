@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from app.charts import cluster as cluster_chart
 from app.charts import gantt, lanes, theme
+from app.charts import waits as waits_charts
 from app.charts import workload as workload_charts
 from app.widgets import plain
 from engine.catalogue import cluster_presets, gpu_types
@@ -167,3 +169,13 @@ def test_the_engine_knows_neither_streamlit_nor_plotly_and_charts_know_no_stream
         assert not imports(path) & {"streamlit", "plotly", "app"}, path
     for path in (ROOT / "app" / "charts").glob("*.py"):
         assert "streamlit" not in imports(path), path
+
+
+def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_said() -> None:
+    def title(seconds: list[float]) -> str:
+        waits = pd.DataFrame({"model": 0, "layer": range(len(seconds)), "kind": "ffn", "gpu": 0, "seconds": seconds})
+        return waits_charts.by_layer(waits).layout.title.text
+
+    assert title([1.0, 1.0, 1.01]) == "All layers take about as long: 1 s"
+    assert title([1.0, 1.0, 1.5]) == "Layer 2 is slowest: 1.5 s, 1.29× mean"
+    assert title([1.0] * 29 + [2.0]) == "Layer 29 is slowest: 2 s, 1.94× mean (the 24 slowest of 30)"

@@ -224,3 +224,14 @@ def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.
     app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
     assert chooser(app, "Workspace").value and not app.error
     assert not any(button.label == "Save" for button in app.button)
+
+
+def test_a_name_that_the_browser_recalls_is_taken_as_one_that_is_typed(empty_session, monkeypatch) -> None:
+    for refused in ("", "   ", "x" * 10_000):
+        people._recall(refused)
+        assert state.person() is None, refused
+    monkeypatch.setattr(people, "_providers", lambda: {"default": "Log in"})
+    people._recall("ana@example.org")
+    assert state.person() is None, "it could be taken for a login's"
+    people._recall(" <b>Ben</b>  B ")
+    assert state.person() == "<b>Ben</b> B", "on one line, as it was typed"

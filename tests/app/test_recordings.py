@@ -16,6 +16,7 @@ from engine.studies.synthetic import Recipe
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.app.test_drop_zone import SAMPLES, answers, drop
 from tests.app.test_pages import ROOT, open_sample, press, visit
+from tests.app.test_what_if_page import choose
 from tests.costs.silicon import needs_tables
 
 ALPHA, BETA = (SAMPLES / "tiny-moe" / f"{name}-prose.npz" for name in ("alpha", "beta"))
@@ -147,3 +148,11 @@ def test_a_recording_is_removed(two: list[str]) -> None:
 def test_titles_are_short() -> None:
     assert model_catalogue._title(("a/X", "b/X")) == "X"
     assert model_catalogue._title(("X", "a/Y", "a/Z")) == "X, Y …"
+
+
+def test_the_recordings_stand_there_though_a_view_lacks_something(app: AppTest) -> None:
+    drop(app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes())
+    assert app.session_state["cluster"] is None
+    choose(app, "workload-view", "Traffic")
+    assert any("Open a cluster" in info.value for info in app.info)
+    assert any(header.value == "Recordings of this session" for header in app.subheader)

@@ -1,5 +1,7 @@
 """The What-if page of inference, without a browser: sliders, studies as jobs, a synthetic recording."""
 
+from types import SimpleNamespace
+
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -9,6 +11,7 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import make_problem
 from engine.simulate import simulate
+from engine.store.problems import problem_arguments
 from engine.studies.capacity import CapacityPoint
 from engine.studies.contention import CONTENTIONS
 from engine.studies.what_if import Change, changed
@@ -116,6 +119,41 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
     assert len(titles(page, "what-if")) == 3
 
 
+def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
+    """Of other parts alone, and for what is open."""
+    problem, target = small(), 2.0
+    about = problem_arguments(problem)
+
+    def job(id: str, title: str, total: float, **more) -> SimpleNamespace:
+        arguments = about | {"title": title, "target": target} | more
+        points = [CapacityPoint(2, 8, total).to_dict()]
+        return SimpleNamespace(
+            id=id, request=SimpleNamespace(kind="capacity", arguments=arguments), result={"points": points}
+        )
+
+    past = [
+        job("now", "4 × A", 1.0),
+        job("other parts", "8 × B", 1.5),
+        job("before that", "8 × B", 1.0),
+        job("misses", "2 × C", 3.0),
+        job("other target", "2 × D", 1.0, target=1.0),
+        job("other model", "2 × E", 1.0, model=None),
+        job("damaged", "2 × F", 1.0),
+    ]
+
+    def result_of(job: SimpleNamespace) -> dict:
+        if job.id == "damaged":
+            raise InputError("it is damaged")
+        return job.result
+
+    monkeypatch.setattr(capacity.state, "study_jobs", list)
+    monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
+    monkeypatch.setattr(capacity.cached, "result_of", result_of)
+    assert capacity._answers_of_other_parts(problem, {"title": "4 × A", "target": target}) == [
+        "Searched before, built from 8 × B: 8 GPUs meet the same target, with 1.5 s."
+    ]
+
+
 def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     problem = small()
     plan = linear_plan(problem)
@@ -123,6 +161,7 @@ def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     then = simulate(plan, changed(problem, Change(contention=0.5))).total
     assert then > simulate(plan, problem).total
     assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
+    assert any("makes bytes there take 50 % longer" in caption.value for caption in page.caption)
     button(page, "Reset all sliders").click()
     page.run()
     assert page.select_slider(key="what-if-contention-1").value == 0

@@ -11,16 +11,11 @@ _component = st.components.v2.component(
 )
 
 
-def keep(name: str) -> None:
-    """Keep a name in the browser."""
-    _component(data={"name": name}, key=KEY, default={"name": ""}, on_name_change=lambda: None)
-
-
-def recall(then: Callable[[str], None]) -> None:
-    """Call back with the name that the browser keeps, if it does, at the run that comes then."""
+def remember(name: str | None, recall: Callable[[str], None]) -> None:
+    """Keep a name in the browser; without one, call back with that which the browser keeps, at the run that comes then."""
     _component(
-        data={"name": ""},
+        data={"name": name or ""},
         key=KEY,
         default={"name": ""},
-        on_name_change=lambda: then((st.session_state.get(KEY) or {}).get("name") or ""),
+        on_name_change=lambda: recall((st.session_state.get(KEY) or {}).get("name") or ""),
     )
