@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -56,7 +57,7 @@ class Frozen(BaseModel):
         """Canonical JSON: keys sorted, absent parts left out, so that equal values have equal text."""
         return "".join(_pieces(self.model_dump(mode="json", exclude_none=True)))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hexadecimal."""
         return self.digest_without()

@@ -2,11 +2,11 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from app.charts.theme import KIND_TITLES, NEUTRAL, SMALLEST, bar, finish, ink, legend_above, plain, range_bar
 from engine.simulate.waits import last_of_steps
@@ -22,6 +22,9 @@ LANE, LABEL = 26, 15
 """Pixels of a lane where there are few, and of a lane's name."""
 ABOVE, BELOW, TITLE = 84, 88, 30
 """Pixels above the first plan's lanes, below the last one's (times and range bar), and of a plan's name."""
+
+Drawn = dict[str, Any]
+"""A part of a figure as plotly's JSON has it."""
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
@@ -55,30 +58,32 @@ def gantt(
     above = ABOVE + 26 * any((events["model"] > 0).any() for events in parts.values())
     plot = min(HEIGHT - above - BELOW, (LANE * lanes + TITLE) * len(parts))
     lane = (plot - TITLE * (len(parts) - 1)) / len(parts) / lanes
-    figure = make_subplots(
-        len(parts),
-        1,
-        shared_xaxes=True,
-        vertical_spacing=TITLE / plot,
-        subplot_titles=[
-            f"{plain(name)} · {_length(parts[name]['end'].max(), timelines[name].total)}"
-            if len(parts[name])
-            else plain(name)
-            for name in parts
-        ],
-    )
-    seen: set[str] = set()
+    # Plain dictionaries, which a figure takes all at once: added one by one they take plotly three times as long.
+    traces: list[Drawn] = []
+    layout: Drawn = {"shapes": [], "annotations": []}
+    named: set[str] = set()
     for row, (name, events) in enumerate(parts.items(), start=1):
-        _draw(figure, row, events, timelines[name], factor, seen, second)
-        _draw_path(figure, row, events, factor, ink(dark))
-        _name_lanes(figure, row, timelines[name].resources[:lanes], math.ceil(LABEL / lane))
+        x, y = _axes(row)
+        bars = _bars(events, timelines[name], factor, named, second)
+        path = _path(events, factor, ink(dark)) | {"showlegend": row == 1}
+        traces += [trace | {"xaxis": x, "yaxis": y} for trace in (*bars, path)]
+        top = 1 - (row - 1) * (lane * lanes + TITLE) / plot
+        length = f" · {_length(events['end'].max(), timelines[name].total)}" if len(events) else ""
+        layout["annotations"].append(_above_lanes(plain(name) + length, top))
         if bounds and name in bounds:
-            _draw_bound(figure, row, bounds[name], factor)
-    _share_time_axis(figure, len(parts), longest / factor, unit, plot)
-    for annotation in figure.layout.annotations[: len(parts)]:
-        annotation.update(x=0, xanchor="left", font_size=13)
+            layout["shapes"].append(_bound(bounds[name] / factor, x, y))
+            layout["annotations"].append(_bound_in_words(bounds[name], x, y))
+        lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
+        layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
+        layout[f"xaxis{row}"] = _time_axis(longest / factor, unit, plot, _axes(len(parts))[0], x) | {"anchor": y}
     height = int(above + plot + BELOW)
-    return finish(figure, title, height, barmode="overlay", bargap=0.1, top=above, legend=legend_above(height))
+    layout |= {"barmode": "overlay", "bargap": 0.1, "legend": legend_above(height)}
+    return finish(go.Figure(traces, layout), title, height, top=above)
+
+
+def _axes(row: int) -> tuple[str, str]:
+    """plotly's names of the axes of a plan's row, from 1."""
+    return (f"x{row}", f"y{row}") if row > 1 else ("x", "y")
 
 
 def _length(shown: float, whole: float) -> str:
@@ -93,97 +98,123 @@ def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
     return events.assign(start=events["start"] - origin, end=events["end"] - origin)
 
 
-def _draw(
-    figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, seen: set[str], second: str
-) -> None:
+def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[str], second: str) -> list[Drawn]:
+    """A trace a kind and model. named: those that the legend has, to which these are added."""
     short = [name.split(" · ")[0] for name in timeline.resources]
+    traces = []
     for model, kind in product(range(2), KINDS):
         events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
         if not len(events_of_kind):
             continue
         name = KIND_TITLES[kind] + second * model
-        figure.add_bar(
-            x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
-            base=events_of_kind["start"] / factor,
-            y=events_of_kind["resource"] + _lane_shift(events_of_kind),
-            width=0.36,
-            orientation="h",
-            marker=bar(kind, timeline.source == "simulated", hatched=model > 0),
-            name=name,
-            legendgroup=name,
-            showlegend=name not in seen,
-            customdata=_hover(events_of_kind, short, second),
-            hovertemplate="%{customdata}<extra></extra>",
-            row=row,
-            col=1,
+        traces.append(
+            {
+                "type": "bar",
+                "x": (events_of_kind["end"] - events_of_kind["start"]).to_numpy() / factor,
+                "base": events_of_kind["start"].to_numpy() / factor,
+                "y": events_of_kind["resource"].to_numpy() + _lane_shift(events_of_kind),
+                "width": 0.36,
+                "orientation": "h",
+                "marker": bar(kind, timeline.source == "simulated", hatched=model > 0),
+                "name": name,
+                "legendgroup": name,
+                "showlegend": name not in named,
+                "customdata": _hover(events_of_kind, short, second),
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
         )
-        seen.add(name)
+        named.add(name)
+    return traces
 
 
-def _draw_path(figure: go.Figure, row: int, events: pd.DataFrame, factor: float, colour: str) -> None:
+def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
     """Thin, in the page's ink, which no bar has."""
     path = _critical_path(events)
-    figure.add_scatter(
-        x=path["time"] / factor,
-        y=path["lane"],
-        mode="lines",
-        line={"color": colour, "width": 1.25},
-        name="Critical path",
-        legendgroup="critical",
-        showlegend=row == 1,
-        hoverinfo="skip",
-        row=row,
-        col=1,
-    )
+    return {
+        "type": "scatter",
+        "x": path["time"].to_numpy() / factor,
+        "y": path["lane"].to_numpy(),
+        "mode": "lines",
+        "line": {"color": colour, "width": 1.25},
+        "name": "Critical path",
+        "legendgroup": "critical",
+        "hoverinfo": "skip",
+    }
 
 
-def _draw_bound(figure: go.Figure, row: int, bound: float, factor: float) -> None:
-    figure.add_vline(x=bound / factor, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, row=row, col=1)
-    # At the end of the plan's own row: beside the line it would lie over a long name.
-    figure.add_annotation(
-        text=f"bound {seconds(bound)}, dashed",
-        x=1,
-        xref="x domain",
-        xanchor="right",
-        y=1,
-        yref="y domain",
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": SMALLEST},
-        row=row,
-        col=1,
-    )
+def _above_lanes(text: str, top: float) -> Drawn:
+    return {
+        "text": text,
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": top,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 13},
+    }
 
 
-def _share_time_axis(figure: go.Figure, rows: int, longest: float, unit: str, plot: float) -> None:
+def _bound(time: float, x: str, y: str) -> Drawn:
+    return {
+        "type": "line",
+        "x0": time,
+        "x1": time,
+        "xref": x,
+        "y0": 0,
+        "y1": 1,
+        "yref": f"{y} domain",
+        "line": {"dash": "dash", "width": 1.5, "color": NEUTRAL},
+    }
+
+
+def _bound_in_words(bound: float, x: str, y: str) -> Drawn:
+    """At the end of the plan's own row: beside the line it would lie over a long name. bound: seconds."""
+    return {
+        "text": f"bound {seconds(bound)}, dashed",
+        "x": 1,
+        "xref": f"{x} domain",
+        "xanchor": "right",
+        "y": 1,
+        "yref": f"{y} domain",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": SMALLEST},
+    }
+
+
+def _time_axis(longest: float, unit: str, plot: float, last: str, own: str) -> Drawn:
     """One time axis for all plans, with a range bar below the last one and a line through all of them at the pointer's time,
-    which shows what else happens then. longest: in `unit`; plot: pixels of all lanes."""
+    which shows what else happens then. longest: in `unit`; plot: pixels of all lanes; last, own: axes of the last plan and
+    of this one."""
     span = [0, longest * 1.02 or 1]
-    figure.update_xaxes(
-        range=span,
-        showspikes=True,
-        spikemode="across",
-        spikesnap="cursor",
-        spikethickness=1,
-        spikecolor=NEUTRAL,
-        spikedash="dot",
-    )
+    axis: Drawn = {
+        "range": span,
+        "domain": [0, 1],
+        "showspikes": True,
+        "spikemode": "across",
+        "spikesnap": "cursor",
+        "spikethickness": 1,
+        "spikecolor": NEUTRAL,
+        "spikedash": "dot",
+    }
+    if own != last:
+        return axis | {"matches": last, "showticklabels": False}
     # A name of the axis below the range bar would be cut off: plotly leaves too little room for it.
-    figure.update_xaxes(ticksuffix=f" {unit}", rangeslider=range_bar(span, plot), row=rows)
+    return axis | {"ticksuffix": f" {unit}", "rangeslider": range_bar(span, plot)}
 
 
-def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...], every: int) -> None:
-    """Only every so-many-th where there is no room for all; a bar's tip tells its lane."""
-    figure.update_yaxes(
-        tickvals=list(range(0, len(names), every)),
-        ticktext=[plain(name) for name in names[::every]],
-        tickfont={"size": SMALLEST},
-        range=[len(names) - 0.45, -0.55],
-        showgrid=False,
-        zeroline=False,
-        row=row,
-        col=1,
-    )
+def _lane_axis(names: tuple[str, ...], every: int) -> Drawn:
+    """Only every so-many-th name where there is no room for all; a bar's tip tells its lane."""
+    return {
+        "tickvals": list(range(0, len(names), every)),
+        "ticktext": [plain(name) for name in names[::every]],
+        "tickfont": {"size": SMALLEST},
+        "range": [len(names) - 0.45, -0.55],
+        "showgrid": False,
+        "zeroline": False,
+    }
 
 
 def _critical_path(events: pd.DataFrame) -> pd.DataFrame:

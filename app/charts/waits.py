@@ -1,6 +1,7 @@
 """Who holds the others up: the time of a forward pass by the GPU that all wait for, and by layer."""
 
-import numpy as np
+from itertools import product
+
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -45,26 +46,28 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
 def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str) -> go.Figure:
     shown = waits[waits[by].isin(names)]
     factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
-    figure = go.Figure()
-    for model in (0, 1):
-        for kind in KINDS:
-            waits_of_kind = shown[(shown["kind"] == kind) & (shown["model"] == model)]
-            if not len(waits_of_kind):
-                continue
-            times = waits_of_kind.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
-            name = KIND_TITLES[kind] + SECOND * model
-            figure.add_bar(
-                x=times / factor,
-                y=list(names.values()),
-                orientation="h",
-                name=name,
-                marker={
+    times = shown.pivot_table("seconds", ["model", "kind"], by, "sum", fill_value=0.0)[list(names)]
+    traces = []
+    for model, kind in product((0, 1), KINDS):
+        if (model, kind) not in times.index:
+            continue
+        name, own = KIND_TITLES[kind] + SECOND * model, times.loc[model, kind].to_numpy()
+        traces.append(
+            {
+                "type": "bar",
+                "x": own / factor,
+                "y": list(names.values()),
+                "orientation": "h",
+                "name": name,
+                "marker": {
                     "color": KIND_COLOURS[kind],
                     "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
                 },
-                customdata=np.array([seconds(time) for time in times]),
-                hovertemplate=f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
-            )
+                "customdata": [seconds(time) for time in own],
+                "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
+            }
+        )
+    figure = go.Figure(traces)
     figure.add_annotation(
         x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
         y=names[worst],

@@ -1,7 +1,7 @@
 """Where experts live: which GPU holds which experts of every MoE layer."""
 
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -48,10 +48,13 @@ class Placement(Frozen):
     @classmethod
     def from_gpu_of_expert(cls, gpu_of_expert: np.ndarray, gpus: int, model_layers: tuple[int, ...]) -> "Placement":
         """A placement without replicas. gpu_of_expert: int[layer, expert]."""
-        experts_of_gpu = tuple(
-            tuple(tuple(np.flatnonzero(row == gpu).tolist()) for gpu in range(gpus)) for row in gpu_of_expert
-        )
-        return cls(experts=gpu_of_expert.shape[1], experts_of_gpu=experts_of_gpu, model_layers=model_layers)
+        experts_of_gpu = []
+        for row in gpu_of_expert:
+            by_gpu = np.argsort(row, kind="stable")
+            ends = np.searchsorted(row[by_gpu], np.arange(gpus + 1)).tolist()
+            held = by_gpu.tolist()
+            experts_of_gpu.append(tuple(tuple(held[begin:end]) for begin, end in pairwise(ends)))
+        return cls(experts=gpu_of_expert.shape[1], experts_of_gpu=tuple(experts_of_gpu), model_layers=model_layers)
 
     @property
     def layers(self) -> int:
