@@ -91,14 +91,12 @@ def _waits(id: str, key: tuple[str, ...], _timeline: Timeline, _network: Network
 
 
 def metrics(plan: Plan, problem: Problem) -> Metrics:
-    return _metrics(plan.id, key_of(problem), plan, problem)
+    return _metrics(metrics_digests(plan, problem), plan, problem)
 
 
 @st.cache_resource(max_entries=256, show_spinner="Simulating")
-def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
-    return store.figures(
-        Metrics, lambda: engine_metrics(_plan, _problem, simulate(_plan, _problem)), *metrics_digests(_plan, _problem)
-    )
+def _metrics(digests: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
+    return store.figures(Metrics, lambda: engine_metrics(_plan, _problem, simulate(_plan, _problem)), *digests)
 
 
 def balance(plan: Plan, problem: Problem) -> Balance:

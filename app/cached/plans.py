@@ -54,8 +54,12 @@ def candidates() -> dict[str, Candidate]:
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
         with suppress(InputError):  # a damaged result, which is said where the job is watched
             for candidate in answer_of(job).candidates:
-                if candidate.plan.id not in removed or job.id > removed[candidate.plan.id].job:
-                    by_id.setdefault(candidate.plan.id, candidate)
+                id = candidate.plan.id
+                if id in removed and job.id <= removed[id].job:
+                    continue
+                # Of a plan that several jobs found, what the one that proved most says of it: it is for the same inputs.
+                if id not in by_id or _bound_of(candidate) > _bound_of(by_id[id]):
+                    by_id[id] = candidate
             described |= _inputs_of(job.id, job)
     for id, candidate in _further().items():
         if id not in removed:
@@ -66,6 +70,12 @@ def candidates() -> dict[str, Candidate]:
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
         for id, candidate in by_id.items()
     }
+
+
+def _bound_of(candidate: Candidate) -> float:
+    """Seconds, as its optimiser claims them."""
+    claim = candidate.plan.claim
+    return -math.inf if claim is None else claim.bound
 
 
 def made_for(plan: Plan, problem: Problem) -> dict[str, str]:

@@ -9,13 +9,19 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import cached, state, widgets
+from app.cached import plans
+from app.cached.plans import Answer, Candidate
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.jobs import runner
+from engine.plan import Plan
+from engine.problem import Problem
 from engine.store.problems import problem_arguments, problem_from
+from engine.systems import SYSTEMS, run
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad, TrafficMatrix
 from tests.app.test_pages import ROOT, open_sample, visit
+from tests.systems.samples import sample_problem
 
 MODEL, CLUSTER = model_presets()["Mixtral-8x7B"].model, cluster_presets()["hgx-h100-8"].cluster
 
@@ -76,3 +82,31 @@ def test_a_page_remembers_the_model_of_the_open_recording_where_it_fits() -> Non
     app.session_state["model"] = MODEL
     visit(app, "workload")
     assert app.session_state["model_of"] == {digest: model}
+
+
+@pytest.fixture
+def proven() -> tuple[Plan, Plan, Problem]:
+    """A plan of which more is proven, the same one with half that bound, and their problem."""
+    problem = sample_problem("alpha-code", tokens=200)
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    claim = plan.claim.model_copy(update={"bound": plan.claim.bound / 2})
+    return plan, plan.model_copy(update={"claim": claim}), problem
+
+
+def test_figures_of_a_plan_are_those_of_its_own_claim(empty_session, proven) -> None:
+    """Another job may find the same plan and prove less of it."""
+    most, least, problem = proven
+    assert cached.metrics(most, problem).bound == 2 * cached.metrics(least, problem).bound
+
+
+def test_of_a_plan_that_several_jobs_found_what_proves_most_counts(empty_session, proven, monkeypatch) -> None:
+    most, least, _ = proven
+    answers = {
+        job: Answer([Candidate(plan, "feasible", 1.0, {"said by": {"value": job}})], {})
+        for job, plan in (("c", least), ("b", most), ("a", most))
+    }
+    monkeypatch.setattr(plans, "jobs", lambda ids: [SimpleNamespace(id=job) for job in answers])
+    monkeypatch.setattr(plans, "answer_of", lambda job: answers[job.id])
+    monkeypatch.setattr(plans, "_inputs_of", lambda id, job: {})
+    (candidate,) = cached.candidates().values()
+    assert candidate.plan.claim == most.claim and candidate.notes["said by"]["value"] == "b"
