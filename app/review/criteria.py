@@ -1,7 +1,6 @@
 """The criteria of a verdict in words: every figure beside its threshold."""
 
 from collections.abc import Sequence
-from math import ceil
 
 import pandas as pd
 
@@ -46,8 +45,3 @@ def _quantity(value: float, unit: str) -> str:
 def minutes(value: float) -> str:
     """`12.3 min`; what is shorter than one in seconds."""
     return units.seconds(60 * value) if value < 1 else f"{units.digits(value)} min"
-
-
-def steps(value: float) -> str:
-    """`12 steps`; a part of one counts as the whole."""
-    return "the first step" if value <= 1 else f"{units.digits(ceil(value))} steps"

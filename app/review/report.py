@@ -40,7 +40,7 @@ from engine.simulate.proof import proof_of_plan
 from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.studies.judge import interval
 from engine.systems.option_words import in_words
-from engine.verdict import WORDS, Verdict
+from engine.verdict import WORDS, Verdict, break_even
 from engine.workload import RoutingTrace, Workload
 
 WIDTH = 960
@@ -115,7 +115,7 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "at": moment(dossier.judged_at),
         "criteria": criteria.as_text(verdict.criteria).to_dict("records"),
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
-        "steps": criteria.steps,
+        "break_even": break_even,
         "minutes": criteria.minutes,
         "figure": chart(verdict_charts.gains(verdict)) if verdict.parts else None,
     }

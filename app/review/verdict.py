@@ -23,7 +23,7 @@ from engine.problem import Problem
 from engine.store import team
 from engine.store.database import database
 from engine.units import signed
-from engine.verdict import WORDS, Judgement, Thresholds, Verdict
+from engine.verdict import WORDS, Judgement, Thresholds, Verdict, break_even
 
 ICONS = {
     "do-it": ":green[:material/check_circle:]",
@@ -212,7 +212,7 @@ def _figures(verdict: Verdict) -> None:
             paid = verdict.break_even_steps is not None
             st.metric(
                 "Break-even",
-                criteria.steps(verdict.break_even_steps) if paid else "never",
+                break_even(verdict.break_even_steps, verdict.unit) if paid else "never",
                 help="until the time of moving experts is won back",
             )
             st.metric(

@@ -29,6 +29,10 @@ CONFIDENCE = 0.95
 """That a gain lies in its interval, unless another one is asked for."""
 
 
+PASS = "one pass"
+"""What the unit of a pass begins with."""
+
+
 @dataclass(frozen=True)
 class Serving:
     """A step of serving, and times and sizes of the operators beside its MoE layers."""
@@ -36,6 +40,11 @@ class Serving:
     step: ServingStep
     source: OperatorSource
     sizes: TransformerSizes
+
+
+def is_pass(unit: str) -> bool:
+    """Whether `Judge.unit` is of a pass, not of a step."""
+    return unit.startswith(PASS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +59,7 @@ class Judge:
         """Of the seconds, in words: which step or pass, and how it is timed."""
         if self.serving is None:
             ports = "" if is_quick(self.problem) else ", every all-to-all at its busiest port"
-            return f"one pass of the recording through the MoE layers, without attention and dense layers{ports}"
+            return f"{PASS} through the MoE layers, without attention and dense layers{ports}"
         step = self.serving.step
         return f"a whole {step.phase} step of {step.sequences} sequences per GPU"
 

@@ -7,7 +7,7 @@ from engine.verdict.held_out import HeldOut
 from engine.verdict.sources import roles_of
 from engine.verdict.thresholds import Thresholds
 from engine.verdict.verdict import Beside, Judgement, Verdict, evidence_of, verdict_from, verdict_of
-from engine.verdict.words import WORDS
+from engine.verdict.words import WORDS, break_even
 
 __all__ = [
     "WORDS",
@@ -21,6 +21,7 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "Word",
+    "break_even",
     "decide",
     "evidence_of",
     "roles_of",

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from math import ceil
 
-from engine.units import digits, seconds, share, signed, size
+from engine.studies.judge import is_pass
+from engine.units import digits, ratio, seconds, share, signed, size
 from engine.verdict.decide import Decision, Word
 from engine.verdict.evidence import Evidence
 from engine.verdict.held_out import UNKNOWN
@@ -54,7 +55,7 @@ def reasons(evidence: Evidence, decision: Decision, limits: Thresholds) -> tuple
                 sentences.append(f"{text}: {', '.join(titles)}.")
     if evidence.parts:
         sentences += [*_worst(evidence, limits), _persistence(evidence, limits), *_beside(evidence, limits)]
-        sentences += [_move(evidence), *_reach(evidence), f"Times are of {evidence.unit}."]
+        sentences += [_move(evidence), *_reach(evidence), _unit(evidence)]
     return tuple(sentences)
 
 
@@ -72,9 +73,8 @@ def _gain(evidence: Evidence, limits: Thresholds) -> str:
     low, high = evidence.interval(limits.confidence)
     parts = len(evidence.parts)
     where = f"{parts} held-out parts" if parts > 1 else f"{evidence.parts[0].part}, held out,"
-    than = "over" if evidence.gain >= 0 else "against"
     return (
-        f"On {where} it {gains(evidence.gain)} {than} what is deployed "
+        f"On {where} it is {ratio(1 + evidence.gain)} as fast as what is deployed: {signed(evidence.gain)} "
         f"({share(limits.confidence)} interval {signed(low)} to {signed(high)})."
     )
 
@@ -136,6 +136,18 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
     return [*sentences, f"Its replicas take {cost}, and {worth} the same system without them{_enough(added, limits)}."]
 
 
+def _unit(evidence: Evidence) -> str:
+    """What is timed, and why its gain is not that of the recording that the plan was made from."""
+    if not is_pass(evidence.unit):
+        return f"Times are of {evidence.unit}."
+    counts = sorted({part.tokens for part in evidence.parts})
+    tokens = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+    return (
+        f"Times are of {evidence.unit}, with the {tokens} tokens of a held-out part: a pass of more or fewer tokens gains "
+        "differently."
+    )
+
+
 def _enough(added: float, limits: Thresholds) -> str:
     """Whether what replicas gain is worth their memory."""
     if added >= limits.replica_gain:
@@ -150,8 +162,14 @@ def _move(evidence: Evidence) -> str:
     cost = f"{move.copies:,} copies of experts move, {size(move.bytes)} in {seconds(move.seconds)}"
     if move.steps is None:
         return f"{cost}, which is never won back."
-    steps = "the first step" if move.steps <= 1 else f"{digits(ceil(move.steps))} steps"
-    return f"{cost}; that pays off after {steps}, or {seconds(evidence.minutes * 60)}."
+    after = break_even(move.steps, evidence.unit)
+    return f"{cost}; that pays off after {after}, or {seconds(evidence.minutes * 60)}."
+
+
+def break_even(steps: float, unit: str) -> str:
+    """`12 passes`, `the first step`: a part of one counts as the whole. unit: of `Evidence`"""
+    one, many = ("pass", "passes") if is_pass(unit) else ("step", "steps")
+    return f"the first {one}" if steps <= 1 else f"{digits(ceil(steps))} {many}"
 
 
 def gains(value: float) -> str:

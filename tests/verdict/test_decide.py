@@ -164,8 +164,8 @@ def test_what_is_not_known_is_not_said_to_be_below_its_threshold():
 def test_held_out_parts_are_named_in_the_first_sentence():
     one, two = (evidence(parts=(part(0.2),) * count) for count in (1, 2))
     first, second = (reasons(case, decide(case, LIMITS), LIMITS)[0] for case in (one, two))
-    assert f"On {one.parts[0].part}, held out, it gains 20 % over what is deployed" in first
-    assert "On 2 held-out parts it gains 20 % over what is deployed" in second
+    assert f"On {one.parts[0].part}, held out, it is 1.2× as fast as what is deployed: +20.0 %" in first
+    assert "On 2 held-out parts it is 1.2× as fast as what is deployed: +20.0 %" in second
 
 
 @pytest.mark.parametrize(
@@ -269,3 +269,21 @@ def test_more_noise_never_makes_a_plan_better(values, error, more, persistence):
     assert height[word(lower)] <= reached
     for worse in ({"persistence": persistence * more}, {"memory": 0.5 + more}, {"tokens_per_expert": 100 * more}):
         assert height[word(before.model_copy(update=worse))] <= reached
+
+
+@pytest.mark.parametrize(
+    ("unit", "paid", "timed"),
+    [
+        (
+            "one pass through the MoE layers",
+            "after 6 passes,",
+            "with the 2,048 tokens of a held-out part: a pass of more",
+        ),
+        ("a whole decode step of 64 sequences per GPU", "after 6 steps,", "Times are of a whole decode step of 64"),
+    ],
+)
+def test_what_is_timed_and_paid_in_has_one_name(unit: str, paid: str, timed: str):
+    case = evidence(unit=unit, parts=(part(0.2, tokens=2048),))
+    said = reasons(case, decide(case, LIMITS), LIMITS)
+    assert any(paid in sentence for sentence in said)
+    assert timed in said[-1]
