@@ -141,7 +141,7 @@ def _unit(evidence: Evidence) -> str:
     if not is_pass(evidence.unit):
         return f"Times are of {evidence.unit}."
     counts = sorted({part.tokens for part in evidence.parts})
-    tokens = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+    tokens = " to ".join(f"{count:,.0f}" for count in dict.fromkeys((counts[0], counts[-1])))
     return (
         f"Times are of {evidence.unit}, with the {tokens} tokens of a held-out part: a pass of more or fewer tokens gains "
         "differently."
