@@ -9,7 +9,7 @@ from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.standing import Risk, Span, Standing
+from engine.simulate.standing import ALIKE, Risk, Span, Standing, gain_in_words
 
 TIMES: dict[Span, str] = {
     "pass": "Simulated pass",
@@ -70,11 +70,16 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
         st.metric(
             "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
-        st.metric("Above the bound", units.share(standing.gap), width="content", help=plain(standing.bound_covers))
+        st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
         if standing.move is not None:
             _move(standing)
         if standing.span in ("pass", "step"):
             _elsewhere(standing)
+    if standing.risks and (worst := standing.risks[0]).gain <= 1 - ALIKE:
+        st.caption(
+            f":orange[:material/warning:] On {plain(worst.recording)} it is "
+            f"{plain(gain_in_words(worst.gain, standing.deployed))}."
+        )
 
 
 def _gain(standing: Standing) -> None:
@@ -120,7 +125,7 @@ def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
     if risks is None:
         return "not scored", "", "Scoring the other open recordings takes a while: the Review page does it when asked."
     if not risks:
-        return "unknown", "", "No other recording of this model is open, so what the plan gains elsewhere is unknown."
+        return "none open", "", "No other recording of this model is open, so what the plan gains elsewhere is unknown."
     worst = risks[0]
     return (
         units.ratio(worst.gain),

@@ -14,6 +14,7 @@ from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics, metrics_digests
+from engine.simulate.proof import gap_over_placements
 from engine.simulate.standing import Risk, Standing, bound_sentence, tokens_per_second
 from engine.studies.what_if import is_quick
 from engine.workload import Workload
@@ -39,6 +40,7 @@ def standing(plan: Plan, problem: Problem) -> Standing:
         bound_covers=bound_sentence(plan, own),
         move=migration(plan, problem),
         risks=_risks(plan, now, problem),
+        placement_gap=gap_over_placements(plan, own),
     )
 
 

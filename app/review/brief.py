@@ -71,6 +71,7 @@ class Brief:
             bound_covers=bound_sentence(self.own.plan, self.own.figures),
             move=self.move,
             risks=self.risks if scored else None,
+            placement_gap=gap_over_placements(self.own.plan, self.own.figures),
         )
 
 

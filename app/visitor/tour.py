@@ -6,10 +6,10 @@ from app import state
 from app.text import plain
 
 STEPS = {
-    "Workload": ("workload", "{workload}: the chart shows how unevenly experts are used."),
+    "Workload": ("workload", "The chart shows how unevenly experts are used in {workload}."),
     "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page uses what you drew."),
     "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
-    "Optimise": ("optimise", "Press Run: each plan gets a proven bound."),
+    "Optimise": ("optimise", "{run}each plan gets a proven bound."),
     "Timeline": ("timeline", "See where the plan wins time over its baselines."),
     "What-if": ("what_if", "Move a slider to see what the plan is worth under other conditions."),
     "Review": (
@@ -43,6 +43,7 @@ def sentence(page: str) -> str:
     workload, cluster = state.workloads().get(state.workload_digest() or ""), state.cluster()
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
-        workload=plain(workload) if workload else "what was recorded",
+        workload=f"“{plain(workload)}”" if workload else "what was recorded",
+        run="" if state.plan_jobs() else "Press Run: ",
         gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

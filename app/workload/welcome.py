@@ -14,8 +14,8 @@ def show() -> None:
         st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)
         st.write(
             "Switchyard decides which experts share a GPU, which of them get copies and in what order tokens are sent, for "
-            "serving and for training. From your own routing logs, on your own cluster, with a proof of how far from the best "
-            "each plan can be."
+            "serving and for training. From your own routing logs, on your own cluster, with a proven bound beside each "
+            "plan."
         )
         with st.container(horizontal=True):
             if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):

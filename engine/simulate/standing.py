@@ -36,7 +36,8 @@ class Risk:
 class Standing:
     """plan, deployed: names; is_deployed: they are one. seconds, deployed_seconds: simulated. tokens_per_second: of one GPU.
     bound: seconds that no order of the plan's sends can beat, and sentences on that. move: from the placement in use, None
-    where that is not counted. risks: on other recordings, worst first; None: there are some, but none was scored."""
+    where that is not counted. risks: on other recordings, worst first; None: there are some, but none was scored.
+    placement_gap: see `gap_over_placements`."""
 
     plan: str
     deployed: str
@@ -49,6 +50,7 @@ class Standing:
     bound_covers: str
     move: Migration | None
     risks: tuple[Risk, ...] | None = ()
+    placement_gap: float | None = None
 
     @property
     def gain(self) -> float:
@@ -64,6 +66,15 @@ class Standing:
     def gap(self) -> float:
         """How far above its bound the plan is, as a share of the bound."""
         return relative_gap(self.seconds, self.bound)
+
+    @property
+    def above_bounds(self) -> tuple[str, str]:
+        """What the plan's distances are called, and they: to the bound of its own placement, and to that of any where its
+        optimiser claims one: an order can be the best of a placement that is far from it."""
+        kind = "schedule" if self.span == "step" else "order"
+        if self.placement_gap is None:
+            return f"Above the {kind} bound", share(self.gap)
+        return f"Above {kind} · placement bound", f"{share(self.gap)} · {share(self.placement_gap)}"
 
 
 def gain_in_words(gain: float, baseline: str) -> str:

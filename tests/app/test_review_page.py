@@ -115,7 +115,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
     figures = {metric.label: metric.value for metric in app.metric}
     assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
-    assert figures["Worst other recording"] == "unknown"
+    assert figures["Worst other recording"] == "none open"
     assert "Not scored on another recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
     other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)

@@ -65,7 +65,7 @@ def test_a_mixed_cluster_is_answered_with_clusters_that_can_serve(app: AppTest) 
     assert not app.metric and not any(button.label == "Run" for button in app.button)
     press(app, "hgx-h200-8")
     assert app.session_state["serving"] == usual_serving()
-    assert metrics(app).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the bound"}
+    assert metrics(app).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
     assert gain(app) == {"Deployed now": "1×"}
 
 

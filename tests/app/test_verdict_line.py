@@ -26,7 +26,7 @@ from tests.systems.samples import sample_problem
 
 pytestmark = pytest.mark.slow
 
-LINE = ("Simulated pass", "Tokens/s per GPU", "Above the bound", "Moves", "Worst other recording")
+LINE = ("Simulated pass", "Tokens/s per GPU", "Above the order bound", "Moves", "Worst other recording")
 
 
 def gain(app: AppTest) -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
         "Gain over Linear placement": units.ratio(base.total / own.total),
         "Simulated pass": units.seconds(own.total),
         "Tokens/s per GPU": units.digits(problem.workload.tokens / 8 / own.total),
-        "Above the bound": units.share(own.order_gap),
+        "Above the order bound": units.share(own.order_gap),
         "Moves": "nothing",
         "Worst other recording": units.ratio(worst),
     }
@@ -129,7 +129,7 @@ def test_a_training_step_is_held_against_deepspeed() -> None:
 
 
 def test_other_recordings_in_words() -> None:
-    assert verdict_line.worst_in_words(())[0] == "unknown" and verdict_line.worst_in_words(None)[0] == "not scored"
+    assert verdict_line.worst_in_words(())[0] == "none open" and verdict_line.worst_in_words(None)[0] == "not scored"
     value, name, text = verdict_line.worst_in_words((Risk("prose", 2.0, 1.0), Risk("code", 1.0, 1.0)))
     assert (value, name) == ("0.5×", "prose") and "the least gain on 2 other open recordings" in text
 
@@ -159,3 +159,29 @@ def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(a
         visit(ana, page)
         assert "Made for alpha-code; the figures are for what is open now" in said(ana.caption), page
         assert "on another recording" in said(ana.caption), page
+
+
+def line_of_a_plan_that_loses_elsewhere() -> None:
+    from app import verdict_line
+    from engine.simulate.standing import Risk, Standing
+
+    figures = {"span": "pass", "seconds": 1.0, "deployed_seconds": 1.5, "tokens_per_second": 1.0, "bound": 0.8}
+    verdict_line.show(
+        Standing(
+            plan="new",
+            deployed="old",
+            is_deployed=False,
+            bound_covers="bound",
+            move=None,
+            risks=(Risk("prose", 1.2, 1.0), Risk("man", 0.8, 1.0)),
+            placement_gap=3.0,
+            **figures,
+        ),
+        "simulated",
+    )
+
+
+def test_a_loss_elsewhere_and_room_that_placements_leave_are_said_beside_the_gain() -> None:
+    app = AppTest.from_function(line_of_a_plan_that_loses_elsewhere).run()
+    assert {metric.label: metric.value for metric in app.metric}["Above order · placement bound"] == "25 % · 300 %"
+    assert app.caption[-1].value == ":orange[:material/warning:] On prose it is slower than old: 1.2× its time."
