@@ -14,8 +14,8 @@ LABELLED_EXPERTS = 32
 """With more experts in a layer, only every some of them is named on the axes."""
 MOST_LINKS, LABELLED_NODE = 48, 0.04
 """Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
-RARE = 0.1
-"""An expert with less than this part of the mean expert's hops is no finding, however surely it predicts the next."""
+SURE = 1.96
+"""Standard errors of a share that have to be left of it: all of an expert's four tokens are no finding."""
 OUTLIER = 2
 """A largest cell so many times the 99.5th percentile of all is drawn like that."""
 TOKENS, PAIRS = "tokens", "pairs of choices"
@@ -55,7 +55,7 @@ def heatmap(
             zmin=0,
             zmax=most,
             hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
-            f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
+            f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of those of expert %{{customdata[0]}}<extra></extra>",
             colorbar={
                 "orientation": "h",
                 "thickness": 12,
@@ -85,7 +85,7 @@ def _end_of_scale(value: np.ndarray) -> tuple[float, str]:
     all of the few tokens of a rare expert, would leave nothing else to see."""
     most = float(np.nanmax(value, initial=0))
     usual = float(np.quantile(seen, 0.995)) if len(seen := value[value > 0]) else 0.0
-    return (usual, f", {digits(usual)} and more alike") if most > OUTLIER * usual > 0 else (most or 1.0, "")
+    return (usual, f", {digits(usual)} and more in one colour") if most > OUTLIER * usual > 0 else (most or 1.0, "")
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
@@ -152,10 +152,17 @@ def _heatmap_title(counts, chance, layers, probability: bool, unit: str, kept: f
     if not probability:
         row, column = np.unravel_index(counts.argmax(), counts.shape)
         part = share(counts.max() / counts.sum())
-        return f"The busiest way, expert {row} to expert {column}, takes {part} of {unit}"
-    common = counts.sum(axis=1) >= RARE * counts.sum() / len(counts)
-    row, column = np.unravel_index(np.where(common[:, None], chance, -1).argmax(), counts.shape)
-    return f"Expert {row} sends {share(chance[row, column])} of its {unit} to expert {column}"
+        return f"The busiest path, expert {row} to expert {column}, takes {part} of {unit}"
+    row, column = np.unravel_index(np.nanargmax(_at_least(chance, counts.sum(axis=1, keepdims=True))), counts.shape)
+    whole = counts[row].sum()
+    return f"Expert {row} sends {share(chance[row, column])} of its {whole:,.0f} {unit} to expert {column}"
+
+
+def _at_least(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Lower ends of Wilson's intervals of shares of so many; nan where there are none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = SURE * np.sqrt(part * (1 - part) / whole + SURE**2 / (4 * whole**2))
+        return (part + SURE**2 / (2 * whole) - spread) / (1 + SURE**2 / whole)
 
 
 def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str = TOKENS) -> go.Figure:

@@ -14,12 +14,12 @@ COUNTS = np.array([[2.0, 2, 0, 0], [0, 8, 1, 1], [0, 0, 0, 9], [30, 30, 30, 10]]
 
 
 def test_a_heatmap_names_the_surest_successor_or_the_busiest_way() -> None:
-    assert charts.heatmap(COUNTS, (2, 3), True).layout.title.text == "Expert 2 sends 100 % of its tokens to expert 3"
+    assert charts.heatmap(COUNTS, (2, 3), True).layout.title.text == "Expert 2 sends 100 % of its 9 tokens to expert 3"
     assert charts.heatmap(COUNTS, (2, 3), False).layout.title.text == (
-        "The busiest way, expert 3 to expert 0, takes 24 % of tokens"
+        "The busiest path, expert 3 to expert 0, takes 24 % of tokens"
     )
-    rare = np.array([[0.0, 1.0], [60, 40]])
-    assert charts.heatmap(rare, (0, 1), True).layout.title.text.startswith("Expert 1 sends 60 %")
+    rare = np.array([[0.0, 4.0], [60, 40]])
+    assert charts.heatmap(rare, (0, 1), True).layout.title.text.startswith("Expert 1 sends 60 % of its 100 tokens")
     assert charts.heatmap(np.zeros((4, 4)), (0, 1), True).layout.title.text == "No tokens pass between layers 0 and 1"
 
 
@@ -163,4 +163,4 @@ def test_one_cell_far_above_the_others_does_not_hide_them() -> None:
     assert charts.heatmap(counts, (0, 1), False).data[0].zmax == counts.max()
     counts[3, 5] = 1e5
     (heatmap,) = charts.heatmap(counts, (0, 1), False).data
-    assert heatmap.zmax < 110 and heatmap.z.max() == 1e5 and heatmap.colorbar.title.text == "tokens, 109 and more alike"
+    assert heatmap.zmax < 110 and heatmap.z.max() == 1e5 and heatmap.colorbar.title.text == "tokens, 109 and more in one colour"

@@ -75,7 +75,7 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
     assert any("a linear placement" in caption.value for caption in app.caption)
     assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"
     choose(app, "affinity-values", "Counts")
-    assert titles(app)[0].startswith("The busiest way, expert ")
+    assert titles(app)[0].startswith("The busiest path, expert ")
     choose(app, "affinity-order", "Grouped by GPU")
     assert titles(app)[0].endswith("of tokens stay on their GPU (layers 0 and 1)")
 
