@@ -9,7 +9,8 @@ from engine.balance import Balance, over_layers
 
 COLUMN = "Overload factor"
 COLUMN_HELP = (
-    "Load of the fullest GPU over the mean: the mean of the layers, and the 95th percentile of the layers. 1× is even. "
+    "Load of the fullest GPU over the mean: the mean of the layers, and the 95th percentile of the layers. 1× is even. It "
+    "counts tokens: of GPUs of several types the faster ones are meant to get more. "
     "The notes on the open plan, below, have the other percentiles."
 )
 
@@ -29,7 +30,8 @@ def explanation(balance: Balance) -> str:
     return (
         f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
         f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
-        f"(TensorRT-LLM) and balancedness {units.digits(balance.balancedness)} (EPLB, vLLM, SGLang)"
+        f"(TensorRT-LLM) and balancedness {units.digits(balance.balancedness)} (EPLB, vLLM, SGLang). It counts tokens: of "
+        "GPUs of several types the faster ones are meant to get more"
     )
 
 

@@ -14,7 +14,7 @@ LABELLED_EXPERTS = 32
 """With more experts in a layer, only every some of them is named on the axes."""
 MOST_LINKS, LABELLED_NODE = 48, 0.04
 """Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
-SURE = 1.96
+SURE = 3.0
 """Standard errors of a share that have to be left of it: all of an expert's four tokens are no finding."""
 OUTLIER = 2
 """A largest cell so many times the 99.5th percentile of all is drawn like that."""

@@ -1,4 +1,4 @@
-"""Who holds the others up: the time of a forward pass by the GPU that all wait for, and by layer."""
+"""Who finishes last: the time of a forward pass by the GPU that all wait for, and by layer."""
 
 from itertools import product
 
@@ -21,9 +21,9 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     stands beside it. waits: as `engine.simulate.waits`; names: of every GPU."""
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
-    title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
+    title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
     if len(times) > MOST:
-        title += f" ({MOST} of {len(times)} GPUs)"
+        title += f" (the {MOST} longest of {len(times)} GPUs that others wait for)"
     figure = _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
     return figure.update_layout(showlegend=False)
 

@@ -15,7 +15,8 @@ def show(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
     st.subheader("The bottleneck", anchor=False)
     st.caption(
         "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-        "others wait for, and by layer. Of the send that ends last it is the end whose port needs longer for all its bytes."
+        "others wait for, and by layer. Of a transfer the end with the busier port counts; where several finish together, "
+        "one of them."
     )
     waits = cached.waits(plan, problem)
     if not len(waits):

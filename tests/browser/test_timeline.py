@@ -24,12 +24,12 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     page.goto(f"{start_studio()}/timeline?session={planned}")
     settle(page)
     expect(page.get_by_role("heading", name="The bottleneck")).to_be_visible()
-    expect(page.locator(TITLES).filter(has_text="holds the others up")).to_be_visible()
+    expect(page.locator(TITLES).filter(has_text="finishes last")).to_be_visible()
     titles = [title.text_content() for title in page.locator(TITLES).all()]
     assert re.search("^Linear placement takes .*; it is deployed now$", titles[0]), titles
     # On this cluster it can only be one of the slowest GPUs, which compute and send least.
-    (named,) = [title for title in titles if "holds the others up" in title]
-    gpu = timeline.resources.index(named.split(" holds")[0])
+    (named,) = [title for title in titles if "finishes last" in title]
+    gpu = timeline.resources.index(named.split(" finishes")[0])
     times = waits(timeline, problem.network).groupby("gpu")["seconds"].sum()
     assert problem.cluster.gpus[gpu].type == "RTX 2080 Ti" and times.idxmax() == gpu
     assert f"for {share(times[gpu] / timeline.total)} of the time" in named
