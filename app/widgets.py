@@ -77,7 +77,9 @@ def problem_or_advice() -> Problem | None:
         else_ = (
             " A training or serving step with balanced routing needs no workload." if missing == ["workload"] else ""
         )
-        st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.{else_}", icon=":material/info:")
+        *first, last = (f"a {name}" for name in missing)
+        needed = f"{', '.join(first)} and {last}" if first else last
+        st.info(f"Open {needed} first, or start from the sample.{else_}", icon=":material/info:")
         sample_button()
         return None
     try:

@@ -39,7 +39,12 @@ def show(problem: Problem, aim: str) -> None:
         )
     if len(shown):
         plan_table.notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
-    st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+    with st.container(horizontal=True):
+        st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+        if aim == goal.ONE:
+            st.page_link(
+                "../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:"
+            )
 
 
 def _ranked(table: pd.DataFrame, running: bool) -> go.Figure:

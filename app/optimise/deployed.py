@@ -107,7 +107,7 @@ def show(problem: Problem) -> None:
         st.warning(f"What is deployed cannot be scored here: {plain(str(error))}.", icon=":material/warning:")
         return
     name = LINEAR if chosen is None or problem.in_use is None else plan.name
-    st.markdown(f"**Today, with {plain(name)}**")
+    st.markdown(f"**Deployed today: {plain(name)}**")
     with st.container(horizontal=True, gap="medium"):
         if figures is not None:
             st.metric("Time, simulated", units.seconds(figures.total), help=f"of a pass; {figures.how_simulated}")

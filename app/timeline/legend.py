@@ -22,6 +22,6 @@ def show(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chosen: bool
     which = " Drawn are those that the others wait for, and the busiest." if chosen else ""
     st.caption(
         f"{most}Outlined bars are {figures.how_simulated}.{which} A bar on a network lane is {bar}. The thin line is the "
-        "critical path, which all GPUs wait for. Hover over a bar to see that work on every GPU; drag the range below the chart to zoom; "
-        "double-click a kind in the legend to see it alone."
+        "critical path, which all GPUs wait for. Hover over a bar to see that work on every GPU; drag the range below the "
+        "chart to zoom; double-click a kind in the legend to see it alone."
     )

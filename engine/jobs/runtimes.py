@@ -42,12 +42,14 @@ QUICK = 1.0
 
 
 class Run(Frozen):
-    """One measured run. rows: whether tokens shared rows (see `Travel`), which are counted token by token; limit: seconds that
-    the system was given, None: it takes no limit; machine: see `machine`."""
+    """One measured run. rows: whether tokens shared rows (see `Travel`), which are counted token by token; mixed: whether the
+    cluster has GPUs of several types, on which placements take searches ten times as long; limit: seconds that the system was
+    given, None: it takes no limit; machine: see `machine`."""
 
     goal: Goal
     system: str
     rows: bool = False
+    mixed: bool = False
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
     gpus: int = Field(ge=1)
@@ -56,9 +58,9 @@ class Run(Frozen):
     machine: str = ""
 
     @property
-    def kind(self) -> tuple[Goal, str, bool]:
+    def kind(self) -> tuple[Goal, str, bool, bool]:
         """What runs that can be compared have in common."""
-        return self.goal, self.system, self.rows
+        return self.goal, self.system, self.rows, self.mixed
 
     @property
     def size(self) -> np.ndarray:
@@ -72,6 +74,7 @@ def run_of(problem: Problem, system: System, options: Mapping[str, Any], seconds
         goal=problem.goal,
         system=system.name,
         rows=problem.travel is not None and problem.travel.unit != "copies",
+        mixed=len({gpu.type for gpu in problem.cluster.gpus}) > 1,
         layers=problem.workload.layers,
         experts=problem.model.experts,
         gpus=len(problem.cluster.gpus),
@@ -113,7 +116,7 @@ def _noted(path: Path, written: int, size: int) -> tuple[Run, ...]:
 def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> float | None:
     """Seconds that a system is likely to take on a problem; None for one that was never measured."""
     wanted = run_of(problem, system, options, 1.0)
-    law = _laws().get(wanted.kind)
+    law = _laws().get(wanted.kind) or _laws().get(wanted.model_copy(update={"mixed": False}).kind)
     same = [run for run in reversed(noted()) if run.kind == wanted.kind]
     near = sorted(same, key=lambda run: _apart(run, wanted))[:NEAREST]  # of those as near the newest
     if law is None:  # of somebody's own system only the same size can be told
@@ -179,9 +182,9 @@ def shipped() -> tuple[Run, ...]:
 
 
 @functools.cache
-def _laws() -> dict[tuple[Goal, str, bool], Law]:
+def _laws() -> dict[tuple[Goal, str, bool, bool], Law]:
     """By what runs have in common."""
-    by_kind: dict[tuple[Goal, str, bool], list[Run]] = {}
+    by_kind: dict[tuple[Goal, str, bool, bool], list[Run]] = {}
     for run in shipped():
         by_kind.setdefault(run.kind, []).append(run)
     return {kind: Law.through(runs) for kind, runs in by_kind.items()}

@@ -163,4 +163,8 @@ def test_one_cell_far_above_the_others_does_not_hide_them() -> None:
     assert charts.heatmap(counts, (0, 1), False).data[0].zmax == counts.max()
     counts[3, 5] = 1e5
     (heatmap,) = charts.heatmap(counts, (0, 1), False).data
-    assert heatmap.zmax < 110 and heatmap.z.max() == 1e5 and heatmap.colorbar.title.text == "tokens, 109 and more in one colour"
+    assert (
+        heatmap.zmax < 110
+        and heatmap.z.max() == 1e5
+        and heatmap.colorbar.title.text == "tokens, 109 and more in one colour"
+    )

@@ -60,7 +60,7 @@ def deployed() -> Plan:
 
 def test_contiguous_blocks_are_scored_until_something_else_is_chosen(app: AppTest) -> None:
     problem = problem_of(app)
-    assert "Today, with linear" in said(app.markdown).replace("\\", "")
+    assert "Deployed today: linear" in said(app.markdown).replace("\\", "")
     linear = metrics(app.plans[0], problem)
     assert figures(app)["Balancedness"] == f"{linear.balancedness:.3f}"
     assert figures(app)["Time, simulated"] == f"{1e3 * linear.total:.3g} ms"
@@ -72,7 +72,7 @@ def test_an_engines_file_counts_as_deployed_everywhere(app: AppTest) -> None:
     drop_map(app)
     assert f"{FILE} counts as deployed now: SGLang" in said(app.caption).replace("\\", "")
     problem, plan = problem_of(app), deployed()
-    assert f"Today, with {FILE}" in said(app.markdown).replace("\\", "")
+    assert f"Deployed today: {FILE}" in said(app.markdown).replace("\\", "")
     shown = figures(app)
     assert shown["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
     assert shown["Cross-node share"] == f"{cross_node_share(plan, problem):.0%}".replace("%", " %")
@@ -106,13 +106,13 @@ def test_the_default_layout_of_vllm_by_word(app: AppTest) -> None:
     assert box.options[:2] == ["linear (contiguous blocks)", "round-robin (as vLLM)"]
     box.select_index(1)
     app.run()
-    assert not app.exception and "Today, with round-robin" in said(app.markdown).replace("\\", "")
+    assert not app.exception and "Deployed today: round-robin" in said(app.markdown).replace("\\", "")
     dealt = Placement.from_gpu_of_expert(np.tile(np.arange(EXPERTS) % GPUS, (LAYERS, 1)), GPUS, tuple(range(LAYERS)))
     plan = deployed().model_copy(update={"placement": dealt})
     assert figures(app)["Balancedness"] == f"{balance_of(plan, problem_of(app)).balancedness:.3f}"
     chooser(app, "Deployed now").select_index(0)
     app.run()
-    assert app.session_state["in_use"] is None and "Today, with linear" in said(app.markdown).replace("\\", "")
+    assert app.session_state["in_use"] is None and "Deployed today: linear" in said(app.markdown).replace("\\", "")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_no_longer_fits_is_said(app: AppTest) -> None:
     app.run()
     assert not app.exception
     assert "is for 8 GPUs, but there are 6" in said(app.warning).replace("\\", "")
-    assert "Today, with linear" in said(app.markdown).replace("\\", "")
+    assert "Deployed today: linear" in said(app.markdown).replace("\\", "")
 
 
 def test_the_share_that_crosses_nodes(app: AppTest) -> None:

@@ -2,7 +2,8 @@
 
 With `-o engine/jobs/runtimes.json` it writes the table from which the Optimise page estimates (see `engine/jobs/runtimes.py`).
 Every system runs with its own options, in one process, on synthetic recordings (4,096 tokens, skew 0.6, affinity 0.3) and nodes
-of eight H100. What takes less than a second is run three times, and the fastest counts.
+of eight H100, or copies of the sample's cluster with its four types of GPU. What takes less than a second is run three times,
+and the fastest counts.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from engine.catalogue import cluster_presets
+from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.files import write_atomically
@@ -24,7 +27,7 @@ from engine.studies.synthetic import Recipe
 from engine.systems import System, run, systems_for
 from engine.training import usual_step
 from engine.units import seconds
-from tests.benchmarks.deepseek import cluster_of
+from tests.benchmarks.deepseek import ROOM, cluster_of
 
 RECIPE = Recipe(tokens=4096, skew=0.6, affinity=0.3)
 SIZES = {
@@ -35,10 +38,14 @@ SIZES = {
 """MoE layers, experts and GPUs."""
 OF_ROWS = ((4, 16, 16), (16, 16, 16), (4, 64, 16), (16, 64, 32), (16, 256, 32), (58, 256, 32))
 """The same for inference with one row per node."""
+OF_MIXED = ((8, 16, 8), (16, 64, 16), (58, 256, 32))
+"""The same for inference on GPUs of several types."""
 AGAIN = 3
 
 
-def problem_of(goal: Goal, layers: int, experts: int, gpus: int, travel: Travel | None = None) -> Problem:
+def problem_of(
+    goal: Goal, layers: int, experts: int, gpus: int, travel: Travel | None = None, mixed: bool = False
+) -> Problem:
     model = MoEModel(
         name=f"{layers} × {experts}",
         layers=layers,
@@ -47,10 +54,19 @@ def problem_of(goal: Goal, layers: int, experts: int, gpus: int, travel: Travel 
         d_model=2048,
         d_ff=1024,
     )
-    cluster, recording = cluster_of(gpus), RECIPE.draw(model)
+    cluster, recording = (mixed_cluster if mixed else cluster_of)(gpus), RECIPE.draw(model)
     second = (recording, model) if goal is Goal.TWO_MODELS else None
     step = usual_step(model, gpus) if goal is Goal.TRAINING else None
     return make_problem(recording, cluster, model, Datasheet(), second, step=step, travel=travel)
+
+
+def mixed_cluster(gpus: int) -> Cluster:
+    """So many times the sample's eight GPUs, with as much room as `cluster_of` gives."""
+    copies = []
+    for node in cluster_presets()["mixed-8"].cluster.nodes:
+        cards = tuple(card.model_copy(update={"memory": card.memory * ROOM}) for card in node.gpus)
+        copies += [node.model_copy(update={"name": f"{node.name} {copy}", "gpus": cards}) for copy in range(gpus // 8)]
+    return Cluster(name=f"{gpus} mixed", nodes=tuple(copies), latency=5e-6)
 
 
 def measure(problem: Problem, system: System, most: int = AGAIN) -> Run:
@@ -70,11 +86,12 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     output = parser.parse_args().output
     compile_ahead()
-    cases = [(goal, None, sizes) for goal, sizes in SIZES.items()] + [(Goal.INFERENCE, Travel(unit="node"), OF_ROWS)]
+    cases = [(goal, None, False, sizes) for goal, sizes in SIZES.items()]
+    cases += [(Goal.INFERENCE, Travel(unit="node"), False, OF_ROWS), (Goal.INFERENCE, None, True, OF_MIXED)]
     runs = []
-    for goal, travel, sizes in cases:
+    for goal, travel, mixed, sizes in cases:
         for size in sizes:
-            problem = problem_of(goal, *size, travel)
+            problem = problem_of(goal, *size, travel, mixed)
             for system in systems_for(problem).values():
                 try:
                     if size == sizes[0]:

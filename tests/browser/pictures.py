@@ -201,7 +201,7 @@ def deployed(camera: Camera) -> None:
     running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
     file = {"name": "running.json", "mimeType": "application/json", "buffer": json.dumps(running).encode()}
     page.get_by_test_id("stFileUploader").locator("input").first.set_input_files([file])
-    expect(page.get_by_text("Today, with running.json")).to_be_visible()
+    expect(page.get_by_text("Deployed today: running.json")).to_be_visible()
     figure = page.get_by_test_id("stMetric").filter(has_text="Cross-node share")
     camera.shoot("deployed", first=page.get_by_text("Deployed now", exact=True), last=figure)
 

@@ -34,15 +34,17 @@ def test_what_a_page_proposes_was_measured_at_every_size():
     measured: dict[tuple, set] = {}
     for past in shipped():
         measured.setdefault(past.kind, set()).add((past.layers, past.experts, past.gpus))
-    for (goal, name, rows), sizes in measured.items():
+    for (goal, name, rows, mixed), sizes in measured.items():
         every = TRAINING if goal is Goal.TRAINING else SYSTEMS
         assert goal in every[name].goals
-        assert sizes == set(bench_runtimes.OF_ROWS if rows else bench_runtimes.SIZES[goal])
+        wanted = bench_runtimes.OF_ROWS if rows else bench_runtimes.OF_MIXED if mixed else bench_runtimes.SIZES[goal]
+        assert sizes == set(wanted)
     for goal in Goal:
         every = TRAINING if goal is Goal.TRAINING else SYSTEMS
         for name, system in every.items():
             if goal in system.goals and (system.preselected or system.baseline):
-                assert (goal, name, False) in measured
+                assert (goal, name, False, False) in measured
+                assert goal is not Goal.INFERENCE or (goal, name, False, True) in measured
 
 
 @pytest.mark.parametrize("name", ["linear", "rcs", "aurora-printed", "lina"])
@@ -58,7 +60,7 @@ def test_at_a_measured_size_the_measured_time_is_said(problem):
         (measured,) = (
             run.seconds
             for run in shipped()
-            if run.kind == (Goal.INFERENCE, name, False) and run.gpus == 8 and (run.layers, run.experts) == SMALLEST[:2]
+            if run.kind == (Goal.INFERENCE, name, False, False) and (run.layers, run.experts, run.gpus) == SMALLEST
         )
         assert estimate(problem, SYSTEMS[name], {}) == pytest.approx(measured, rel=0.01)
 
@@ -66,7 +68,7 @@ def test_at_a_measured_size_the_measured_time_is_said(problem):
 def test_larger_problems_take_longer():
     sizes = ((4, 16, 8), (16, 64, 16), (58, 256, 32), (58, 256, 320))
     for name in ("linear", "aurora-printed", "lina"):
-        law = runtimes._laws()[Goal.INFERENCE, name, False]
+        law = runtimes._laws()[Goal.INFERENCE, name, False, False]
         times = [
             law.seconds(Run(goal="inference", system=name, layers=a, experts=b, gpus=c, seconds=1), None)
             for a, b, c in sizes
@@ -152,3 +154,13 @@ def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(pro
     assert all(report.expected and report.expected > 0 for report in reports)
     shares = [report.done for report in reports if report.message.startswith("ExFlow")]
     assert min(shares) < 0.3, "what takes longest is the largest part"
+
+
+def test_on_gpus_of_several_types_a_search_is_said_to_take_as_long_as_there():
+    alike, mixed = (
+        bench_runtimes.problem_of(Goal.INFERENCE, *bench_runtimes.OF_MIXED[0], mixed=mixed) for mixed in (False, True)
+    )
+    assert estimate(mixed, SYSTEMS["aurora"], {}) > 5 * estimate(alike, SYSTEMS["aurora"], {})
+    # Of what was measured on GPUs of one type alone that is said.
+    two = replace(mixed, second=mixed)
+    assert estimate(two, SYSTEMS["aurora"], {}) is not None
