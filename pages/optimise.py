@@ -39,7 +39,7 @@ with form:
             f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
             key=f"use-{aim}-{spare.key_of(system.name)}",
-            help=system.summary,
+            help=f"{system.summary[:1].upper()}{system.summary[1:]}.",
         ):
             wanted.append(system)
     with st.expander("Options", icon=":material/settings:"):

@@ -65,7 +65,9 @@ def candidates() -> dict[str, Candidate]:
         if id not in removed:
             by_id.setdefault(id, candidate)
     plans = {id: candidate.plan for id, candidate in by_id.items()}
-    names = names_of(plans, state.plan_names(), described | state.workloads())
+    inputs = described | state.workloads()
+    inputs.pop(state.workload_digest(), None)  # that a plan is for what is open is understood
+    names = names_of(plans, state.plan_names(), inputs)
     return {
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
         for id, candidate in by_id.items()

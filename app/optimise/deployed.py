@@ -143,18 +143,17 @@ def _kept_away(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) ->
 def _ceiling(figures: Metrics, problem: Problem) -> None:
     """How much there is to win at most, as far as it is proven."""
     label, bound = "Ceiling by order alone", figures.order_bound
-    covers = "no order of sends of this placement is faster than {}. Another placement may be: Aurora proves how fast"
+    covers = (
+        "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
+    )
     if (everywhere := _bound_of_placements(problem)) is not None:
         label, bound = "Ceiling without replicas", everywhere
         covers = (
-            "no placement without replicas is faster than {} with as many slots per GPU as the plan below whose optimiser "
-            "says so"
+            "without replicas and with as many slots per GPU no placement takes less than {}, as a plan's optimiser claims "
+            "(not rechecked here)."
         )
-    st.metric(
-        label,
-        units.ratio(max(speedup(figures.total, bound), 1.0)),
-        help=f"as fast as today at most: {covers.format(units.seconds(bound))}",
-    )
+    most = units.ratio(max(speedup(figures.total, bound), 1.0))
+    st.metric(label, most, help=f"At most {most} as fast as today: {covers.format(units.seconds(bound))}")
 
 
 def _bound_of_placements(problem: Problem) -> float | None:

@@ -110,3 +110,16 @@ def test_of_a_plan_that_several_jobs_found_what_proves_most_counts(empty_session
     monkeypatch.setattr(plans, "_inputs_of", lambda id, job: {})
     (candidate,) = cached.candidates().values()
     assert candidate.plan.claim == most.claim and candidate.notes["said by"]["value"] == "b"
+
+
+def test_only_plans_of_another_recording_than_the_open_one_say_of_which(empty_session, monkeypatch) -> None:
+    found = []
+    for name in ("alpha-code", "alpha-man"):
+        problem = sample_problem(name, tokens=200)
+        found.append(Candidate(run(SYSTEMS["linear"], problem).result.solution, "feasible", 1.0, {}))
+        state.open_workload(problem.workload)
+    monkeypatch.setattr(plans, "jobs", lambda ids: [SimpleNamespace(id="job")])
+    monkeypatch.setattr(plans, "answer_of", lambda job: Answer(found, {}))
+    monkeypatch.setattr(plans, "_inputs_of", lambda id, job: {})
+    names = [candidate.plan.name for candidate in cached.candidates().values()]
+    assert names == ["Linear placement · on alpha-code", "Linear placement"]
