@@ -52,7 +52,8 @@ def show(brief: Brief) -> None:
         if st.button("Judge this plan", icon=":material/gavel:", disabled=_runs(kind), key=f"judge-{plan.id[:16]}"):
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
-    studies.watch(kind, lambda result: _answer(result, kind, wanted), EMPTY)
+    source = problem.source_of_times(plan.travel)
+    studies.watch(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
@@ -153,7 +154,8 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
         team.note_thresholds(database(), plan, old, new, people.who().name or "somebody")
 
 
-def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
+def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: str) -> None:
+    """source: of the times, in words."""
     if (job := _newest(kind)) is None:
         return
     if (judgement := _judgement(result)) is None:
@@ -163,6 +165,7 @@ def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
     st.title(f"{ICONS[verdict.verdict]} {WORDS[verdict.verdict].capitalize()}", anchor=False)
     first, *more = verdict.reasons
     st.markdown(f"**{plain(first)}**")
+    st.caption(f"Simulated, nothing was measured; costs: {plain(source)}.")
     _say_what_differs(job, judgement.thresholds, kind, wanted)
     _figures(verdict)
     left, right = st.columns(2, gap="large")

@@ -287,3 +287,11 @@ def test_what_is_timed_and_paid_in_has_one_name(unit: str, paid: str, timed: str
     said = reasons(case, decide(case, LIMITS), LIMITS)
     assert any(paid in sentence for sentence in said)
     assert timed in said[-1]
+
+
+def test_what_is_deployed_is_not_said_to_be_as_fast_as_itself():
+    said = [
+        " ".join(reasons(case, decide(case, LIMITS), LIMITS))
+        for case in (evidence(linear=0.0), evidence(linear=0.0001))
+    ]
+    assert ["as fast as what is deployed." in text for text in said] == [False, True]
