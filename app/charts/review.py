@@ -45,7 +45,7 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
             colorbar={"title": "× mean"},
             xgap=_gap(load),
             ygap=_gap(load),
-            text=[[f"{rows[row]}<br>{name}" for name in names] for row in range(len(load))],
+            text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
             hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
         )
     )

@@ -116,7 +116,7 @@ def _noted(path: Path, written: int, size: int) -> tuple[Run, ...]:
 def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> float | None:
     """Seconds that a system is likely to take on a problem; None for one that was never measured."""
     wanted = run_of(problem, system, options, 1.0)
-    law = _laws().get(wanted.kind) or _laws().get(wanted.model_copy(update={"mixed": False}).kind)
+    law = law_of(wanted.kind) or law_of(wanted.model_copy(update={"mixed": False}).kind)
     same = [run for run in reversed(noted()) if run.kind == wanted.kind]
     near = sorted(same, key=lambda run: _apart(run, wanted))[:NEAREST]  # of those as near the newest
     if law is None:  # of somebody's own system only the same size can be told
@@ -182,12 +182,10 @@ def shipped() -> tuple[Run, ...]:
 
 
 @functools.cache
-def _laws() -> dict[tuple[Goal, str, bool, bool], Law]:
-    """By what runs have in common."""
-    by_kind: dict[tuple[Goal, str, bool, bool], list[Run]] = {}
-    for run in shipped():
-        by_kind.setdefault(run.kind, []).append(run)
-    return {kind: Law.through(runs) for kind, runs in by_kind.items()}
+def law_of(kind: tuple[Goal, str, bool, bool]) -> Law | None:
+    """That of the shipped runs of a kind, see `Run.kind`; None where there are none."""
+    runs = [run for run in shipped() if run.kind == kind]
+    return Law.through(runs) if runs else None
 
 
 @functools.cache

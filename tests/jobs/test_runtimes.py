@@ -68,7 +68,7 @@ def test_at_a_measured_size_the_measured_time_is_said(problem):
 def test_larger_problems_take_longer():
     sizes = ((4, 16, 8), (16, 64, 16), (58, 256, 32), (58, 256, 320))
     for name in ("linear", "aurora-printed", "lina"):
-        law = runtimes._laws()[Goal.INFERENCE, name, False, False]
+        law = runtimes.law_of((Goal.INFERENCE, name, False, False))
         times = [
             law.seconds(Run(goal="inference", system=name, layers=a, experts=b, gpus=c, seconds=1), None)
             for a, b, c in sizes
