@@ -68,7 +68,7 @@ def panel(problem: Problem, first_choice: bool) -> None:
     if job is not None:
         _watch(job, {"workload": state.workload_digest(), "gpus": gpus, "first_choice": first_choice})
     else:
-        st.caption("Nothing has run yet. On the sample it takes a few seconds.")
+        st.caption("Nothing has run yet.")
     widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
 
 

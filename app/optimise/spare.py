@@ -67,7 +67,7 @@ def panel(problem: Problem) -> None:
         problem,
         {"serving": None} | wanted,
         lambda result, complete: _show(problem, result, complete),
-        "No curve yet: press Advise. On the sample it takes a few seconds.",
+        "No curve yet: press Advise.",
     )
 
 
