@@ -15,7 +15,7 @@ from app.visitor import people
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
-from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
+from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange, Verdict
 from engine.store.team_approval import why_not
 from engine.store.team_place import Place
 
@@ -45,26 +45,31 @@ def badge(review: Review | None) -> None:
 
 
 def standing(saved: SavedPlan, review: Review | None) -> None:
-    """The same in few words, with who did that and, on hover, when: who decided, else who asked, else who saved the plan."""
+    """The same in few words, with who did that and, on hover, when: who decided, else who asked, else who saved the plan; and
+    whose decision that overruled."""
     now = NO_REVIEW if review is None else review.state
     whose = review and review.whose_last
     did, last = ("asked", review) if review is not None else ("saved", saved)
-    if whose is not None:
-        did, last = now, review.decisions[-1]
+    if review is not None and review.decisions:
+        last = review.decisions[-1]
+        did = last.verdict
     if whose is None or WHOSE[whose] == "green":
         st.badge(now, icon=ICONS[now], color=STATES[now])
     else:
         label = whose.partition(" (")[0] if whose.startswith("self-") else f"{now}, unverified"
-        st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose], help=whose)
+        # A rejection is red wherever it stands: only an approval gains by being somebody else's.
+        colour = STATES[now] if now == "rejected" else WHOSE[whose]
+        st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=colour, help=whose)
+    before = review and review.overruled
+    against = f"; {plain(before.by)} had {before.verdict} it" if before else ""
     # When, only on hover: with it the line takes two rows of a window of 1024.
-    st.caption(f"{did} by {plain(last.by)}", width="content", help=widgets.describe_time(last.at))
+    st.caption(f"{did} by {plain(last.by)}{against}", width="content", help=widgets.describe_time(last.at))
 
 
 def way(review: Review | None) -> None:
-    """A link down to the discussion and its forms, which says what is to do there and what is new."""
+    """A link down to the discussion and its forms, which says what is to do there."""
     what = "Ask for a decision" if review is None else "Decide" if review.state == "open" else "Discuss"
     st.markdown(f":material/forum: [{what}](#{ANCHOR})", width="content")
-    news.show(review, ANCHOR)
 
 
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
@@ -101,7 +106,6 @@ def _history(review: Review, problem: Problem | None) -> None:
             return
         if len(now.decisions) != len(review.decisions) or len(now.thresholds) != len(review.thresholds):
             st.rerun()  # the state and the verdict stand in other places too
-        news.note(now)
         if not merged(now):
             st.caption("Nobody has said anything yet.")
             return
@@ -161,6 +165,7 @@ def _comment(review: Review, problem: Problem | None) -> None:
 
     def send(text: str) -> None:
         store.comment(review, text, st.session_state.get(about))
+        news.saw(review.id)
         st.session_state[about] = None
 
     with st.form(form):
@@ -189,6 +194,11 @@ def _comment(review: Review, problem: Problem | None) -> None:
 
 def _decide(review: Review) -> None:
     form, may_not = f"decide-{review.id}", people.why_not("plan")
+
+    def send(verdict: Verdict, reason: str) -> None:
+        store.decide(review, verdict, reason)
+        news.saw(review.id)
+
     with st.form(form):
         why = "needed to reject" if review.state == "open" else None
         typed(st.text_area, "Reason", form, placeholder=why, height=98, max_chars=team.LONGEST_TEXT)
@@ -205,7 +215,7 @@ def _decide(review: Review) -> None:
                     help=refused,
                     on_click=_send,
                     type="primary" if verdict == "approved" else "secondary",
-                    args=(form, partial(store.decide, review, verdict)),
+                    args=(form, partial(send, verdict)),
                 )
         _say_refusal(form)
 

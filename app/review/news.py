@@ -1,16 +1,26 @@
-"""What changed since a person last looked at a review: in words, at its top, and until when they have seen it."""
+"""What others did since a person last looked at a review: in words, at its top, until they act, dismiss it or come again."""
 
+import time
 from contextlib import suppress
+from dataclasses import replace
 
 import streamlit as st
 
-from app import state, widgets
+from app import failing, state, widgets
 from app.review import store
+from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
-from engine.store import team_looks
-from engine.store.team import Review
+from engine.store import team, team_looks
+from engine.store.team import Decision, Review
 from engine.store.team_looks import News
+
+EVERY = 5
+"""Seconds after which what others did is looked for."""
+TAKEN_IN = 10.0
+"""Seconds for which what is new has to be shown to whoever opens a review to count as seen."""
+RECENT = 24 * 3600.0
+"""Seconds in which something happened so many minutes or hours ago, and not at a date."""
 
 
 def in_words(news: News) -> str:
@@ -26,32 +36,77 @@ def _count(number: int, noun: str) -> str:
 
 
 def show(review: Review | None, anchor: str) -> None:
-    """Say what is new since the last visit, for as long as this one lasts. anchor: where on the page it is."""
+    """Say what is new, also what others do while the page stays open: a page that draws itself anew was not looked at for that.
+    anchor: where on the page all of it is."""
     person = people.reader()
     if review is None or person is None:
         return
     who, name = person
-    if state.visit(who, review.id) is None:
-        state.keep_visit(who, review.id, team_looks.last_look(store.db(), who, review.id), 0.0)
-    note(review)
-    before, _ = state.visit(who, review.id)
-    news = team_looks.news_of(review, name, before)
-    if news and not news.unseen:
-        since = widgets.describe_time(before)
-        st.markdown(
-            f":material/fiber_new: **New since you last looked**: [{in_words(news)}](#{anchor})",
-            width="content",
-            help=f"You looked on {since}.",
-        )
+
+    @failing.fragment(run_every=EVERY)
+    def line() -> None:
+        try:
+            now = team.find_review(store.db(), review.id)
+        except InputError:  # said by the discussion
+            return
+        visit = _visit(who, name, now)
+        if not (news := team_looks.news_of(now, name, visit.before)):
+            return
+        with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="news"):
+            st.markdown(
+                f":material/fiber_new: **New since you last looked**: [{_told(news, now, name, visit)}](#{anchor})",
+                width="content",
+            )
+            st.button("Dismiss", icon=":material/done:", type="tertiary", on_click=saw, args=(review.id,))
+
+    line()
 
 
-def note(review: Review) -> None:
-    """Keep that this person has seen all of a review as it is now. Where that cannot be kept it stays new to them, which needs
-    no words of its own."""
-    person, newest = people.reader(), team_looks.newest(review)
-    visit = state.visit(person[0], review.id) if person else None
-    if visit is None or visit[1] >= newest:
-        return
+def saw(review: str) -> None:
+    """Who acts on a review, or says so, has seen all of it that was drawn."""
+    person = people.reader()
+    visit = state.visit(person[0], review) if person else None
+    if visit is not None:
+        state.keep_visit(_noted(replace(visit, before=visit.shown, opened=visit.shown)))
+
+
+def _visit(who: str, name: str, now: Review) -> state.Visit:
+    """The visit to a review as it is now drawn. What was there when it began counts as seen once it was shown for a while; what
+    came since does not, as nobody may sit before the page."""
+    newest, visit = team_looks.newest(now), state.visit(who, now.id)
+    if visit is None:
+        looked = team_looks.last_look(store.db(), who, now.id)
+        visit = state.Visit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
+    visit = replace(visit, shown=newest)
+    if not visit.noted:
+        nothing_new = not team_looks.news_of(now, name, visit.before)
+        if nothing_new or time.time() - visit.since >= TAKEN_IN:
+            visit = _noted(visit)
+    state.keep_visit(visit)
+    return visit
+
+
+def _noted(visit: state.Visit) -> state.Visit:
+    """Keep that all that was there has been seen. Where that cannot be kept it stays new, which needs no words of its own."""
     with suppress(InputError):
-        team_looks.note_look(store.db(), person[0], review.id, newest)
-        state.keep_visit(person[0], review.id, visit[0], newest)
+        team_looks.note_look(store.db(), visit.who, visit.review, visit.opened)
+        return replace(visit, noted=True)
+    return visit
+
+
+def _told(news: News, now: Review, name: str, visit: state.Visit) -> str:
+    """`Ana approved it 2 min ago · 2 comments`: every decision with who made it, as those overrule each other."""
+    decisions = [entry for entry in now.decisions if entry.at > visit.before and entry.by != name]
+    others = in_words(replace(news, decisions=0))
+    return " · ".join([*(_decided(decision) for decision in decisions), *([others] if others else [])])
+
+
+def _decided(decision: Decision) -> str:
+    age = time.time() - decision.at
+    if age < 60:
+        when = "just now"
+    elif age < RECENT:
+        when = f"{age / 60:.0f} min ago" if age < 3600 else f"{age / 3600:.0f} h ago"
+    else:
+        when = f"on {widgets.describe_time(decision.at)[:10]}"
+    return f"{plain(decision.by)} {decision.verdict} it {when}"

@@ -7,7 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import balance, cached, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
-from app.review import discussion, link, place, report, store, verdict
+from app.review import discussion, link, news, place, report, store, verdict
 from app.review.address import link_to
 from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
 from app.review.report import Dossier
@@ -35,6 +35,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     runs = team.runs(store.db(), saved.plan)
     with st.container(gap="xsmall"):
         _head(saved, review, brief, runs)
+        news.show(review, discussion.ANCHOR)
         line = st.container()
     if brief is None:
         st.warning(

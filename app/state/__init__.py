@@ -47,6 +47,7 @@ from app.state.inputs import (
 )
 from app.state.moment import (
     TYPED,
+    Visit,
     advise_spare,
     advised_spare,
     answer_drawing,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import streamlit as st
 from streamlit.errors import StreamlitWidgetAlreadyInstantiatedError
@@ -196,15 +197,29 @@ def look_at(number: int | None, review: str | None = None) -> None:
     st.session_state[_POINTED] = (None, _turn())
 
 
-def visit(who: str, review: str) -> tuple[float | None, float] | None:
-    """Of a review that a person looks at: when they had looked before, None: never; and up to when they have seen it now. In
-    seconds since the epoch; None: they have just come to it."""
-    visitor, known, *times = st.session_state.get(_VISIT, (None, None, None, 0.0))
-    return tuple(times) if (visitor, known) == (who, review) else None
+@dataclass(frozen=True)
+class Visit:
+    """A person has a review before them. Moments in seconds since the epoch. before: up to when they had seen it; opened: its
+    newest entry when they came; shown: the newest that was drawn since; since: when they came; noted: whether it is kept that
+    they saw what was there when they came."""
+
+    who: str
+    review: str
+    before: float
+    opened: float
+    shown: float
+    since: float
+    noted: bool
 
 
-def keep_visit(who: str, review: str, before: float | None, seen: float) -> None:
-    st.session_state[_VISIT] = (who, review, before, seen)
+def visit(who: str, review: str) -> Visit | None:
+    """The visit that a person pays to a review; None: they have just come to it."""
+    known = st.session_state.get(_VISIT)
+    return known if known is not None and (known.who, known.review) == (who, review) else None
+
+
+def keep_visit(visit: Visit) -> None:
+    st.session_state[_VISIT] = visit
 
 
 def pointed() -> tuple[Place, int] | None:

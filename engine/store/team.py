@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, insert, select
@@ -131,6 +132,15 @@ class Review:
     def whose_last(self) -> Whose | None:
         """The same of the last one; None without any."""
         return self.whose(self.decisions[-1]) if self.decisions else None
+
+    @property
+    def overruled(self) -> Decision | None:
+        """What somebody else decided before the last decision went another way, unless they reopened it themselves."""
+        for before, then in reversed(list(pairwise(self.decisions))):
+            if before.verdict != "reopened":
+                others = before.by not in (then.by, self.decisions[-1].by)
+                return before if others and before.verdict != self.decisions[-1].verdict else None
+        return None
 
     @property
     def state(self) -> State:

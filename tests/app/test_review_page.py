@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from app.charts import review as charts
 from app.charts.lanes import fewer_lanes
 from app.launch import notes
+from app.review import news
 from app.review import store as review_store
 from app.review.brief import brief_of, risk_in_words, with_risks
 from app.review.words import words
@@ -431,7 +432,7 @@ def test_a_webhook_that_fails_is_said_to_the_operator_and_fails_nobody(app: AppT
 # What is new.
 
 
-def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest) -> None:
+def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, monkeypatch) -> None:
     review = review_of(save(app))
     assert "New" not in table(app.run()) and "New since" not in said(app.markdown)
     app.session_state["reviewed"] = None
@@ -444,13 +445,51 @@ def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest) 
     assert table(app.run())["New"].tolist() == ["2 comments, 1 decision, thresholds"]
     theirs = link(plan=review.saved.plan, session=app.query_params["session"])
     assert "New since you last looked" in said(theirs.markdown)
-    assert "[2 comments, 1 decision, thresholds](#discussion)" in said(theirs.markdown)
+    assert "[Ben rejected it just now · 2 comments, thresholds](#discussion)" in said(theirs.markdown)
     assert "gain held out 5 % → 15 %" in said(theirs.markdown)
-    assert "New" not in table(theirs.run()) and "New since you last looked" in said(theirs.markdown)
+    assert "New" in table(theirs.run()), "nobody had the time to read it"
+    monkeypatch.setattr(news, "TAKEN_IN", 0.0)
+    assert "New" not in table(theirs.run().run()) and "New since you last looked" in said(theirs.markdown)
     visitor = link(plan=review.saved.plan)
     visitor.session_state["person"] = "Cara"
     assert table(visitor.run())["New"].tolist() == ["not seen yet"] and "New since" not in said(visitor.markdown)
     assert "New" not in table(visitor.run())
+
+
+def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app: AppTest, monkeypatch) -> None:
+    monkeypatch.setattr(news, "TAKEN_IN", 0.0)
+    review = review_of(save(app))
+    enter(app, "Reason", "no money")
+    press(app, "Reject")
+    assert "New since" not in said(app.markdown)
+    team.decide(database(), review.id, "reopened", "", "Ben")
+    team.decide(database(), review.id, "approved", "", "Ben")
+    for _ in range(3):
+        app.run()
+    told = "Ben reopened it just now · Ben approved it just now"
+    assert told in said(app.markdown) and table(app)["New"].tolist() == ["2 decisions"]
+    reloaded = link(plan=review.saved.plan, session=app.query_params["session"])
+    assert told in said(reloaded.markdown)
+    press(reloaded, "Dismiss")
+    assert "New since" not in said(reloaded.markdown) and "New" not in table(reloaded.run())
+    team.add_comment(database(), review.id, "why?", "Ben")
+    assert "[1 comment](#discussion)" in said(reloaded.run().markdown)
+    enter(reloaded, "Your comment", "therefore")
+    press(reloaded, "Comment")
+    assert "New since" not in said(reloaded.markdown)
+
+
+def test_a_decision_says_whose_it_overruled(app: AppTest) -> None:
+    review = review_of(save(app))
+    team.decide(database(), review.id, "rejected", "no money", "Ben")
+    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption)
+    press(app, "Reopen")
+    assert "reopened by Ana; Ben had rejected it" in said(app.caption)
+    press(app, "Approve")
+    assert "approved by Ana; Ben had rejected it" in said(app.caption)
+    team.decide(database(), review.id, "reopened", "", "Ana")
+    team.decide(database(), review.id, "rejected", "again", "Ben")
+    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption), "Ana took hers back herself"
 
 
 def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
