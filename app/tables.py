@@ -1,11 +1,13 @@
 """Tables whose cells a spreadsheet may open: Streamlit's tables can be downloaded, and names in them come out of files."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+from pandas.io.formats.style import Styler
 
 from engine.workload import digest_of
 
@@ -14,6 +16,8 @@ FORMULA = ("=", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 SIGNED = ("+", "-")
 FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*")
 """A signed figure with its unit, which is no formula."""
+WARM = ("#A33B00", "#FF9D5C")
+"""Text that says what is worse, by whether the page is dark."""
 ROWS, LOW = 6, 240
 IN_POPOVER = 640
 """Pixels of a table that a button shows: as wide as Streamlit lets what it opens be."""
@@ -30,9 +34,45 @@ def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.map(_harmless).rename(index=_harmless, columns=_harmless)
 
 
-def show(table: pd.DataFrame | dict[str, list] | list[dict], **options: Any) -> Any:
-    """`st.dataframe` of columns or rows whose texts may come from a person or a file; options: those of `st.dataframe`."""
-    return st.dataframe(without_formulas(pd.DataFrame(table)), **options)
+def show(
+    table: pd.DataFrame | dict[str, list] | list[dict],
+    shown: Mapping[str, Callable[[Any], str]] = MappingProxyType({}),
+    losses: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+    **options: Any,
+) -> Any:
+    """`st.dataframe` of columns or rows whose texts may come from a person or a file. They look as they were written;
+    the file that can be downloaded is guarded.
+
+    shown: how the values of a column are written on the page; losses: by column the rows where something is worse, in the warm
+    colour; options: those of `st.dataframe`.
+    """
+    frame = pd.DataFrame(table)
+    safe = without_formulas(frame)
+    renamed = {name: written for name, written in zip(safe.columns, frame.columns, strict=True) if name != written}
+    options["column_config"] = {
+        **{name: st.column_config.Column(written) for name, written in renamed.items()},
+        **(options.get("column_config") or {}),
+    }
+    if shown or losses or not safe.equals(frame.set_axis(safe.columns, axis=1)):
+        return st.dataframe(_as_written(safe, shown, losses), **options)
+    return st.dataframe(safe, **options)
+
+
+def _as_written(
+    safe: pd.DataFrame, shown: Mapping[str, Callable[[Any], str]], losses: Mapping[str, Sequence[bool]]
+) -> Styler:
+    """A guarded table that looks unguarded: a browser shows the one and writes the other into a file."""
+    styler = safe.style.format({name: shown.get(name, _written) for name in safe.columns}, na_rep="")
+    colour = f"color: {WARM[st.context.theme.type == 'dark']}"
+    for name, worse in losses.items():
+        styler = styler.apply(lambda _, worse=worse: [colour if loss else "" for loss in worse], subset=[name])
+    return styler
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("'") and cell(value[1:]) == value:
+        return value[1:]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def choose_row(

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import failing, tables, widgets
 from app.operate import overview
-from app.text import plain
+from app.text import plain, sentence
 from app.visitor import guard, people, presence
 from engine import units
 from engine.errors import InputError
@@ -70,7 +70,7 @@ def kept() -> None:
             cleaning = overview.what_would_go()
         except InputError as error:
             st.subheader("What would go", anchor=False)
-            st.error(plain(str(error)), icon=":material/error:")
+            st.error(sentence(str(error)), icon=":material/error:")
             return
         st.subheader(f"What would be removed · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
         st.caption(

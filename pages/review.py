@@ -5,7 +5,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import header, kept, state, widgets
 from app.review import compare, link, place, plan_list, saved, show
-from app.text import plain
+from app.text import plain, sentence
 from engine.errors import InputError
 from engine.store.database import LostError
 
@@ -73,4 +73,4 @@ try:
     saved.watch()
 except InputError as error:
     state.keep_typed()
-    st.error(plain(str(error)), icon=":material/error:")
+    st.error(sentence(str(error)), icon=":material/error:")

@@ -102,9 +102,7 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
     fresh = (theirs.share > 0) & (ours.share == 0)
     part = fresh if layer is None else fresh[layer]
     where = "over all layers" if layer is None else f"in layer {layer}"
-    title = (
-        f"{int(part.sum()):,} expert copies of {plain(names[1])} are on GPUs where {plain(names[0])} has none {where}"
-    )
+    title = f"{where.capitalize()}, {int(part.sum()):,} expert copies sit on other GPUs in {plain(names[1])}"
     if not np.abs(shown).max() > 0 and not part.any():
         title = f"{plain(names[0])} and {plain(names[1])} place every expert alike {where}"
     return finish(figure, title, int(min(760, 140 + max(12, min(24, 600 // len(shown))) * len(shown))))
@@ -121,17 +119,13 @@ def timelines(
     bounds: dict[str, float] | None = None,
     dark: bool = False,
 ) -> go.Figure:
-    """Timelines one above the other on one time axis, the first one's time in the title.
+    """One or two timelines, one above the other on one time axis, their times in the title.
 
     layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole, or where that is too much
     their forward pass; bounds: seconds, for the layers that are drawn;
     dark: of the page.
     """
-    names = list(shown)
-    total = shown[names[0]].total or 1.0
-    title = f"{plain(names[0])} takes {seconds(shown[names[0]].total)}"
-    if len(names) > 1:
-        title += f"; {' and '.join(f'{plain(name)} {ratio(shown[name].total / total)} that' for name in names[1:])}"
+    names, title = list(shown), against(shown)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
     fewer = {name: lanes_charts.fewer_lanes(timeline, *layers, MOST_GPUS) for name, timeline in shown.items()}
@@ -141,6 +135,17 @@ def timelines(
     return gantt_charts.gantt(
         {name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes, dark=dark
     )
+
+
+def against(shown: dict[str, Timeline]) -> str:
+    """How long a timeline takes, and another beside it; where that is the faster one, how much faster."""
+    (first, ours), *rest = ((plain(name), timeline.total) for name, timeline in shown.items())
+    for second, theirs in rest:
+        if 0 < theirs < ours:
+            return f"{second} takes {seconds(theirs)}, {ratio(ours / theirs)} as fast as {first}"
+        longer = f"{ratio(theirs / ours)} as long" if theirs > ours > 0 else "as long"
+        return f"{first} takes {seconds(ours)}; {second} takes {longer}"
+    return f"{first} takes {seconds(ours)}"
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

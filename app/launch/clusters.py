@@ -8,7 +8,7 @@ import streamlit as st
 
 from app import kept, state
 from app.launch import start
-from app.text import plain
+from app.text import plain, sentence
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
@@ -111,7 +111,7 @@ def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> D
     try:
         return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(sentence(str(error)), icon=":material/error:")
         return None
 
 
@@ -123,7 +123,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
     try:
         text = dry_run(launch, Path(folder or f"{destination.shared}/{UNNAMED}"))
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(sentence(str(error)), icon=":material/error:")
         return
     slurm = destination.scheduler == "slurm"
     st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
@@ -146,7 +146,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             try:
                 state.keep_run_folder(key, str(start.write(launch)))
             except InputError as error:
-                st.error(plain(str(error)), icon=":material/error:")
+                st.error(sentence(str(error)), icon=":material/error:")
             else:
                 st.rerun()
     if folder:

@@ -10,7 +10,7 @@ from app import balance, cached, kept, widgets
 from app.charts import launch as charts
 from app.launch import clusters, start
 from app.launch.history import Launched
-from app.text import plain
+from app.text import plain, sentence
 from engine import store
 from engine.balance import Balance
 from engine.cluster import Cluster
@@ -64,10 +64,10 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         cached.check_launch(launch)
         balances = {other.name: cached.balance(other, problem) for other in launch.plans}
     except UndecidedError as undecided:
-        st.info(plain(str(undecided)), icon=":material/info:")
+        st.info(sentence(str(undecided)), icon=":material/info:")
         return
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(sentence(str(error)), icon=":material/error:")
         return
     left, right = st.columns(2, gap="large")
     with left:
@@ -94,7 +94,7 @@ def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool
             store.save_workload(launch.workload)  # balanced routing was recorded nowhere
             start.start(launch.to_arguments())
         except InputError as error:
-            st.error(plain(str(error)), icon=":material/error:")
+            st.error(sentence(str(error)), icon=":material/error:")
         else:
             st.rerun()
     if not_now and not refused:

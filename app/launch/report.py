@@ -12,7 +12,7 @@ from app.charts import step as step_charts
 from app.charts import theme
 from app.launch import notes, start, watch
 from app.launch.history import Launched
-from app.text import plain
+from app.text import plain, sentence
 from app.timeline import step
 from engine import units
 from engine.errors import InputError
@@ -81,7 +81,7 @@ def _relaunch(launch: Launched, past: list[Launched]) -> None:
                 raise InputError(f"{failed.name}: {failed.text}")
             start.start(arguments)
         except InputError as error:
-            st.error(plain(str(error)), icon=":material/error:")
+            st.error(sentence(str(error)), icon=":material/error:")
         else:
             st.rerun()
 

@@ -150,7 +150,9 @@ def bound_in_words(brief: Brief) -> list[str]:
             "Its optimiser's own bound was computed for other inputs, or cannot be true, and is not used here."
         )
     proof = proof_of_plan(brief.own.plan, figures)
-    return [*sentences, f"Proven optimal: {proof.in_words}."]
+    proven, _, why = proof.in_words.partition("nothing")
+    optimal = f"Proven optimal: {proven}." if proven else f"Nothing about this plan is proven optimal{why}."
+    return [*sentences, optimal]
 
 
 def _above(gap: float) -> str:
@@ -172,9 +174,7 @@ def cost_in_words(brief: Brief) -> str:
 def risk_in_words(brief: Brief) -> str:
     """What happens on a recording that the plan was not made from."""
     if brief.worst is None:
-        unscored = "Not scored on another recording of this model"
-        judged = brief.problem.goal is Goal.INFERENCE
-        return f"{unscored}; “Worth it?” judges the plan on held-out ones." if judged else f"{unscored}."
+        return "Not scored on another recording of this model: what it gains under other traffic is unknown."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
     return (

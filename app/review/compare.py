@@ -10,6 +10,7 @@ from app import cached, kept, state, tables, widgets
 from app.balance import COLUMN
 from app.charts import review as charts
 from app.review import store
+from app.review.plan_list import is_loss
 from app.text import plain
 from engine import units
 from engine.balance import Balance
@@ -17,13 +18,15 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
-from engine.simulate.metrics import Metrics
+from engine.simulate.metrics import Metrics, speedup
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
 from engine.store.team_list import ListedPlan
 from engine.workload import digest_of
 
 SESSION, SAVED = "this session", "saved"
+AGAINST = "Second against first"
+TIME = "Time (simulated)"
 
 
 def show(workspace: str) -> None:
@@ -104,7 +107,15 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
         f"Costs: {plain(problem.cost_source)}.{_travels(plans, names)}"
     )
-    tables.show(as_text(names, figures), hide_index=True, height="content", alt="Figures of both plans")
+    table = as_text(names, figures)
+    slower = is_loss(speedup(figures[0].total, figures[1].total))
+    tables.show(
+        table,
+        losses={AGAINST: [slower and label == TIME for label in table[""]]},
+        hide_index=True,
+        height="content",
+        alt="Figures of both plans",
+    )
     _placements(plans, (names[0], names[1]))
 
 
@@ -127,14 +138,14 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
     """One row a figure: both plans and the second against the first."""
     rows = []
     for label, name, write in (
-        ("Time (simulated)", "total", units.seconds),
+        (TIME, "total", units.seconds),
         ("Bound of its placement", "order_bound", units.seconds),
-        ("Above that bound", "order_gap", units.share),
+        ("Above that bound", "order_gap", _percent),
         ("Exposed communication", "exposed_communication", units.seconds),
-        ("Overlap", "overlap", units.share),
-        ("GPU utilisation", "utilisation", units.share),
-        ("Balancedness", "balancedness", units.digits),
-        ("Kept local", "kept_local", units.share),
+        ("Overlap", "overlap", _percent),
+        ("GPU utilisation", "utilisation", _percent),
+        ("Balancedness", "balancedness", "{:.3f}".format),
+        ("Kept local", "kept_local", _percent),
         ("Rows per token", "rows", units.digits),
         ("Fullest GPU", "memory", units.size),
     ):
@@ -142,12 +153,24 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         if ours is None or theirs is None:  # of a training step
             continue
         against = units.ratio(theirs / ours) if ours else "—"
-        if write is units.share:
-            against = f"{100 * (theirs - ours):+.1f} points"
+        if name == "total" and theirs:
+            against = f"{units.ratio(ours / theirs)} as fast"
+        if write is _percent:
+            against = _points(ours, theirs)
         rows.append([label, write(ours), write(theirs), against])
         if name == "balancedness":
             rows += _overload([figure.balance for figure in figures])
-    return pd.DataFrame(rows, columns=["", names[0], names[1], "Second ÷ first"])
+    return pd.DataFrame(rows, columns=["", names[0], names[1], AGAINST])
+
+
+def _percent(value: float) -> str:
+    """With the decimal that the difference of two has."""
+    return f"{100 * value:.1f} %"
+
+
+def _points(ours: float, theirs: float) -> str:
+    """The difference of two shares as they are written."""
+    return f"{round(100 * theirs, 1) - round(100 * ours, 1) + 0.0:+.1f} points"
 
 
 def _overload(pair: list[Balance]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from app.review import news, place, store, thresholds
 from app.review.address import link_to
 from app.review.plan_list import ICONS, NO_REVIEW, STATES, WHOSE, WHOSE_ICONS
 from app.review.saved import QUESTION, attempt, typed
-from app.text import plain
+from app.text import plain, sentence
 from app.visitor import people
 from engine.errors import InputError
 from engine.problem import Problem
@@ -102,7 +102,7 @@ def _history(review: Review, problem: Problem | None) -> None:
         try:
             now = team.find_review(store.db(), review.id)
         except InputError as error:
-            st.error(plain(str(error)), icon=":material/error:")
+            st.error(sentence(str(error)), icon=":material/error:")
             return
         if len(now.decisions) != len(review.decisions) or len(now.thresholds) != len(review.thresholds):
             st.rerun()  # the state and the verdict stand in other places too
@@ -184,7 +184,7 @@ def _comment(review: Review, problem: Problem | None) -> None:
                 None,
                 format_func=lambda where: place.title(where, problem),
                 key=about,
-                placeholder="The plan as a whole, or a layer, GPU or chart",
+                placeholder="Whole plan (or choose a layer, GPU or chart)",
             )
         st.form_submit_button(
             "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send, args=(form, send)
@@ -234,4 +234,4 @@ def _send(form: str, write: Callable[[str], None]) -> None:
 
 def _say_refusal(form: str) -> None:
     if reason := state.take_refusal(form):
-        st.error(plain(reason), icon=":material/error:")
+        st.error(sentence(reason), icon=":material/error:")

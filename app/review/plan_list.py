@@ -6,10 +6,11 @@ from typing import get_args
 import pandas as pd
 import streamlit as st
 
-from app import kept, state, tables, widgets
+from app import cached, kept, state, tables, widgets
 from app.review import news, saved, store
 from app.visitor import people
 from engine import units
+from engine.simulate.standing import ALIKE
 from engine.store import team_list
 from engine.store.team_approval import Whose
 from engine.store.team_list import ListedPlan
@@ -34,9 +35,8 @@ def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     if not plans:
-        st.info(
-            "Nothing is saved here yet. Open a plan in the sidebar, then save it with a note.", icon=":material/info:"
-        )
+        how = "Press Save the open plan" if cached.open_plan() else "Open a plan in the sidebar, then save it"
+        st.info(f"Nothing is saved here yet. {how}, at the top right.", icon=":material/info:")
         return
     _list(plans, workspace)
     st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
@@ -141,6 +141,8 @@ def _table(listed: list[ListedPlan]) -> None:
         f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",
+        shown={"Gain": gain_in_words},
+        losses={"Gain": [is_loss(gain) for gain in table["Gain"]]},
         column_config={
             "": column.TextColumn(width=30),
             "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
@@ -153,11 +155,21 @@ def _table(listed: list[ListedPlan]) -> None:
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="what others have added since you last looked at the review"),
             "Gain": column.NumberColumn(
-                format="%.2f×", help="how many times as fast as what was deployed when it was saved, simulated"
+                help="how many times as fast as what was deployed when it was saved, simulated"
             ),
             **{name: column.NumberColumn(format="%.3g") for name in table.columns if name.startswith("Time")},
         },
     )
+
+
+def is_loss(gain: float) -> bool:
+    """Whether a plan is slower than what it is held against, by more than nobody would decide by."""
+    return gain <= 1 - ALIKE
+
+
+def gain_in_words(gain: float) -> str:
+    """`1.38×`, `0.737× as fast`."""
+    return units.ratio(gain) + (" as fast" if is_loss(gain) else "")
 
 
 def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFrame:
@@ -170,7 +182,7 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
             "State": [[_state(plan)] for plan in listed],
             "Plan": [plan.name for plan in listed],
             "Gain": pd.Series([plan.summary.gain for plan in listed], dtype=float),
-            "Over": [plan.summary.deployed or "—" for plan in listed],
+            "Compared with": [plan.summary.deployed or "—" for plan in listed],
             f"Time, {unit} (simulated)": pd.Series(seconds, dtype=float) / factor,
             "Cluster": [plan.summary.cluster or "—" for plan in listed],
             "Recording": [plan.summary.recording or "—" for plan in listed],

@@ -189,18 +189,16 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
     """Where the plan came from: enough to make it again."""
     plan, origin = brief.own.plan, brief.own.plan.provenance
     options = ", ".join(in_words(name, value, plan) for name, value in origin.options.items())
-    settings = " ".join(f"{name}={value}" for name, value in origin.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
     rows = [
         ("Plan", plan.id),
         ("Optimiser", origin.optimiser),
         ("Options", options or "none"),
-        *([("Options as set", settings)] if settings else []),
         ("Seed", str(origin.seed)),
         ("Made with", versions or "unknown"),
         ("Proof", proof_of_plan(plan, brief.own.figures).sentence),
     ]
-    rows += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
+    rows += [(f"{role.replace('_', ' ').capitalize()} digest", digest) for role, digest in origin.inputs.items()]
     if plan.parent:
         rows.append(("Derived from", plan.parent))
     return [*rows, ("Report drawn with", f"plotly {version('plotly')}")]

@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import cached, failing, state
 from app.review import store
-from app.text import plain
+from app.text import plain, sentence
 from app.visitor import people
 from engine.errors import InputError
 from engine.plan import Plan
@@ -170,7 +170,7 @@ def attempt(write: Callable[[], object]) -> None:
     try:
         write()
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(sentence(str(error)), icon=":material/error:")
     else:
         state.count_written()
         st.rerun()

@@ -16,8 +16,10 @@ from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.plan import Plan
 from engine.store import team
 from engine.store.team import Review, Run, SavedPlan
+from engine.systems import SYSTEMS, TRAINING
 from engine.workload import digest_of
 
 PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
@@ -50,7 +52,14 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     _runs(runs)
     discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
-    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
+    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(made_by(plan))}, seed {plan.provenance.seed}")
+
+
+def made_by(plan: Plan) -> str:
+    """The title of a plan's optimiser; of a file and of what is no system here, its own name."""
+    optimiser = plan.provenance.optimiser
+    system = {**SYSTEMS, **TRAINING}.get(optimiser)
+    return system.title if system else optimiser
 
 
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
@@ -147,7 +156,7 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
     with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
         if not asked.open:
             return
-        st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
+        st.caption("Everything on this page in one HTML file that opens offline.")
         dossier = Dossier(saved, review, brief, tuple(runs), *(verdict.last(brief.own.plan) or ()))
         st.download_button(
             "Download the report",

@@ -8,11 +8,11 @@ from engine.simulate.migration import Migration
 from engine.units import seconds, size
 
 ORDERS = {
-    "matched": "in {phases} a layer: in each, a GPU sends to at most one other and receives from at most one",
-    "joint": "in {phases} a layer, both models' sends together: in each, a GPU sends to at most one other and receives "
+    "matched": "in {phases} per layer, in which a GPU sends to at most one other and receives from at most one",
+    "joint": "in {phases} per layer, both models' sends together, in which a GPU sends to at most one other and receives "
     "from at most one",
-    "shared": "in {phases} a layer: in each, a GPU serves several others at once, each at a constant rate",
-    "two-tier": "in {phases} a layer: in each, a node sends to at most one other over all its ports, and its GPUs relay "
+    "shared": "in {phases} per layer, in which a GPU serves several others at once, each at a constant rate",
+    "two-tier": "in {phases} per layer, in which a node sends to at most one other over all its ports, and its GPUs relay "
     "for each other over their links",
     "sequential": "one after another: every GPU works through its own list of receivers",
     "concurrent": "all at once, a plain all-to-all",
@@ -77,7 +77,8 @@ def _placement(placement: Placement, first_of_two: bool) -> str:
             f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})"
         )
     least, most = int(placement.slots.min()), int(placement.slots.max())
-    return f"{sentence}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
+    held = _count(most, "expert") if least == most else f"{least} to {most} experts"
+    return f"{sentence}; each GPU holds {held} per layer."
 
 
 def _beside(placement: Placement, second: Placement) -> str:
@@ -99,7 +100,7 @@ def _move(move: Migration) -> str:
 def _order(order: SendOrder, second: SendOrder | None) -> str:
     phases = [schedule.phases for send_order in (order, second) if send_order for schedule in send_order.dispatch]
     mean = f"{np.mean(phases):.3g}" if phases else ""
-    manner = ORDERS[order.mode].format(phases=f"{mean} phase{'s' * (mean != '1')}")
+    manner = ORDERS[order.mode].format(phases="one phase" if mean == "1" else f"{mean} phases")
     return f"Sends the bytes of every dispatch and combine {manner}."
 
 

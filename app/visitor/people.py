@@ -11,7 +11,7 @@ from streamlit.errors import Error as StreamlitError
 
 from app import state
 from app.components import own_name, way_back
-from app.text import plain
+from app.text import plain, sentence
 from app.visitor import guard, roles
 from app.visitor.roles import Role
 from engine.errors import InputError
@@ -180,7 +180,7 @@ def _rename(person: Person) -> None:
             try:
                 state.set_person(checked(name))
             except InputError as error:
-                st.error(plain(str(error)), icon=":material/error:")
+                st.error(sentence(str(error)), icon=":material/error:")
             else:
                 st.rerun()
 

@@ -493,7 +493,7 @@ def clean_name(name: str, whose: str) -> str:
     """A name as it is kept: one line without control characters. Raises InputError for one that cannot be kept."""
     cleaned = " ".join(name.split())
     if not cleaned or len(cleaned) > tables.NAME or not cleaned.isprintable():
-        raise InputError(f"the name of {whose} must be 1 to {tables.NAME} characters on one line")
+        raise InputError(f"the name of {whose} must have 1 to {tables.NAME} characters, on one line")
     return cleaned
 
 

@@ -56,6 +56,19 @@ def test_a_table_keeps_all_else():
     assert rows[0][0] == "'=A1" and rows[1][0] == "'=x" and [row[1] for row in rows[1:]] == ["1.0", "-2.5"]
 
 
+def test_the_page_shows_what_the_file_guards_and_marks_losses(monkeypatch):
+    table = {"Plan": ["=1+1 mix", "'quoted"], "=B": [0.5, float("nan")]}
+    drawn = {}
+    monkeypatch.setattr(tables.st, "dataframe", lambda table, **options: drawn.update(options, table=table))
+    tables.show(table, shown={"'=B": "{:.2f}×".format}, losses={"'=B": [True, False]})
+    assert drawn["table"].data["Plan"].tolist() == ["'=1+1 mix", "'quoted"], "what is downloaded"
+    html = drawn["table"].to_html()
+    assert ">=1+1 mix<" in html and ">'quoted<" in html and ">0.50×<" in html and "nan" not in html
+    assert html.count("color:") == 1 and drawn["column_config"]["'=B"]["label"] == "=B"
+    tables.show({"Plan": ["Aurora"]})
+    assert isinstance(drawn["table"], pd.DataFrame)
+
+
 @pytest.mark.parametrize("name", ["=1+1", "@x", "+1+cmd|' /C calc'!A0", "-x"])
 def test_the_names_of_a_cluster_are_no_formulas(name):
     """Its inventory is edited in a table, where an apostrophe would become part of the name."""
