@@ -1,11 +1,13 @@
 """What a team says about a plan: comments and decisions, oldest first, and the forms to add to them."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
 import streamlit as st
 
 from app import failing, state, widgets
+from app.components import scroll_here
 from app.review import news, place, store, thresholds
 from app.review.address import link_to
 from app.review.plan_list import ICONS, NO_REVIEW, STATES, WHOSE, WHOSE_ICONS
@@ -75,6 +77,8 @@ def way(review: Review | None) -> None:
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
+    if state.take_return():
+        scroll_here.once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
         _ask(saved)

@@ -74,12 +74,16 @@ def here() -> str:
 
 
 def mark_layer() -> None:
-    """Say on Timeline which layer a comment points to, where one was followed to the plan that is open."""
+    """Say on Timeline which layer a comment points to, where one was followed to the plan that is open, and lead back."""
     place, _ = state.pointed() or (None, 0)
     number, _ = state.reviewed() or (None, None)
     is_its_plan = number is not None and state.saved().get(state.plan_id() or "") == number
     if place is not None and place.kind == "layer" and is_its_plan:
-        st.markdown(f"{ICON} **The comment points to layer {place.number}.**")
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(f"{ICON} **The comment points to layer {place.number}.**", width="content")
+            if st.button("Back to the comment", icon=":material/arrow_back:", type="tertiary"):
+                state.return_to_discussion()
+                st.switch_page("../pages/review.py")
 
 
 def mark(chart: str, problem: Problem | None = None) -> Place | None:

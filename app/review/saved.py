@@ -81,6 +81,14 @@ def new_workspace() -> None:
 def save_open_plan(workspace: str) -> None:
     """The button that saves the open plan, disabled with the reason where it cannot."""
     plan = cached.open_plan()
+    if plan is not None and (there := store.saved_in(workspace, plan)) is not None:
+        st.button(
+            "Saved here already",
+            icon=":material/bookmark_added:",
+            disabled=True,
+            help=f"by {plain(there.by)}, as {plain(there.name)}",
+        )
+        return
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
     key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
@@ -120,6 +128,19 @@ def save_open_plan(workspace: str) -> None:
 def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
     store.save(workspace, plan, problem, name, note, question)
     look_at_plans()  # at what was saved
+
+
+def corrections(saved: SavedPlan) -> None:
+    """The form in which whoever saved a plan corrects its name and note; nothing for others."""
+    if people.why_not("plan") or not team.is_saver(saved, people.who().name, people.login()):
+        return
+    key = f"correct-{saved.number}-{state.written()}"
+    with st.popover("Correct", icon=":material/edit:", type="tertiary", key=key), st.form(f"{key}-form", border=False):
+        name = typed(st.text_input, "Name", f"{key}-name", saved.name, max_chars=120)
+        note = typed(st.text_area, "Note", f"{key}-note", saved.note, height=90, max_chars=team.LONGEST_TEXT)
+        st.caption("What it was stays in the discussion.")
+        if st.form_submit_button("Change", icon=":material/check:"):
+            attempt(lambda: store.correct(saved, name, note))
 
 
 def look_at_plans() -> None:

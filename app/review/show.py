@@ -11,7 +11,7 @@ from app.review import discussion, link, news, place, report, store, verdict
 from app.review.address import link_to
 from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
 from app.review.report import Dossier
-from app.review.saved import leave_brief
+from app.review.saved import corrections, leave_brief
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -135,7 +135,9 @@ def _note(saved: SavedPlan) -> None:
     with st.container(gap="xxsmall"):
         if saved.note:
             st.text(saved.note)
-        st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
+        with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
+            st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}", width="content")
+            corrections(saved)
 
 
 def _open_button(saved: SavedPlan) -> None:

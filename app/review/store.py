@@ -44,7 +44,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     question. A plan that the workspace has already stays as it was first saved, with its review."""
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
-    saves = [saved_plan for saved_plan in team.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
+    there = saved_in(workspace, plan)
     save_recordings(problem)
     saved = team.save_plan(
         db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem), people.login()
@@ -55,9 +55,19 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
         review = team.open_review(db(), saved.number, question, by, people.login())
         announce.requested(review)
     state.look_at(saved.number, review.id if review else None)
-    if saves:
+    if there is not None:  # somebody was faster
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
     return saved
+
+
+def saved_in(workspace: str, plan: Plan) -> SavedPlan | None:
+    """A plan as a workspace has it already; None where it has not."""
+    return next((saved for saved in team.saves_of(db(), [plan.id]) if saved.workspace == workspace), None)
+
+
+def correct(saved: SavedPlan, name: str, note: str) -> None:
+    """Give a saved plan another name and note; raises InputError for anybody but who saved it."""
+    team.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
 
 
 def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:

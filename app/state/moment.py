@@ -17,6 +17,7 @@ _VISIT, _TURNS, _RECALLED = "visit", "widget_turns", "recalled_person"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
 _OVERTAKEN, _NOT_STORED, _RUN = "overtaken", "not_stored", "run"
+_RETURN = "return_to_discussion"
 TYPED = "typed-"
 """How the keys of text fields begin whose text `keep_typed` keeps."""
 
@@ -235,6 +236,15 @@ def point_at(place: Place) -> None:
 
 def _turn() -> int:
     return st.session_state.get(_POINTED, (None, 0))[1]
+
+
+def return_to_discussion() -> None:
+    """Have Review show its discussion, from where a comment led away."""
+    st.session_state[_RETURN] = True
+
+
+def take_return() -> bool:
+    return st.session_state.pop(_RETURN, False)
 
 
 def first_layers(last: int) -> tuple[int, int]:

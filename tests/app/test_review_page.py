@@ -130,11 +130,27 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
 
 
-def test_a_plan_that_is_there_already_stays_as_it_was_first_saved(app: AppTest) -> None:
+def test_a_plan_that_is_there_already_is_said_before_a_form_is_filled_in(app: AppTest) -> None:
     first = save(app, "first name")
-    again = save(app, "second name", question="really?")
-    assert again == first and len(team.reviews_of(database(), first.number)) == 1
-    assert "has saved this plan here already, as first name" in said(app.toast)
+    assert buttons(app)["Saved here already"].disabled and "Save" not in buttons(app)
+    assert buttons(app)["Saved here already"].help == "by Ana, as first name"
+    assert review_store.saved_in(first.workspace, app.plans[0]) is None
+
+
+def test_who_saved_a_plan_corrects_its_name_and_note(app: AppTest) -> None:
+    saved = save(app, "Arora", "cheap")
+    enter(app, "Name", "Aurora <b>2</b>")
+    enter(app, "Note", "cheap and fast")
+    press(app, "Change")
+    now = team.find_saved(database(), saved.number)
+    assert (now.name, now.note, now.by, now.at) == ("Aurora <b>2</b>", "cheap and fast", "Ana", saved.at)
+    assert "changed the name from “Arora” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
+    assert table(app)["Plan"].tolist() == ["Aurora <b>2</b>"]
+    visitor = link(plan=saved.plan)
+    visitor.session_state["person"] = "Ben"
+    assert "Change" not in buttons(visitor.run())
+    with pytest.raises(InputError, match="only Ana, who saved this plan"):
+        team.correct_saved(database(), saved.number, "mine", "", "Ben")
 
 
 def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest) -> None:
@@ -547,8 +563,9 @@ def test_a_comment_points_to_a_layer_on_the_timeline_or_on_affinity(app: AppTest
     assert shown_layers(visitor, "Layers compared") == (4, 5) and not visitor.exception
     press(app, "Layer 3 on Timeline")
     assert [header.value for header in app.header] == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
-    visit(app, "review")
+    press(app, "Back to the comment")
     assert [header.value for header in app.header] == ["Review"] and "about" not in app.query_params
+    assert "Discussion" in said(app.subheader)
 
 
 def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None:
