@@ -37,7 +37,7 @@ SECTIONS = {
 }
 LONGEST = 20
 """Characters of a name that take one line."""
-OPERATE = Entry("Operate", "operate", ":material/monitor_heart:")
+OPERATE = Entry("Administration", "operate", ":material/monitor_heart:")
 
 
 def links() -> None:

@@ -40,7 +40,7 @@ def _unfold(key: str) -> None:
     st.session_state[key] = True
 
 
-actions = header.show("Launch", "Do it: run plans as a real job, measured beside predicted.")
+actions = header.show("Launch", "Run plans as a real job and compare measured with predicted times.")
 past = history.launches()
 chosen = history.chosen(past)
 running = [launch.job.id for launch in past if launch.job.id in state.launch_jobs() and not launch.state.finished]

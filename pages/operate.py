@@ -1,4 +1,4 @@
-"""Is the studio well?"""
+"""Is the studio healthy?"""
 
 import streamlit as st
 
@@ -28,7 +28,7 @@ def now() -> None:
     refuse_others()
     checks = health()
     if all(check.well for check in checks):
-        st.success(plain(line(checks)), icon=":material/check_circle:")
+        st.success(plain(overview.healthy()), icon=":material/check_circle:")
     else:
         st.error(plain(line(checks)), icon=":material/error:")
     if fault := WEBHOOK.fault:
@@ -52,7 +52,7 @@ def now() -> None:
 
 
 def kept() -> None:
-    """What takes room, and what of it may go."""
+    """What takes space, and what of it may go."""
     room = overview.room()
     left, right = st.columns(2, gap="large")
     with left:
@@ -62,19 +62,19 @@ def kept() -> None:
             overview.uses_as_text(room.uses),
             hide_index=True,
             height="content",
-            alt="What takes room, the most first",
+            alt="What takes space, the most first",
             column_config={"Share": st.column_config.ProgressColumn(format="%.0f %%", max_value=100)},
         )
     with right:
         try:
             cleaning = overview.what_would_go()
         except InputError as error:
-            st.subheader("What would go", anchor=False)
+            st.subheader("Removable", anchor=False)
             st.error(sentence(str(error)), icon=":material/error:")
             return
-        st.subheader(f"What would be removed · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
+        st.subheader(f"Removable · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
         st.caption(
-            f"Unused for {cleaning.days} days or more, and nothing that stays refers to it. This page removes nothing:"
+            f"Unused for {cleaning.days} days or more, and nothing that stays refers to it. This page deletes nothing; run:"
         )
         st.code("python -m engine clean", language=None)
         if cleaning.going:
@@ -84,10 +84,10 @@ def kept() -> None:
 
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
-    st.header("Operate", anchor=False, width="content")
+    st.header("Administration", anchor=False, width="content")
     with st.container(horizontal=True, width="content"):
         people.show()
-st.caption("Is the studio well? Its health, its jobs, who is here, and what takes room.")
+st.caption(f"Is the studio healthy? Its jobs, who is here, and what takes space. Times are in {overview.zone()}.")
 refuse_others()
 now()
 kept()

@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, finish, legend_above, plain
-from engine.units import TIME, digits, ratio, scale_of, seconds
+from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 TIMES = 136
 """Pixels at the right of bars, of their times in words."""
@@ -33,7 +33,17 @@ def by_kind(
     colours = [*(KIND_COLOURS[kind] for kind in kinds), NEUTRAL]
     before, after = waiting
     figure = _lying(names, [*predicted, before], [*measured, after], colours, dark)
-    return _with_legend(figure, f"The run took {ratio(total[1] / total[0])} the predicted time", len(names))
+    return _with_legend(figure, against_prediction(*total), len(names))
+
+
+def against_prediction(predicted: float, measured: float) -> str:
+    """`The run took 1.1 % less time than predicted`."""
+    off = measured / predicted - 1
+    if abs(off) < 0.0005:
+        return "The run took the predicted time"
+    if off >= 1:
+        return f"The run took {ratio(1 + off)} the predicted time"
+    return f"The run took {share(abs(off))} {'more' if off > 0 else 'less'} time than predicted"
 
 
 def by_layer(

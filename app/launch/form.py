@@ -11,7 +11,7 @@ from app.charts import launch as charts
 from app.launch import clusters, start
 from app.launch.history import Launched
 from app.text import plain, sentence
-from engine import store
+from engine import store, units
 from engine.balance import Balance
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
@@ -74,7 +74,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         _preflight(prepared)
         _balances(balances)
         not_now = fault or (None if on_cluster else start.why_not_now(past))
-        _start(launch, refused, not_now, prepared.ready, actions)
+        _start(launch, refused, not_now, prepared, actions)
     with right:
         if on_cluster:
             st.subheader("What is submitted", anchor=False)
@@ -83,12 +83,14 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
             _command(prepared)
 
 
-def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool, actions: DeltaGenerator) -> None:
+def _start(
+    launch: Launch, refused: str | None, not_now: str | None, prepared: PreparedLaunch, actions: DeltaGenerator
+) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
     label = "Start" if launch.destination is None else "Submit"
     if actions.button(
-        label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
+        label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not prepared.ready
     ):
         try:
             store.save_workload(launch.workload)  # balanced routing was recorded nowhere
@@ -97,8 +99,34 @@ def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool
             st.error(sentence(str(error)), icon=":material/error:")
         else:
             st.rerun()
-    if not_now and not refused:
+    if refused:
+        return
+    if not_now:
         actions.caption(plain(not_now))
+    elif prepared.failed:
+        actions.markdown(f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}")
+    else:
+        actions.caption(plain(" ".join([_what_runs(launch), *_what_it_cannot_show(launch, prepared)])))
+
+
+def _what_runs(launch: Launch) -> str:
+    """The plans by name, and for how long at most."""
+    names = " and ".join(plan.name for plan in launch.plans)
+    passes = f"{launch.repeats} timed pass{'' if launch.repeats == 1 else 'es'}"
+    each = " each" if launch.plans[1:] else ""
+    return f"Runs {names}, {passes}{each}; ends after {units.roughly(launch.limit)} at the latest."
+
+
+def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:
+    """Of ranks on this machine's CPU, which are alike and share a memory, not the network that the plan is for."""
+    if launch.on != "local" or prepared.instructions.backend != "gloo":
+        return []
+    types = len({gpu.type for gpu in launch.cluster.gpus})
+    kinds = f"{types} kinds of GPU" if types > 1 else "GPUs and links of their own"
+    return [
+        f"Its {prepared.instructions.ranks} ranks are equal and share this machine's CPU; the plan is for {kinds}. Expect no "
+        "gain here: the run checks the output and the predicted times. Testbed emulates the drawn links, though not the GPUs."
+    ]
 
 
 def _attached(devices: Devices) -> None:

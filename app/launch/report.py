@@ -66,8 +66,8 @@ def _what_for(launch: Launched) -> str:
     if launch.state is not State.DONE:
         return ""
     return (
-        f"**The prediction is for {_here(launch)}, not for the drawn cluster: these times differ from those of the plan's "
-        "verdict line.** "
+        f"**The prediction is for {_here(launch)}, not for the drawn cluster: these times differ from the plan's figures "
+        "on other pages, which are for that one.** "
     )
 
 
@@ -146,7 +146,8 @@ def unlike(names: list[str], ids: list[str]) -> list[str]:
 def finding(preference: dict[str, Any]) -> tuple[str, str]:
     """Which of several plans the measurement prefers and whether the prediction agreed; and by how much, in a sentence."""
     first, *between, ranked = preference["lines"]
-    title, details = f"{first}; {ranked}", "; ".join(between)
+    title = f"{first}{',' if ranked.startswith('as predicted') else ';'} {ranked}"
+    details = "; ".join(between)
     return f"{title[:1].upper()}{title[1:]}", f"{details[:1].upper()}{details[1:]}"
 
 

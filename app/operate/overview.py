@@ -42,6 +42,17 @@ def room() -> Room:
     return Room(disk.use_by_kind(folder), *disk.free(folder))
 
 
+def healthy() -> str:
+    """What there is to say where nothing is wrong."""
+    free, total = disk.free(store.data_folder())
+    return f"Healthy: the data folder is writable ({units.size(free)} of {units.size(total)} free) and the database answers."
+
+
+def zone() -> str:
+    """The zone of the times that pages show: the server's."""
+    return time.strftime("%Z (UTC%z)") if time.strftime("%z") != "+0000" else "UTC"
+
+
 def what_would_go() -> Cleaning:
     """What `clean` would remove now; nothing is. Raises InputError when the database does not answer."""
     return retention.clean(database(), store.data_folder(), retention.policy(), time.time(), remove=False)

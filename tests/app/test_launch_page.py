@@ -155,6 +155,7 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
         "Number format": "bf16",
     }.items():
         enter(app, label, value)
+    assert "Its 2 ranks are equal" in said(app.caption) and "5 timed passes each" in said(app.caption)
     assert "100 of the recording, 5 timed passes of each of 2 plans" in said(app.markdown)
     press(app, "Start")
     (job,) = launches()
@@ -182,7 +183,8 @@ def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pyt
     small = replace(cached.attached(), host_memory=1e6)
     monkeypatch.setattr(cached, "attached", lambda: small)
     app.run()
-    assert "launch it on a larger machine" in said(app.markdown) and button(app, "Start").disabled
+    assert said(app.markdown).count("launch it on a larger machine") == 2, "beside Start and in the pre-flight"
+    assert button(app, "Start").disabled
     app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
     app.run()
     assert "does not fit the recording" in said(app.error) and not any(button.label == "Start" for button in app.button)
@@ -501,10 +503,21 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     preference = job.result["preference"]
     title, details = report.finding(preference)
     assert title.startswith("Measured, ") and details and details in said(app.caption)
+    close = ["too close to call: a and b differ by less than the noise", "b", "as predicted: within 10 % of each other"]
+    assert report.finding({"lines": close})[0].startswith(
+        "Too close to call: a and b differ by less than the noise, as pred"
+    )
     before = metrics(app)["Measured"]
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
     app.run()
     assert metrics(app)["Measured"] != before and first.name != second.name
+
+
+def test_a_run_against_its_prediction_in_words():
+    assert charts.against_prediction(1.0, 0.989) == "The run took 1.1 % less time than predicted"
+    assert charts.against_prediction(1.0, 1.2) == "The run took 20 % more time than predicted"
+    assert charts.against_prediction(1.0, 2.3) == "The run took 2.3× the predicted time"
+    assert charts.against_prediction(1.0, 1.0001) == "The run took the predicted time"
 
 
 def test_times_stand_behind_their_bars_in_one_readable_size():

@@ -35,7 +35,12 @@ def test_what_an_operator_sees(app: AppTest, folder: Folder) -> None:  # noqa: F
     folder.session("an-old-session", 100)
     before = folder.names()
     operate(app)
-    assert "can be written" in said(app.success) and "answers" in said(app.success) and not app.error
+    assert (
+        "Healthy: the data folder is writable" in said(app.success)
+        and "database answers" in said(app.success)
+        and not app.error
+    )
+    assert "Times are in " in said(app.caption) and "Removable" in said(app.subheader)
     jobs, here, uses, going = (table.value for table in app.dataframe)
     assert list(jobs["State"]) == ["done", "done"] and list(jobs["Kind"]) == ["optimise", "optimise"]
     assert list(here.columns)[:2] == ["Who", "Role"]
@@ -84,6 +89,6 @@ def test_who_may_look_after_the_studio(address, email, setting, may, app: AppTes
     visitor(monkeypatch, address, **(vars(login(email)) if email else {}))
     app.run()
     if may:
-        assert operate(app).header[0].value == "Operate"
+        assert operate(app).header[0].value == "Administration"
     context = type("Context", (), {"ip_address": address, "headers": {}})
     assert guard.may_operate(context, login(email) if email else type("User", (), {})()) is may

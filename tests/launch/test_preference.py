@@ -99,7 +99,11 @@ def test_it_is_told_in_words():
     ]
     preference = prefer(runs)
     first, *others, ranked = preference.lines
-    assert first == "measured, quick has the lowest time, but not by a significant margin"
+    assert first == "too close to call: quick and like quick differ by less than the noise"
+    near = prefer([TimedPlan("a", (1.0, 1.02, 1.01), 1.0), TimedPlan("b", (1.02, 1.0, 1.01), 1.01)])
+    assert near.lines[-1] == "as predicted: within 10 % of each other"
+    once = prefer([TimedPlan("a", (1.0,), 1.0), TimedPlan("b", (2.0,), 1.01)])
+    assert "a single pass does not tell" in once.lines[0] and "rank nothing" in once.lines[-1]
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
     assert (
         "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]

@@ -58,7 +58,7 @@ def destination_checks(destination: Destination) -> Iterator[Check]:
     yield Check("Nodes", True, f"{destination.nodes} with {each}")
     yield Check("Program", True, f"in the image {destination.image}" if destination.image else here)
     yield Check("Shared folder", usable, seen if usable else f"{shared} is no folder that can be written to here")
-    port = "torchrun picks a free one on the node by itself"
+    port = "torchrun picks a free one on the node"
     if destination.nodes > 1:
         last = FIRST_PORT + PORTS - 1
         port = f"the nodes meet on the first one, at a port between {FIRST_PORT} and {last} of the job's own"
@@ -110,7 +110,7 @@ def port_check() -> Check:
             probe.bind(("localhost", 0))
     except OSError as error:
         return Check("Port", False, f"no port of localhost can be had ({error.strerror}); close what holds them")
-    return Check("Port", True, "torchrun picks a free one on localhost by itself")
+    return Check("Port", True, "torchrun picks a free one on localhost")
 
 
 def traffic_check(launch: PreparedLaunch) -> Check:

@@ -86,15 +86,21 @@ class Preference:
                 about += f" ({ratio(pair.low)} to {ratio(pair.high)} at {share(CONFIDENCE)} confidence)"
             about += f", longer in {pair.agreeing} of {pair.passes} passes (p = {pair.chance:.2g})"
             comparisons.append(about if pair.decided else f"{about}: within the noise")
-        first = (
-            f"measured, {best} is the fastest"
-            if self.decided
-            else f"measured, {best} has the lowest time, but not by a significant margin"
-        )
+        first = f"measured, {best} is the fastest"
+        if not self.decided:
+            close = [
+                self.names[pair.slower] for pair in self.pairs if pair.faster == self.order[0] and not pair.decided
+            ]
+            first = f"too close to call: {', '.join([best, *close[:-1]])} and {close[-1]} differ by less than the noise"
+            if self.pairs[0].passes == 1:
+                first = f"measured, {best} has the lowest time, but a single pass does not tell it from noise"
         wrong = [pair for pair in self.pairs if pair.as_predicted is False]
         apart = f"differ by more than {share(APART - 1)}"
         if self.ranked_alike is None:
-            ranked = f"no two predictions {apart}, so there is no ranking to check"
+            within = f"within {share(APART - 1)} of each other"
+            ranked = f"the predictions, {within}, rank nothing"
+            if not self.decided and self.pairs[0].passes > 1:
+                ranked = f"as predicted: {within}"
         elif self.ranked_alike:
             ranked = f"wherever predictions {apart}, the measurement ranks the plans the same way"
         else:
