@@ -25,6 +25,8 @@ from engine.units import TIME, ratio, scale_of, seconds, share
 COMPUTES, SENDS = "#E69F00", "#0072B2"
 SAME = 5e-4
 """Times that differ by no more than this part are equal."""
+ALIKE = 0.02
+"""GPUs that are busy within this part of the busiest are as busy."""
 LEGEND = legend_below(-0.24)
 
 
@@ -150,7 +152,7 @@ def finding(cases: Sequence[Case]) -> str:
 
 
 def per_gpu(case: Case, overlaps: bool) -> go.Figure:
-    """How long every GPU (or group of alike GPUs) computes and communicates, the busiest marked; now as lines.
+    """How long every GPU (or group of alike GPUs) computes and communicates, the busiest marked if it is one; now as lines.
 
     overlaps: whether a GPU may do both at once, so that the two stand side by side rather than on each other.
     """
@@ -176,17 +178,31 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
         )
     if before is not None and len(before.resources) == len(names):
         _mark_now(figure, before, overlaps, factor, unit)
-    worst = shown.busiest
-    top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
-    figure.add_annotation(
-        x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18, arrowcolor=MARK
-    )
+    worst, busy = shown.busiest, shown.compute + shown.network
+    as_busy = np.flatnonzero(busy >= (1 - ALIKE) * busy[worst])
+    if len(as_busy) == 1:
+        top = max(shown.compute[worst], shown.network[worst]) if overlaps else busy[worst]
+        figure.add_annotation(
+            x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18, arrowcolor=MARK
+        )
     figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::step], ticktext=short[::step])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
-    busy = shown.compute + shown.network
-    part = shown.network[worst] / busy[worst] if busy[worst] else 0.0
-    title = f"{names[worst].split(' · ')[0]} is busiest, {share(part)} communicating"
+    part = shown.network[as_busy].sum() / busy[as_busy].sum() if busy[worst] else 0.0
+    title = f"{_busiest(shown, names, as_busy)}, {share(part)} communicating"
     return finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
+
+
+def _busiest(shown: Outlook, names: Sequence[str], as_busy: np.ndarray) -> str:
+    """Who is busiest, where several are alike without a culprit. as_busy: int[at least one], places of those alike."""
+    if len(as_busy) == 1:
+        return f"{names[as_busy[0]].split(' · ')[0]} is busiest"
+    if len(as_busy) == len(names):
+        return "All GPUs are about equally busy"
+    types = [name.partition(" · ")[2] for name in names]
+    kind, a_lane_each = types[as_busy[0]], shown.layers is not None  # a training step's lanes are groups of GPUs
+    if a_lane_each and [place for place, other in enumerate(types) if other == kind] == as_busy.tolist():
+        return f"The {len(as_busy)} {kind} are busiest"
+    return "Several GPUs are busiest"
 
 
 def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float, unit: str) -> None:

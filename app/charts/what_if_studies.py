@@ -7,7 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, legend_below, plain
-from engine.studies.capacity import CapacityPoint, smallest
+from engine.cluster import Node
+from engine.studies.capacity import CapacityPoint, hardware, smallest
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
@@ -198,6 +199,7 @@ def _by_level(points: Sequence[ImprecisionPoint]) -> tuple[list[float], list[lis
 def capacity(
     points: Sequence[CapacityPoint],
     target: float,
+    part: Sequence[Node],
     complete: bool = True,
     price: float | None = None,
     dark: bool = False,
@@ -205,8 +207,8 @@ def capacity(
     """Time against cost: the front of the sizes that are faster than every smaller one, the bound below it, the target as a
     line, and the smallest size that meets it.
 
-    price: of a part for an hour in the person's own currency, for cost per hour in place of the number of GPUs; dark: of the
-    page.
+    part: what every size is so many times of; price: of a part for an hour in the person's own currency, for cost per hour in
+    place of the number of GPUs; dark: of the page.
     """
     planned = sorted((point for point in points if point.total is not None), key=lambda point: point.gpus)
     factor, unit = scale_of(max([target, *(point.total for point in planned)]), TIME)
@@ -249,7 +251,7 @@ def capacity(
     across = "GPUs" if price is None else "cost per hour"
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _answer(points, fewest, target, complete, price), 420, legend=LEGEND)
+    return finish(figure, _answer(points, fewest, target, part, complete, price), 420, legend=LEGEND)
 
 
 def _add_sizes(
@@ -284,7 +286,7 @@ def _add_sizes(
 
 
 def _priced(point: CapacityPoint, price: float | None) -> str:
-    return "" if price is None else f", {digits(price * point.parts)} per hour"
+    return "" if price is None else f", cost {digits(price * point.parts)} per hour"
 
 
 def _across(point: CapacityPoint, price: float | None) -> float:
@@ -312,18 +314,26 @@ def _answer(
     points: Sequence[CapacityPoint],
     fewest: CapacityPoint | None,
     target: float,
+    part: Sequence[Node],
     complete: bool,
-    price: float | None = None,
+    price: float | None,
 ) -> str:
     if fewest is not None:
-        return f"{fewest.gpus} GPUs are enough for {seconds(target)}: {seconds(fewest.total)}{_priced(fewest, price)}"
+        enough = f"{_hardware(part, fewest)} are enough for {seconds(target)}"
+        return f"{enough}: {seconds(fewest.total)}{_priced(fewest, price)}"
     planned = [point for point in points if point.total is not None]
     if not complete:
-        return f"So far: up to {points[-1].gpus} GPUs miss the target" if points else "No points yet"
+        return f"So far: up to {_hardware(part, points[-1])} miss the target" if points else "No points yet"
     if not planned:
         return "No size could be planned for"
     best = min(planned, key=lambda point: point.total)
-    return f"No size tried meets {seconds(target)}; the best, {best.gpus} GPUs, takes {seconds(best.total)}"
+    return f"No size tried meets {seconds(target)}; the best, {_hardware(part, best)}, takes {seconds(best.total)}"
+
+
+def _hardware(part: Sequence[Node], point: CapacityPoint) -> str:
+    """A size by its GPUs; of many types by their number, as a title is one line."""
+    types = {gpu.type for node in part for gpu in node.gpus}
+    return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else plain(hardware(part, point.parts))
 
 
 def _faint(colour: str) -> str:

@@ -1,6 +1,6 @@
 """The What-if page's search for the number of GPUs that a target time takes."""
 
-from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from app.text import plain
 from app.what_if import jobs
 from app.what_if.live import outlooks_of, plan_to_study
 from engine import units
+from engine.cluster import Node
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -35,23 +36,26 @@ def capacity(problem: Problem) -> None:
         )
         return
     try:
-        plan, _ = plan_to_study(problem)
+        plan, is_open = plan_to_study(problem)
         now = outlooks_of(problem, [plan])[plan.id].total
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
-    _form(problem, plan, now)
+    part = _form(
+        problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
+    )
     jobs.watch(
         "capacity",
         problem,
         {},
-        partial(_show, problem),
+        partial(_show, problem, part),
         "Nothing run yet. Each size gets a plan of its own, within the time per plan.",
     )
 
 
-def _form(problem: Problem, plan: Plan, now: float) -> None:
-    """Target, part and system, and the button that starts the search. now: seconds of the plan shown above."""
+def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
+    """Target, part and system, and the button that starts the search; answers the part in words. takes: what the plan takes,
+    in a sentence; now: in seconds."""
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = kept.number_input(
@@ -62,7 +66,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             format="%g",
             width=130,
             key=f"what-if-target-{plan.id[:8]}",
-            help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
+            help=f"Time of one pass through all MoE layers. {takes}",
         )
         part = kept.selectbox("Built from", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
@@ -106,38 +110,43 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             f"{plain(trace.name)} has {trace.sources:,} {kind}: on more than {trace.sources:,} GPUs some start with no "
             "tokens, which makes such sizes look worse than they are under full load."
         )
+    return part
 
 
-def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
-    """The sizes tried so far, and the smallest that meets the target as a cluster to open."""
+def _show(problem: Problem, chosen: str, result: dict[str, Any], complete: bool) -> None:
+    """The sizes tried so far, and the smallest that meets the target as a cluster to open. chosen: the part above, in words."""
     points = sorted((CapacityPoint.from_dict(point) for point in result["points"]), key=lambda point: point.parts)
-    if not points:
-        return
-    target = result["target"]
     nodes = parts_of(problem.cluster).get(result["title"])
-    price = _price(Counter(gpu.type for node in nodes for gpu in node.gpus)) if nodes else None
-    dark = st.context.theme.type == "dark"
-    widgets.chart(charts.capacity(points, target, complete, price, dark), "what-if-capacity")
+    if not points or nodes is None:
+        return
+    if result["title"] != chosen:
+        st.info(
+            plain(f"These sizes are built from {result['title']}. Run the search for {chosen}."), icon=":material/info:"
+        )
+    target, prices = result["target"], _prices(nodes)
+    price, dark = _price(nodes, prices), st.context.theme.type == "dark"
+    widgets.chart(charts.capacity(points, target, nodes, complete, price, dark), "what-if-capacity")
     st.caption(honestly(points, target, result, complete))
-    for sentence in _answers_of_other_parts(problem, result):
+    for sentence in _answers_of_other_parts(problem, result, prices):
         st.markdown(plain(sentence))
     tables.show(as_text(points, target, price), hide_index=True)
     fewest = smallest(points, target)
     with st.container(horizontal=True, vertical_alignment="center"):
         opens = f"Open the cluster of {fewest.gpus} GPUs" if fewest else ""
-        if opens and nodes and st.button(opens, icon=":material/dns:", key="what-if-grown"):
+        if opens and st.button(opens, icon=":material/dns:", key="what-if-grown"):
             state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
             st.rerun(scope="app")
-        jobs.download(points, "capacity")
+        jobs.download_table(to_download(points, result, prices, price), "capacity")
 
 
-def _price(counts: Counter[str]) -> float | None:
-    """What a part costs per hour, once a person has said what each GPU of it costs. counts: of its GPUs, by type."""
+def _prices(part: Sequence[Node]) -> dict[str, float | None]:
+    """What a person pays for an hour of each type of GPU in the part, where that was said."""
     with st.container(horizontal=True):
         prices = {
             kind: kept.number_input(
-                f"Price per {plain(kind)}-hour",
-                0.01,
+                # A hyphen inside a name is no markup, and a screen reader would read the escape aloud.
+                f"Price per {plain(kind).replace(chr(92) + '-', '-')}-hour",
+                None,
                 None,
                 None,
                 width=180,
@@ -145,16 +154,24 @@ def _price(counts: Counter[str]) -> float | None:
                 placeholder="optional",
                 help="What you pay for one GPU, in any currency. The chart then shows what each size costs per hour.",
             )
-            for kind in counts
+            for kind in dict.fromkeys(gpu.type for node in part for gpu in node.gpus)
         }
-    if None in prices.values():
-        return None
-    return sum(prices[kind] * count for kind, count in counts.items())
+    for kind, price in prices.items():
+        if price is not None and price <= 0:
+            st.error(f"Price per {plain(kind)}-hour: give a number above 0.", icon=":material/error:")
+            prices[kind] = None
+    return prices
 
 
-def _answers_of_other_parts(problem: Problem, result: dict[str, Any]) -> list[str]:
-    """What earlier searches of this session found for the same target with clusters of other parts."""
-    about, sentences = problem_arguments(problem), {}
+def _price(part: Sequence[Node], prices: Mapping[str, float | None]) -> float | None:
+    """What a part costs per hour; None where the price of one of its GPUs is not known."""
+    each = [prices.get(gpu.type) for node in part for gpu in node.gpus]
+    return None if None in each else sum(each)
+
+
+def _answers_of_other_parts(problem: Problem, result: dict[str, Any], prices: Mapping[str, float | None]) -> list[str]:
+    """What earlier searches of this session found for the same target with clusters of other parts. prices: as `_prices`."""
+    about, parts, sentences = problem_arguments(problem), parts_of(problem.cluster), {}
     for job in cached.jobs(state.study_jobs()):
         asked = job.request.arguments
         same = job.request.kind == "capacity" and {name: asked.get(name) for name in about} == about
@@ -166,41 +183,63 @@ def _answers_of_other_parts(problem: Problem, result: dict[str, Any]) -> list[st
             continue
         fewest = smallest([CapacityPoint.from_dict(point) for point in points], asked["target"])
         if fewest is not None:
+            price = _price(parts[asked["title"]], prices) if asked["title"] in parts else None
+            cost = "" if price is None else f", cost {units.digits(price * fewest.parts)} per hour"
             sentences[asked["title"]] = (
-                f"Searched before, built from {asked['title']}: {fewest.gpus} GPUs meet the same target, with "
-                f"{units.seconds(fewest.total)}."
+                f"Earlier search, {asked['title']}: {fewest.gpus} GPUs meet this target ({units.seconds(fewest.total)}{cost})."
             )
     return list(sentences.values())
 
 
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
     """What the search has shown and what it has not."""
-    fewest, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
-    smaller = [point for point in points if fewest is not None and point.gpus < fewest.gpus]
-    untried = [] if fewest is None else _untried(points, fewest)
-    if fewest is not None and smaller:
-        undecided = [point.gpus for point in smaller if not point.cannot_meet(target)]
-        tried = " that was tried" if untried else ""
-        parts.append(
-            f"No smaller size{tried} can, as long as GPUs hold as many experts each and none twice: its bound lies above the "
-            "target or its experts do not fit."
-            if not undecided
-            else f"All smaller sizes{tried.replace('was', 'were')} miss it, but only by the plans found: at "
-            f"{', '.join(map(str, undecided))} GPUs the bound leaves room for a better one."
-        )
-    if untried and complete:
-        parts.append(f"Smaller sizes that were not tried: {', '.join(map(str, untried))} GPUs.")
-    again = [
-        point.gpus for point in points if fewest is not None and point.gpus > fewest.gpus and not point.meets(target)
-    ]
-    if again:
-        parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
-    elif fewest is not None and complete:
-        parts.append("The sizes after it that were tried meet it too; larger ones were not tried.")
-    if fewest is None and complete:
+    system, fewest = SYSTEMS[result["system"]].title, smallest(points, target)
+    parts = [f"Built from {plain(result['title'])}, planned by {plain(system)}, simulated."]
+    if fewest is not None:
+        parts += _of_smaller(points, fewest, target, complete)
+        parts += _of_larger(points, fewest, target, complete)
+    elif complete:
         parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
     return " ".join(parts)
+
+
+def _of_smaller(points: list[CapacityPoint], fewest: CapacityPoint, target: float, complete: bool) -> list[str]:
+    """Whether a smaller size than the smallest found could meet the target."""
+    smaller = [point for point in points if point.gpus < fewest.gpus]
+    undecided, untried, sentences = (
+        [point for point in smaller if not point.cannot_meet(target)],
+        _untried(points, fewest),
+        [],
+    )
+    if undecided:
+        sentences.append(f"No plan found for {_either(undecided)} GPUs meets it; a better plan might.")
+    elif smaller:
+        sentences.append(
+            f"No smaller size{' tried' if untried else ''} can meet it without replicas and with equal slots per GPU: its "
+            "bound is above the target, or the experts do not fit."
+        )
+    if untried and complete:
+        sentences.append(f"Smaller sizes that were not tried: {', '.join(map(str, untried))} GPUs.")
+    return sentences
+
+
+def _of_larger(points: list[CapacityPoint], fewest: CapacityPoint, target: float, complete: bool) -> list[str]:
+    """Whether larger sizes than the smallest found meet the target too: with more GPUs time need not fall."""
+    larger = [point for point in points if point.gpus > fewest.gpus]
+    again = [str(point.gpus) for point in larger if not point.meets(target)]
+    if again:
+        return [f"More is not always enough: with {', '.join(again)} GPUs the target is missed again."]
+    if not complete:
+        return []
+    beyond = f"eyond {max(point.gpus for point in points)} GPUs nothing was tried."
+    return [f"The larger sizes tried also meet it; b{beyond}" if larger else f"B{beyond}"]
+
+
+def _either(points: Sequence[CapacityPoint]) -> str:
+    """`32, 64 or 96`."""
+    *others, last = (str(point.gpus) for point in points)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
@@ -209,23 +248,68 @@ def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
     return [parts * own for parts in range(1, fewest.parts) if parts not in tried]
 
 
+BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for any placement"}
+"""Columns of bounds, by the scope of the claim: no send order of the placement found is faster, and none of any placement
+without replicas and with equal slots per GPU."""
+
+
 def as_text(points: list[CapacityPoint], target: float, price: float | None = None) -> pd.DataFrame:
     """The sizes tried, as text with units. price: of a part for an hour"""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
-    def state_of(point: CapacityPoint) -> str:
-        if point.total is None:
-            return point.refused
-        if point.meets(target):
-            return "meets the target"
-        return "cannot: its bound is above the target" if point.cannot_meet(target) else "misses the target"
+    def figures(values: Iterable[float | None]) -> list[str]:
+        return ["—" if value is None else units.digits(value / factor) for value in values]
 
     return pd.DataFrame(
         {
             "GPUs": [str(point.gpus) for point in points],
-            f"Time, {unit}": ["—" if point.total is None else units.digits(point.total / factor) for point in points],
-            f"Bound, {unit}": ["—" if point.bound is None else units.digits(point.bound / factor) for point in points],
+            f"Time, {unit}": figures(point.total for point in points),
+            **{f"{title}, {unit}": figures(bounds) for title, bounds in _bounds(points).items()},
             **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
-            "": [state_of(point) for point in points],
+            "Result": [_outcome(point, target) for point in points],
         }
     )
+
+
+def to_download(
+    points: list[CapacityPoint], result: dict[str, Any], prices: Mapping[str, float | None], price: float | None
+) -> pd.DataFrame:
+    """The same as numbers, with what was asked for beside every size. price: of a part for an hour; prices: as `_prices`"""
+
+    def figures(values: Iterable[float | None]) -> list[float | None]:
+        return [None if value is None else float(f"{1e3 * value:.6g}") for value in values]
+
+    priced = {f"Price per {kind}-hour": each for kind, each in prices.items()}
+    cost = {"Cost per hour": [float(f"{price * point.parts:.6g}") for point in points]} if price is not None else {}
+    return pd.DataFrame(
+        {
+            "Built from": result["title"],
+            "System": SYSTEMS[result["system"]].title,
+            "GPUs": [point.gpus for point in points],
+            "Target, ms": figures([result["target"]] * len(points)),
+            "Time, ms": figures(point.total for point in points),
+            **{f"{title}, ms": figures(bounds) for title, bounds in _bounds(points).items()},
+            **(priced | cost if cost else {}),
+            "Result": [_outcome(point, result["target"]) for point in points],
+        }
+    )
+
+
+def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:
+    """Seconds below which no plan of a scope is, by the scope's title; only of scopes that some size has a bound of."""
+    return {
+        title: [point.bound if point.scope == scope else None for point in points]
+        for scope, title in BOUNDS.items()
+        if any(point.scope == scope for point in points)
+    }
+
+
+def _outcome(point: CapacityPoint, target: float) -> str:
+    """How a size stands to the target, as far as that is proven."""
+    if point.total is None:
+        return point.refused
+    if point.meets(target):
+        return "meets the target"
+    if point.cannot_meet(target):
+        return "cannot: the bound for any placement is above the target"
+    return "misses the target; another placement might meet it"

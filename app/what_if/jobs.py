@@ -41,9 +41,14 @@ def watch(
 
 def download(points: list, name: str) -> None:
     """A button for a study's points in full; times in seconds."""
+    download_table(pd.DataFrame([point.to_dict() for point in points]), name)
+
+
+def download_table(table: pd.DataFrame, name: str) -> None:
+    """The same of a study whose points stand in a table of its own."""
     st.download_button(
         "Points as CSV",
-        lambda: tables.as_csv(pd.DataFrame([point.to_dict() for point in points])),
+        lambda: tables.as_csv(table),
         f"{name}.csv",
         "text/csv",
         icon=":material/download:",

@@ -40,9 +40,7 @@ class Slider:
     said: Callable[[float], str] = units.ratio
 
 
-NETWORK = Slider(
-    "network", "Network bandwidth", FASTER, "of every GPU's port to the fabric and of the links inside nodes"
-)
+NETWORK = Slider("network", "Network bandwidth", FASTER, "Scales every GPU's fabric port and the links inside nodes.")
 COMPUTE = Slider("compute", "Computation speed", FASTER, "every computation takes its time divided by this")
 LATENCY = Slider("latency", "Latency", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "what a send takes to start")
 CONTENTION = Slider(

@@ -111,13 +111,7 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    jobs.watch(
-        "curve",
-        problem,
-        {},
-        _show_curve,
-        "No sweep yet. On the sample it takes half a minute, or a few seconds without replanning.",
-    )
+    jobs.watch("curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time.")
 
 
 def _show_curve(result: dict[str, Any], complete: bool) -> None:

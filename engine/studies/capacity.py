@@ -1,5 +1,6 @@
 """How many GPUs for this target time: clusters of so many equal parts each, every one planned for from scratch."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd
@@ -66,14 +67,18 @@ def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
         times = gcd(*map(len, kinds.values()))
         mix = tuple(node for alike in kinds.values() for node in alike[: len(alike) // times])
         what = "the whole cluster" if times == 1 else "the same mix"
-        parts[f"{what}, {sum(len(node.gpus) for node in mix)} GPUs"] = cluster.nodes if times == 1 else mix
+        parts[f"{what} in steps of {sum(len(node.gpus) for node in mix)} GPUs"] = cluster.nodes if times == 1 else mix
     return parts
 
 
 def _in_words(node: Node) -> str:
-    types = [gpu.type for gpu in node.gpus]
-    held = " + ".join(f"{types.count(gpu_type)} × {gpu_type}" for gpu_type in dict.fromkeys(types))
-    return f"{held} ({node.name})"
+    return f"{hardware([node])} ({node.name})"
+
+
+def hardware(part: Sequence[Node], count: int = 1) -> str:
+    """`16 × H100 + 32 × L40S`: the GPUs of `count` times the part."""
+    types = Counter(gpu.type for node in part for gpu in node.gpus)
+    return " + ".join(f"{count * number} × {gpu_type}" for gpu_type, number in types.items())
 
 
 def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:

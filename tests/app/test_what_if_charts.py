@@ -12,12 +12,14 @@ from app.charts.what_if import Case
 from app.charts.what_if_contention import contention as contention_chart
 from app.charts.what_if_curve import curve as curve_chart
 from app.what_if import capacity
+from engine.catalogue import gpu
 from engine.studies.capacity import CapacityPoint
 from engine.studies.contention import ContentionPoint
 from engine.studies.curve import ANEW, CurvePoint
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
 from engine.studies.what_if import Outlook
+from tests.strategies import cluster_of
 
 
 def outlook(scale: float = 1.0, **more) -> Outlook:
@@ -87,6 +89,22 @@ def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
     assert live.per_gpu(Case("A", outlook(), None), overlaps=True).layout.barmode == "group"
 
 
+@pytest.mark.parametrize(
+    "busy, title",
+    [
+        ((1.0, 1.01, 1.0), "All GPUs are about equally busy"),
+        ((1.0, 2.0, 1.99), "The 2 B are busiest"),
+        ((2.0, 1.99, 1.0), "Several GPUs are busiest"),
+        ((2.0, 1.9, 1.0), "GPU 0 is busiest"),
+    ],
+)
+def test_of_gpus_that_are_about_as_busy_none_is_named(busy: tuple[float, ...], title: str) -> None:
+    half = np.array(busy) / 2
+    figure = live.per_gpu(Case("A", outlook(compute=half, network=half), None), overlaps=False)
+    assert figure.layout.title.text == f"{title}, 50 % communicating"
+    assert len(figure.layout.annotations) == title.endswith("is busiest")
+
+
 def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
     now, then = outlook(kinds={"ffn": 0.5, "dispatch": 0.25}), outlook(kinds={"ffn": 0.1, "dispatch": 0.4, "dw": 0.2})
     figure = live.per_kind(Case("Lancet", now, then))
@@ -151,31 +169,42 @@ def test_imprecision_is_the_median_with_its_band() -> None:
     assert "So far" in charts.imprecise_times(points[:2], titles, complete=False).layout.title.text
 
 
+PART = cluster_of(*(gpu("H100") for _ in range(4))).nodes
+
+
 def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     points = [
         CapacityPoint(1, 4, refused="no room"),
         CapacityPoint(2, 8, 3.0, 2.0, "placement and order"),
         CapacityPoint(3, 12, 1.0, 1.0, "placement and order"),
     ]
-    figure = charts.capacity(points, 1.5)
-    assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
+    figure = charts.capacity(points, 1.5, PART)
+    assert figure.layout.title.text == "12 × H100 are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
     assert next(trace for trace in figure.data if trace.name.startswith("lower bound")).x == (8, 12)
-    assert charts.capacity(points[:2], 1.5, False).layout.title.text == "So far: up to 8 GPUs miss the target"
-    assert "the best, 8 GPUs" in charts.capacity(points[:2], 1.5).layout.title.text
-    assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"
+    assert charts.capacity(points[:2], 1.5, PART, False).layout.title.text == "So far: up to 8 × H100 miss the target"
+    assert "the best, 8 × H100" in charts.capacity(points[:2], 1.5, PART).layout.title.text
+    many, two = (
+        cluster_of(*(gpu(kind) for kind in kinds)).nodes
+        for kinds in (("H100", "L40S", "L40S", "A100-80"), ("H100", "L40S", "L40S", "L40S"))
+    )
+    assert "12 GPUs of 3 types are enough" in charts.capacity(points, 1.5, many).layout.title.text
+    assert charts.capacity(points, 1.5, two).layout.title.text.startswith("3 × H100 + 9 × L40S are enough")
+    assert charts.capacity(points[:1], 1.5, PART).layout.title.text == "No size could be planned for"
 
 
 def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     """A size that is no faster than a smaller one is off it; a price that a person gives makes GPUs cost."""
     points = [CapacityPoint(at, 4 * at, total) for at, total in ((3, 2.5), (1, 3.0), (2, 2.0), (4, 1.0))]
-    front, off = charts.capacity(points, 1.5).data[:2]
+    front, off = charts.capacity(points, 1.5, PART).data[:2]
     assert list(front.x) == [4, 8, 16] and list(front.y) == [3, 2, 1] and front.line.shape == "hv"
     assert list(off.x) == [12]
-    priced = charts.capacity(points, 1.5, price=10.0)  # of a part, four GPUs of any mix
-    assert list(priced.data[0].x) == [10, 20, 40] and "40 per hour" in priced.data[0].customdata[-1]
-    assert priced.layout.xaxis.title.text == "cost per hour" and priced.layout.title.text.endswith("1 s, 40 per hour")
+    priced = charts.capacity(points, 1.5, PART, price=10.0)  # of a part, four GPUs of any mix
+    assert list(priced.data[0].x) == [10, 20, 40] and "cost 40 per hour" in priced.data[0].customdata[-1]
+    assert priced.layout.xaxis.title.text == "cost per hour" and priced.layout.title.text.endswith(
+        "1 s, cost 40 per hour"
+    )
     assert capacity.as_text(sorted(points, key=lambda point: point.parts), 1.5, 10.0)["Cost per hour"].tolist() == [
         "10",
         "20",

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app.tables import as_csv
 from app.what_if import capacity, studies
 from engine import store
 from engine.errors import InputError
@@ -149,9 +150,14 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
     monkeypatch.setattr(capacity.state, "study_jobs", list)
     monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
     monkeypatch.setattr(capacity.cached, "result_of", result_of)
-    assert capacity._answers_of_other_parts(problem, {"title": "4 × A", "target": target}) == [
-        "Searched before, built from 8 × B: 8 GPUs meet the same target, with 1.5 s."
+    result = {"title": "4 × A", "target": target}
+    assert capacity._answers_of_other_parts(problem, result, {}) == [
+        "Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."
     ]
+    nodes = problem.cluster.nodes
+    monkeypatch.setattr(capacity, "parts_of", lambda _: {"8 × B": nodes[:1]})
+    paid = capacity._answers_of_other_parts(problem, result, {gpu.type: 4.0 for gpu in nodes[0].gpus})
+    assert paid == [f"Earlier search, 8 × B: 8 GPUs meet this target (1.5 s, cost {8 * len(nodes[0].gpus)} per hour)."]
 
 
 def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
@@ -282,17 +288,52 @@ def test_percentages_as_people_type_them() -> None:
 
 
 def test_what_a_search_has_shown_is_said_and_no_more() -> None:
-    result = {"system": "aurora", "cost_source": "test"}
+    result = {"title": "1 × H100", "system": "aurora", "cost_source": "test"}
 
     def point(gpus: int, total: float | None, bound: float = 0.5) -> CapacityPoint:
         scope = "placement and order" if total else ""
         return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
 
     text = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
-    assert "No smaller size can" in text and "with 4 GPUs the target is missed again" in text
-    text = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
-    assert "at 1 GPUs the bound leaves room" in text and "larger ones were not tried" in text
+    assert text.startswith("Built from 1 × H100, planned by Aurora")
+    assert "No smaller size can meet it" in text and "with 4 GPUs the target is missed again" in text
+    text = capacity.honestly([point(1, 3.0, 1.5), point(2, 3.0), point(3, 1.0), point(4, 1.0)], 2.0, result, True)
+    assert "No plan found for 1 or 2 GPUs meets it; a better plan might." in text
+    assert "The larger sizes tried also meet it; beyond 4 GPUs nothing was tried." in text
     text = capacity.honestly([point(1, 3.0, 2.5), point(3, 1.0)], 2.0, result, True)
-    assert "No smaller size that was tried can" in text and "not tried: 2 GPUs" in text
+    assert "No smaller size tried can meet it" in text and "not tried: 2 GPUs" in text
+    assert "larger sizes" not in text and "Beyond 3 GPUs nothing was tried." in text
     text = capacity.honestly([point(1, 3.0)], 2.0, result, True)
     assert "were not tried" in text and "No smaller" not in text
+
+
+def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table() -> None:
+    """A size's own bound above the target rules out no other placement, and no column says so."""
+    points = [
+        CapacityPoint(1, 4, refused="=no room"),
+        CapacityPoint(2, 8, 3.0123456789, 2.5, "order"),
+        CapacityPoint(3, 12, 2.5, 2.2, "placement and order"),
+        CapacityPoint(4, 16, 1.0, 1.0, "order"),
+    ]
+    table = capacity.as_text(points, 2.0)
+    assert list(table.columns) == [
+        "GPUs",
+        "Time, s",
+        "Bound for this placement, s",
+        "Bound for any placement, s",
+        "Result",
+    ]
+    assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
+    assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]
+    assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")
+    assert "Bound for any placement, s" not in capacity.as_text(points[:2], 2.0).columns
+
+    result = {"title": "=4 × H100", "system": "aurora", "target": 2.0}
+    lines = as_csv(capacity.to_download(points, result, {"H100": 2.5}, 10.0)).splitlines()
+    assert lines[0] == (
+        'Built from,System,GPUs,"Target, ms","Time, ms","Bound for this placement, ms","Bound for any placement, ms",'
+        "Price per H100-hour,Cost per hour,Result"
+    )
+    assert lines[1].startswith("'=4 × H100,") and lines[1].endswith("'=no room")
+    assert ",8,2000.0,3012.35,2500.0,,2.5,20.0," in lines[2]
+    assert "Cost" not in as_csv(capacity.to_download(points, result, {"H100": None}, None))

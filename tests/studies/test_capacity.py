@@ -102,14 +102,14 @@ def test_a_bound_says_what_is_certain() -> None:
 def test_parts_and_larger_clusters() -> None:
     cluster = problem_of(per_node=2).cluster
     parts = parts_of(cluster)
-    assert list(parts) == ["2 × type-0 (one)", "2 × type-1 (two)", "the whole cluster, 4 GPUs"]
-    larger = grown(cluster, parts["the whole cluster, 4 GPUs"], 3)
+    assert list(parts) == ["2 × type-0 (one)", "2 × type-1 (two)", "the whole cluster in steps of 4 GPUs"]
+    larger = grown(cluster, parts["the whole cluster in steps of 4 GPUs"], 3)
     assert len(larger.gpus) == 12 and larger.latency == cluster.latency
     crowded = cluster.model_copy(update={"efficiency": Efficiency(fabric=((1, 1.0), (4, 0.5)))})
     assert grown(crowded, crowded.nodes, 2).efficiency == crowded.efficiency and larger.efficiency is None
     assert larger.gpus[:4] == cluster.gpus and len({node.name for node in larger.nodes}) == 6
     doubled = parts_of(larger := grown(cluster, cluster.nodes, 2))
-    assert doubled["the same mix, 4 GPUs"] == (larger.nodes[0], larger.nodes[1])
+    assert doubled["the same mix in steps of 4 GPUs"] == (larger.nodes[0], larger.nodes[1])
     alike = replace_nodes(cluster, [cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"})])
     assert len(parts_of(alike)) == 1
 
