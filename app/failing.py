@@ -39,11 +39,14 @@ def in_a_line() -> Iterator[None]:
 
 
 def fragment(function: Callable | None = None, *, run_every: float | None = None) -> Any:
-    """`st.fragment`, what fails in it said in its place: it runs again by itself, where nothing is around it."""
+    """`st.fragment`, what fails in it said in its place: it runs again by itself, where nothing is around it. Nor does the
+    page's head run then, so that the page is drawn anew once another tab has overtaken its session."""
 
     def guarded(function: Callable) -> Callable:
         @functools.wraps(function)
         def run(*arguments: Any, **options: Any) -> Any:
+            if state.was_overtaken():
+                st.rerun()
             with in_a_line():
                 return function(*arguments, **options)
 

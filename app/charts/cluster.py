@@ -205,6 +205,8 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     source, target = np.unravel_index(int(np.nanargmin(between)), between.shape)
     if np.nanmax(between) > between[source, target]:
         title = f"Slowest pair: {bandwidth(between[source, target])}, {names[source]} → {names[target]}"
+        alike = int(np.isclose(between, between[source, target]).sum()) - 1
+        title += f" and {alike} more" if alike else ""
     else:
         title = f"Every node reaches every other at {bandwidth(between[source, target])}"
     return finish(figure, title, min(420, 110 + 34 * len(names)))

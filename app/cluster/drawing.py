@@ -22,7 +22,7 @@ def board(cluster: Cluster | None) -> None:
     """The board for the open cluster, or an empty one to draw on."""
     overlay = _overlay(cluster)
     answered, complaint = state.drawn()
-    cluster_canvas(cluster, answered, complaint is not None, overlay, KEY, _take)
+    cluster_canvas(cluster, answered, complaint is not None, state.sessions_shown(), overlay, KEY, _take)
     if complaint:
         st.error(f"{plain(complaint)} The last valid cluster stays open.", icon=":material/error:")
 
@@ -68,7 +68,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
     layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
     overlay = overlay_of(plan, problem, layer)
     st.caption(
-        f"Bars: tokens of a GPU beside those of the GPU with most. {_finding(overlay, layer)}", help=problem.cost_source
+        f"Bars: each GPU's tokens, relative to the busiest GPU. {_finding(overlay, layer)}", help=problem.cost_source
     )
     return overlay
 

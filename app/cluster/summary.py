@@ -32,8 +32,20 @@ def totals(cluster: Cluster) -> None:
     models = [model for model in (state.model(), _second()) if model is not None]
     for text, fits in memory_fit(cluster, models):
         (st.success if fits else st.error)(plain(text), icon=":material/memory:")
+    for sentence in without_fp8(cluster, models):
+        st.caption(plain(sentence))
     if not models:
         st.caption("Open a model to see whether its experts fit the memory.")
+
+
+def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
+    """What GPUs without 8-bit units compute a model of 8-bit numbers in, by `Gpu.flops`."""
+    lacking = ", ".join(dict.fromkeys(gpu.type for gpu in cluster.gpus if not gpu.flops_fp8))
+    return [
+        f"{lacking} without fp8: {model.name} computes at the 16-bit rate there; its weights and tokens stay 8 bits wide."
+        for model in models
+        if lacking and model.dtype == "fp8"
+    ]
 
 
 def speeds(cluster: Cluster) -> None:
@@ -58,13 +70,13 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
         slot = model.bytes_per_expert * len(model.moe_layers)
         needed, slots = slot * model.experts, room // slot
         text = (
-            f"{model.name}: experts need {units.size(needed)}, {units.share(needed / room.sum())} of the memory available "
-            f"for weights ({units.share(MEMORY_SHARE)} of the total)"
+            f"The experts of {model.name} need {units.size(needed)}: {units.share(needed / room.sum())} of the memory free for "
+            f"weights ({units.share(MEMORY_SHARE)} of all)"
         )
         even = -(-model.experts // len(room))
         small = np.flatnonzero(slots < even)
         if slots.sum() < model.experts:
-            text += f". Its GPUs hold only {slots.sum():,.0f} of the {model.experts:,} experts of every layer"
+            text += f". This cluster holds only {slots.sum():,.0f} of the {model.experts:,} experts of every layer"
         elif len(small):
             text += (
                 f". An even share, {even} experts of every layer, is too much for {len(small)} of the GPUs "

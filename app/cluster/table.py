@@ -7,6 +7,8 @@ import streamlit as st
 
 from app import state
 from app.text import plain
+from engine import units
+from engine.catalogue import cluster_presets
 from engine.catalogue.links import usual_links
 from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster, Gpu, Node
@@ -30,8 +32,10 @@ _ALWAYS_SHOWN = ("send", "receive")
 def show(cluster: Cluster) -> None:
     """The table with the latency per send; an edit becomes the open cluster, or is refused with its reason."""
     st.caption(
-        "Empty cells use the datasheet value. Without links inside a node, its GPUs communicate over the fabric."
+        "Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric."
     )
+    if ports := usual_ports(cluster):
+        st.caption(plain(f"Ports to the fabric are a machine's, and no datasheet value. Assumed: {'; '.join(ports)}."))
     edited = st.data_editor(
         base_frame(),
         key=f"cluster-table-{state.edit_round()}",
@@ -57,6 +61,18 @@ def show(cluster: Cluster) -> None:
     if changed != cluster:
         state.open_cluster(changed, edited=shows(edited, changed))
         st.rerun()
+
+
+def usual_ports(cluster: Cluster) -> list[str]:
+    """`H100 400 Gb/s (DGX H100, one 400 Gb/s port for each GPU)`: what GPUs have because nothing else was said of their type,
+    and what the catalogue takes it from."""
+    types, sentences = every_gpu_type(), {}
+    for gpu in cluster.gpus:
+        kind = types.get(gpu.type)
+        if kind and gpu.send_bandwidth == gpu.receive_bandwidth == kind.bandwidth:
+            taken_from = kind.note.partition("Bandwidth: ")[2].rstrip(".") or kind.source
+            sentences[gpu.type] = f"{gpu.type} {units.bandwidth(kind.bandwidth)} ({taken_from})"
+    return list(sentences.values())
 
 
 def base_frame() -> pd.DataFrame:
@@ -155,7 +171,9 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
         if link is None and usual and untouched:
             link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
-    cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
+    # As on the board, what was changed is no preset any more.
+    title = f"{before.name}, changed" if before.name in cluster_presets() else before.name
+    cluster = Cluster(name=title, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster
 
 

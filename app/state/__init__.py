@@ -6,7 +6,16 @@ only of the moment is in `moment`. The pages need none of these by name: all is 
 """
 
 # ruff: noqa: F401  what this package offers
-from app.state.address import asked_link, begin_anew, keep_older, open_newer, restore, store_again, write_link
+from app.state.address import (
+    asked_link,
+    begin_anew,
+    keep_older,
+    open_newer,
+    restore,
+    store_again,
+    was_overtaken,
+    write_link,
+)
 from app.state.choices import choice, forget_choices, keep_choice
 from app.state.inputs import (
     add_cost_source,
@@ -89,6 +98,7 @@ from app.state.moment import (
     return_to_discussion,
     reviewed,
     run_folder,
+    sessions_shown,
     show_launch,
     table_base,
     take_left_out,

@@ -63,6 +63,7 @@ def begin(token: str, session: Session) -> None:
     """Open a session under its token, every field under its name in `st.session_state`. Nothing is stored until it changes."""
     if _TOKEN in st.session_state:  # a browser that shows another session's
         moment.draw_anew({*st.session_state["choices"], *session.choices})
+        moment.show_another_session()
     st.session_state[_TOKEN] = token
     for name in Session.model_fields:
         st.session_state[name] = getattr(session, name)
@@ -123,6 +124,14 @@ def keep_older() -> None:
         return
     moment.say_overtaken(False)
     store_again()
+
+
+def was_overtaken() -> bool:
+    """Whether another tab has stored a later session since this tab's page was drawn, which does not say so then."""
+    if moment.is_overtaken() or _TOKEN not in st.session_state or _written() == st.session_state[_SEEN]:
+        return False
+    _look()
+    return moment.is_overtaken()
 
 
 def _stored(token: str) -> tuple[Session, str | None]:

@@ -10,6 +10,7 @@ from streamlit.errors import StreamlitWidgetAlreadyInstantiatedError
 from engine.store.team_place import Place
 
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
+_SESSIONS = "sessions_shown"
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS, _RESULTS = "launch_shown", "run_folders", "results_seen"
 _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
@@ -72,6 +73,16 @@ def edit_round() -> int:
 def begin_table() -> None:
     """Let the cluster table begin anew, with the cluster that is opened now."""
     st.session_state[_EDIT_ROUND] = edit_round() + 1
+
+
+def show_another_session() -> None:
+    """The browser shows another session's from now on: what it remembers of this one, such as edits to undo, is over."""
+    st.session_state[_SESSIONS] = sessions_shown() + 1
+
+
+def sessions_shown() -> int:
+    """How many sessions this browser tab has shown before the one that is open."""
+    return st.session_state.get(_SESSIONS, 0)
 
 
 def table_base() -> tuple | None:

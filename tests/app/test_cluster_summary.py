@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.charts.cluster import link_speeds, node_rates
-from app.cluster.summary import memory_fit
+from app.cluster.summary import memory_fit, without_fp8
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
 from engine.network import Network
@@ -41,7 +41,7 @@ def test_the_title_names_the_slowest_pair_and_no_name_is_markup() -> None:
     fast, slow = gpu_types()["H100"].gpu(10e9), gpu_types()["V100-16"].gpu(1e9)
     nodes = (Node(name="<b>a", gpus=(fast,)), Node(name="b", gpus=(fast,)), Node(name="c", gpus=(slow,)))
     figure = link_speeds(Cluster(name="c", nodes=nodes), dark=False)
-    assert figure.layout.title.text == "Slowest pair: 8 Gb/s, &lt;b&gt;a → c"
+    assert figure.layout.title.text == "Slowest pair: 8 Gb/s, &lt;b&gt;a → c and 3 more"
     assert "<b>" not in str(figure.to_dict())
     equal = link_speeds(Cluster(name="c", nodes=nodes[:2]), dark=True)
     assert equal.layout.title.text == "Every node reaches every other at 80 Gb/s"
@@ -58,7 +58,7 @@ def test_every_preset_has_its_matrix() -> None:
     [
         ((4.0, 4.0), True, ""),
         ((6.0, 2.5), True, "too much for 1 of the GPUs (GPU 1 · T0 holds 2)"),
-        ((4.0, 2.5), False, "hold only 6 of the 8 experts"),
+        ((4.0, 2.5), False, "This cluster holds only 6 of the 8 experts"),
     ],
 )
 def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: str) -> None:
@@ -72,6 +72,15 @@ def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: s
     assert placeable is fits
     assert reason in text
     assert not others
+
+
+def test_gpus_without_8_bit_units_are_named_where_the_model_is_in_fp8() -> None:
+    old, new = gpu_types()["A100-80"].gpu(), gpu_types()["H100"].gpu()
+    model = make_model(3, 8, dtype="fp8")
+    (sentence,) = without_fp8(cluster_of(old, new, old), [model])
+    assert sentence.startswith("A100-80 without fp8: narrow computes at the 16-bit rate")
+    assert old.flops("fp8") == old.flops_fp16 and new.flops("fp8") > new.flops_fp16
+    assert not without_fp8(cluster_of(new), [model]) and not without_fp8(cluster_of(old), [make_model(3, 8)])
 
 
 def test_two_models_are_also_held_against_the_memory_together() -> None:

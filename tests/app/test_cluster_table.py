@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from app.cluster.table import shows, to_cluster, to_frame
-from engine.catalogue import cluster_presets
+from app.cluster.table import shows, to_cluster, to_frame, usual_ports
+from engine.catalogue import cluster_presets, gpu_types
 from engine.catalogue.packaged import packaged_gpu_types
 from engine.cluster import Cluster, Node
 from engine.efficiency import Efficiency
@@ -186,3 +186,22 @@ def test_links_that_were_taken_away_stay_away() -> None:
     assert bare.nodes[0].link_bandwidth is None
     frame.loc[len(frame)] = rows((cluster.nodes[0].name, "H100"))[0]
     assert to_cluster(frame, bare, 0.0, base).nodes[0].link_bandwidth is None
+
+
+def test_a_preset_that_was_changed_is_not_called_so() -> None:
+    cluster = cluster_presets()["hgx-h100-4-nodes"].cluster
+    frame = to_frame(cluster)
+    frame.loc[0, "send"] = 100.0
+    changed = to_cluster(frame, cluster, cluster.latency * 1e6)
+    assert changed.name == "hgx-h100-4-nodes, changed"
+    frame.loc[1, "send"] = 100.0
+    assert to_cluster(frame, changed, cluster.latency * 1e6).name == changed.name
+
+
+def test_ports_that_nobody_gave_are_told_with_what_they_are_taken_from() -> None:
+    types = gpu_types()
+    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=(types["L40S"].gpu(), types["H100"].gpu(1e9))),))
+    assert usual_ports(cluster) == ["L40S 50 Gb/s (Amazon EC2 g6e.48xlarge, 400 Gb/s for eight GPUs)"]
+    other = packaged_gpu_types()["GB200"]
+    (sentence,) = usual_ports(Cluster(name="c", nodes=(Node(name="n", gpus=(other.gpu(),)),)))
+    assert other.source in sentence

@@ -175,7 +175,7 @@ def board(camera: Camera) -> None:
     page = camera.page
     camera.visit("Cluster")
     page.get_by_text("Overlay the open plan").click()
-    expect(page.get_by_text("Bars: tokens of a GPU")).to_be_visible()
+    expect(page.get_by_text("Bars: each GPU's tokens")).to_be_visible()
     settle(page)
     page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
         position={"x": 20, "y": 14}

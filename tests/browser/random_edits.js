@@ -54,6 +54,26 @@ board.refuse(same);
 check(JSON.stringify(clusterOf(board.drawing)) === JSON.stringify(same), "not back to before what was refused");
 check(!JSON.stringify([board.past, board.future]).includes('"memory":-1'), "what was refused can be come back to");
 
+// Another session's cluster is no step, and nothing before it can be come back to.
+const elsewhere = new Board(other);
+elsewhere.add(gpu("E"));
+elsewhere.begin(same);
+check(elsewhere.shows(same) && !elsewhere.undo() && !elsewhere.redo(), "another session's edits can be undone");
+
+// What was made of a preset has its name no more, what has a person's name keeps it, and undo brings both back.
+const named = new Board({ ...same, name: "dgx" });
+named.presets = ["dgx", "pod"];
+named.add(gpu("F"));
+check(named.drawing.name === "dgx, changed", "a changed preset has its name");
+named.add(gpu("F"));
+check(named.drawing.name === "dgx, changed", "changed twice, said twice");
+check(named.undo() && named.undo() && named.drawing.name === "dgx", "a preset that was come back to has its name");
+named.clear();
+check(named.drawing.name === "my cluster", "a new drawing has the name of a preset");
+named.edit((drawing) => { drawing.name = "ours"; });
+named.add(gpu("F"));
+check(named.drawing.name === "ours", "a person's name is gone");
+
 // The second GPU of a node brings the links of its type, and no other does.
 const linked = new Board(null), link = (place) => linked.drawing.nodes[place]?.link_bandwidth ?? null;
 linked.links = { A: { link_bandwidth: 5, link_latency: 1 }, B: null };

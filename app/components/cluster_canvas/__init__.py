@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from app.charts.theme import gpu_colour
+from engine.catalogue import cluster_presets
 from engine.catalogue.links import links_of_types
 from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster
@@ -72,18 +73,22 @@ def cluster_canvas(
     cluster: Cluster | None,
     answered: int,
     refused: bool,
+    session: int,
     overlay: Overlay | None,
     key: str,
     on_edit: Callable[[], None],
 ) -> None:
     """Show the board. answered: number of the last edit that was dealt with; refused: `cluster` is what there was before
-    it; on_edit: called before the next run when there is a new edit, to be read with `edit_of`."""
+    it; session: another number for another session, whose history of edits begins anew; on_edit: called before the next run
+    when there is a new edit, to be read with `edit_of`."""
     _component(
         key=key,
         data={
             "cluster": cluster and cluster.model_dump(mode="json"),
             "answered": answered,
             "refused": refused,
+            "session": session,
+            "presets": list(cluster_presets()),
             "types": {
                 name: {
                     "colour": gpu_colour(name),

@@ -3,6 +3,7 @@
 
 const MOST_GPUS = 4096; // that copying may make: a slip of the finger must not freeze the page
 const MOST_STEPS = 100; // that can be undone
+const UNNAMED = "my cluster";
 
 let lastId = 0;
 const freshId = () => `i${++lastId}`;
@@ -10,7 +11,7 @@ const freshId = () => `i${++lastId}`;
 // cluster: null for none. What looks like a part of `before` (a node by its name, a GPU by its place in it) keeps that
 // part's identity, and with it whether it is selected.
 function drawingOf(cluster, before = null) {
-  const drawing = structuredClone(cluster ?? { name: "my cluster", nodes: [], latency: 0 });
+  const drawing = structuredClone(cluster ?? { name: UNNAMED, nodes: [], latency: 0 });
   const known = new Map((before?.nodes ?? []).map((node) => [node.name, node]));
   for (const node of drawing.nodes) {
     const old = known.get(node.name);
@@ -45,6 +46,7 @@ class Board {
   constructor(cluster) {
     this.drawing = drawingOf(cluster);
     this.links = {}; // what a node of a GPU type is given, by type
+    this.presets = []; // names that what was changed must not keep
     this.past = [];
     this.future = [];
     this.selected = new Set();
@@ -76,6 +78,8 @@ class Board {
     change(next);
     next.nodes = next.nodes.filter((node) => node.gpus.length);
     if (JSON.stringify(next) === JSON.stringify(this.drawing)) return false;
+    if (next.name === this.drawing.name && this.presets.includes(next.name))
+      next.name = next.nodes.length ? `${next.name}, changed` : UNNAMED;
     this.step(next);
     return true;
   }
@@ -103,6 +107,13 @@ class Board {
     if (this.shows(cluster)) return false;
     this.step(drawingOf(cluster, this.drawing));
     return true;
+  }
+
+  // Another session's cluster: nothing of what was drawn before can be brought back.
+  begin(cluster) {
+    this.past = [];
+    this.future = [];
+    this.adopt(drawingOf(cluster));
   }
 
   // Back to the cluster that was there before an edit that was refused; the refused steps are forgotten.

@@ -6,7 +6,7 @@ const GPU_FIELDS = [
   ["send_bandwidth", "Send, Gb/s", GBIT, false], ["receive_bandwidth", "Receive, Gb/s", GBIT, false],
   ["memory", "Memory, GiB", GIB, false], ["memory_bandwidth", "Memory bandwidth, GB/s", GIGA, false],
   ["flops_fp16", "16-bit, TFLOP/s", TERA, false], ["flops_fp32", "32-bit, TFLOP/s", TERA, false],
-  ["flops_fp8", "8-bit, TFLOP/s", TERA, true],
+  ["flops_fp8", "8-bit, TFLOP/s", TERA, true], // 0: the type has no 8-bit units
 ];
 
 function html(name, properties = {}, children = []) {
@@ -93,7 +93,8 @@ class Inspector {
       this.following("h3", () => (gpus().length === 1 ? `GPU ${board.gpus.indexOf(gpus()[0])}` : `${gpus().length} GPUs`)),
       type, node,
       ...GPU_FIELDS.map(([field, title, unit, zero]) =>
-        this.number(title, () => gpus().map((gpu) => gpu[field]), unit, { zero }, (value) => board.setGpus(ids(), { [field]: value }))),
+        this.number(title, () => gpus().map((gpu) => gpu[field] || null), unit, { zero, empty: zero }, (value) =>
+          board.setGpus(ids(), { [field]: value ?? 0 }))),
     ];
   }
 
@@ -151,7 +152,8 @@ class Inspector {
     });
     const more = () => {
       const wanted = Number(count.value);
-      if (!Number.isInteger(wanted) || wanted < 1 || wanted > 256) studio.say("Copies come in whole numbers from 1 to 256.");
+      this.forgive();
+      if (!Number.isInteger(wanted) || wanted < 1 || wanted > 256) this.complain(count, "Copies come in whole numbers from 1 to 256.");
       else studio.duplicate(wanted);
     };
     const act = (title, does) => {
@@ -188,7 +190,7 @@ class Inspector {
       const value = Number((Number(input.value) * unit).toPrecision(12));
       if (input.value === "" && empty && !input.validity.badInput) return edit(null);
       if (input.value === "" || !Number.isFinite(value) || value < 0 || (value === 0 && !zero))
-        return this.studio.say(`${title}: give a number ${zero ? "from 0 up" : "above 0"}. The old one stays.`);
+        return this.complain(input, `${title}: give a number ${zero ? "from 0 up" : "above 0"}. The old one stays.`);
       return edit(value);
     });
     return labelled(title, input);
@@ -198,7 +200,7 @@ class Inspector {
     const input = html("input", { type: "text", maxLength });
     this.control(input, () => { input.value = read(); }, () => {
       const name = input.value.trim();
-      return name ? edit(name) : this.studio.say(`Give a name. The old one stays.`);
+      return name ? edit(name) : this.complain(input, "Give a name. The old one stays.");
     });
     return labelled(title, input);
   }
@@ -214,12 +216,23 @@ class Inspector {
     return labelled(title, select);
   }
 
+  // Why what was typed into a control does not count, below it. Answers that nothing changed.
+  complain(control, text) {
+    control.closest("label, .more").after(html("p", { className: "wrong", role: "alert", textContent: text }));
+    return false;
+  }
+
+  forgive() {
+    for (const one of this.panel.querySelectorAll(".wrong")) one.remove();
+  }
+
   // What is being typed stays until it is done with; then the field shows what counts.
   control(input, fill, commit) {
     let typing = false;
     input.addEventListener("input", () => { typing = true; });
     input.addEventListener("change", () => {
       typing = false;
+      this.forgive();
       this.studio.change(commit);
       fill();
     });

@@ -8,6 +8,7 @@ class Studio {
     this.find = (part) => root.querySelector(`[data-part="${part}"]`);
     this.layer = this.find("layer");
     this.board = board ?? new Board(data.cluster);
+    this.board.session ??= data.session;
     this.view = new View(this.find("board"));
     this.inspector = new Inspector(this.find("inspector"), this);
     this.serial = data.answered;
@@ -24,7 +25,13 @@ class Studio {
     this.fillPalette(data.types);
     this.types = data.types;
     this.board.links = Object.fromEntries(Object.entries(data.types).map(([name, type]) => [name, type.links]));
-    if (data.answered >= this.serial) {
+    this.board.presets = data.presets;
+    if (data.session !== this.board.session) {
+      this.board.session = data.session;
+      this.serial = data.answered;
+      this.board.begin(data.cluster);
+      this.say("");
+    } else if (data.answered >= this.serial) {
       this.serial = data.answered;
       if (data.refused) this.board.refuse(data.cluster);
       else if (this.board.replace(data.cluster)) this.say("Drawing updated from the preset, file or table.");
