@@ -28,7 +28,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         if asked:
             scroll_here.once(time.time_ns() // 1_000_000)
     with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
-        start = st.container(horizontal=True, vertical_alignment="center")
+        start = st.container(horizontal=True, wrap=False, vertical_alignment="center")
         widgets.say_inference_only()
         if not widgets.why_not(plan, problem):
             verdict_line.show_plan_if_soon(plan, problem)

@@ -102,11 +102,13 @@ def _start(
     if refused:
         return
     if not_now:
-        actions.caption(plain(not_now))
+        actions.caption(plain(not_now), width="stretch")
     elif prepared.failed:
-        actions.markdown(f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}")
+        actions.markdown(
+            f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}", width="stretch"
+        )
     else:
-        actions.caption(plain(" ".join([_what_runs(launch), *_what_it_cannot_show(launch, prepared)])))
+        actions.caption(plain(" ".join([_what_runs(launch), *_what_it_cannot_show(launch, prepared)])), width="stretch")
 
 
 def _what_runs(launch: Launch) -> str:
