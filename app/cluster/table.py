@@ -34,8 +34,12 @@ def show(cluster: Cluster) -> None:
     st.caption(
         "Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric."
     )
-    if ports := usual_ports(cluster):
-        st.caption(plain(f"Ports to the fabric are a machine's, and no datasheet value. Assumed: {'; '.join(ports)}."))
+    if ports := "; ".join(usual_ports(cluster)):
+        st.caption(
+            plain(
+                f"Ports to the fabric belong to the machine and stand in no GPU's datasheet. At the assumed default: {ports}."
+            )
+        )
     edited = st.data_editor(
         base_frame(),
         key=f"cluster-table-{state.edit_round()}",
