@@ -18,6 +18,7 @@ from engine import store
 from engine.errors import InputError
 
 _PARAMETER, _TOKEN, _LINK, _SEEN, _TRIED = "session", "token", "link", "session_written", "session_tried"
+_BEHIND = "drawn_overtaken"
 
 UNKNOWN = (
     "The session in this address is not here: it was deleted, or it is in the data folder of another studio. An empty one is "
@@ -41,6 +42,7 @@ def restore() -> None:
             moment.say_left_out(left_out)
     elif _written() != st.session_state[_SEEN]:
         _look()
+    st.session_state[_BEHIND] = moment.is_overtaken()
     _write_token()
 
 
@@ -128,9 +130,10 @@ def keep_older() -> None:
 
 def was_overtaken() -> bool:
     """Whether another tab has stored a later session since this tab's page was drawn, which does not say so then."""
-    if moment.is_overtaken() or _TOKEN not in st.session_state or _written() == st.session_state[_SEEN]:
+    if _BEHIND not in st.session_state or st.session_state[_BEHIND]:
         return False
-    _look()
+    if _written() != st.session_state[_SEEN]:
+        _look()
     return moment.is_overtaken()
 
 
