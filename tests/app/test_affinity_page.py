@@ -73,7 +73,7 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
         ("Random placement", "25 %"),
     ]
     assert any("a linear placement" in caption.value for caption in app.caption)
-    assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"
+    assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
     choose(app, "affinity-values", "Counts")
     assert titles(app)[0].startswith("The busiest path, expert ")
     choose(app, "affinity-order", "Grouped by GPU")
@@ -187,7 +187,7 @@ def test_with_two_models_open_the_first_is_shown(app: AppTest) -> None:
     app.session_state["model_of"] = {second: model}
     visit(app, "affinity")
     assert app.session_state["workload"] == first and not app.error
-    assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"
+    assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
 
 
 def test_a_study_runs_with_samples_and_is_not_shown_for_other_recordings(app: AppTest) -> None:

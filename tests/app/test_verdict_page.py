@@ -67,7 +67,7 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     (rows,) = tables(app, "Threshold")
     assert len(rows) == len(wanted.criteria) and rows["Threshold"].iloc[0] == "at least 5.0 %"
     assert (rows[""] == "✓ passed").tolist() == [criterion.passed for criterion in wanted.criteria]
-    (beside,) = tables(app, "Compared with")
+    (beside,) = tables(app, "Memory of replicas")
     assert beside["Compared with"].tolist() == [row.name for row in wanted.beside]
     assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Compared with"])
     labels = {metric.label for metric in app.metric}
