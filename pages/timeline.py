@@ -109,12 +109,11 @@ if last < asked:
     )
 title = verdict_line.headline(plan, problem)
 lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
-parts = {name: lanes.fewer_lanes(timeline, first, last, lanes.MOST_LANES) for name, timeline in drawable.items()}
-drawn, whole_of = max(count for _, count in parts.values()), len(drawable[name_of(plan.id)].resources)
+stretches, drawn = lanes.fewer_lanes(drawable, first, last, lanes.MOST_LANES)
+whole_of = len(drawable[name_of(plan.id)].resources)
 if drawn < whole_of:
     noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
     title += f" ({drawn} of {whole_of} {noun})"
-stretches = {name: part for name, (part, _) in parts.items()}
 dark = st.context.theme.type == "dark"
 with chart:
     widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")

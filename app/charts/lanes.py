@@ -7,6 +7,7 @@ import numpy as np
 
 from app.charts.gantt import MOST_BARS, layers_that_fit
 from engine.cluster import Cluster
+from engine.simulate.waits import last_of_steps
 from engine.timeline import Timeline
 
 MOST_LANES = 16
@@ -18,22 +19,25 @@ MOST_SENDERS = 16
 
 def drawable(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[int, int]:
     """As many of these MoE layers, from the first one, as can be drawn as bars with `most` GPUs."""
-    part = [fewer_lanes(timeline, first, last, most)[0] for timeline in shown.values()]
-    return first, min(last, first + layers_that_fit(part) - 1)
+    part, _ = fewer_lanes(shown, first, last, most)
+    return first, min(last, first + layers_that_fit(list(part.values())) - 1)
 
 
-def fewer_lanes(timeline: Timeline, first: int, last: int, most: int) -> tuple[Timeline, int]:
-    """A timeline of more than `most` GPUs with the events of those alone that the others wait for in these layers, and then
-    of those that are busy longest; these come first among its resources. And how many they are."""
-    gpus = len(timeline.resources)
+def fewer_lanes(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[dict[str, Timeline], int]:
+    """Timelines of the same more than `most` GPUs with the events of the same few alone, so that they can be compared lane by
+    lane: those that the others wait for in these layers, under any plan, and then those that the first plan keeps busy
+    longest. They come first among the resources. And how many they are."""
+    gpus = len(next(iter(shown.values())).resources)
     if gpus <= most:
-        return timeline, gpus
-    part = timeline.layers(first, last).events
-    waited_for = part.loc[part.groupby(["model", "layer", "kind"], observed=True)["end"].idxmax(), "resource"]
-    busy = (part["end"] - part["start"]).groupby(part["resource"]).sum().reindex(range(gpus), fill_value=0.0)
+        return shown, gpus
+    parts = [timeline.layers(first, last).events for timeline in shown.values()]
+    waited_for = sorted({int(gpu) for part in parts for gpu in last_of_steps(part)["resource"]})
+    busy = (
+        (parts[0]["end"] - parts[0]["start"]).groupby(parts[0]["resource"]).sum().reindex(range(gpus), fill_value=0.0)
+    )
     ranked = busy.sort_values(ascending=False, kind="stable").index
-    order = list(dict.fromkeys([*sorted(waited_for.unique()), *ranked]))
-    return only(timeline, sorted(order[: max(most, waited_for.nunique())]))
+    chosen = sorted(list(dict.fromkeys([*waited_for, *ranked]))[: max(most, len(waited_for))])
+    return {name: only(timeline, chosen)[0] for name, timeline in shown.items()}, len(chosen)
 
 
 def only(timeline: Timeline, chosen: Sequence[int]) -> tuple[Timeline, int]:

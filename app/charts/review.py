@@ -128,13 +128,10 @@ def timelines(
     names, title = list(shown), against(shown)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
-    fewer = {name: lanes_charts.fewer_lanes(timeline, *layers, MOST_GPUS) for name, timeline in shown.items()}
-    lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
-    if lanes < gpus:
+    fewer, lanes = lanes_charts.fewer_lanes(shown, *layers, MOST_GPUS)
+    if lanes < (gpus := len(shown[names[0]].resources)):
         title += f" ({lanes} of {gpus} GPUs)"
-    return gantt_charts.gantt(
-        {name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes, dark=dark
-    )
+    return gantt_charts.gantt(fewer, *layers, title, bounds, lanes, dark=dark)
 
 
 def against(shown: dict[str, Timeline]) -> str:

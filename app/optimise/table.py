@@ -93,6 +93,7 @@ def show(table: pd.DataFrame) -> None:
         "candidates",
         column_config={
             "": st.column_config.TextColumn(width=90),
+            "Plan": st.column_config.TextColumn(width="medium"),  # its times are in sight beside it in a narrow window
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Above the bound": st.column_config.TextColumn(
                 help="The bound is what no order of this placement's sends can beat, of a training step no schedule"

@@ -51,14 +51,12 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
         usual = lanes.drawable(timelines, begin, end, MOST_GPUS)
         first, last = kept.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
     first, last = lanes.drawable(timelines, first, last, MOST_GPUS)
-    parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
-    drawn = max(count for _, count in parts.values())
+    stretches, drawn = lanes.fewer_lanes(timelines, first, last, MOST_GPUS)
     share = units.share(step.timeline.total / step.figures.seconds)
     layers = "MoE layers, attention included," if step.figures.step.overlap == "two-batch" else "MoE layers"
     title = f"{theme.plain(name)}: {layers} are {share} of the step"
     if drawn < len(step.timeline.resources):
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
-    stretches = {name: part for name, (part, _) in parts.items()}
     with chart:
         widgets.gantt(
             charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),

@@ -746,24 +746,28 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
     )
     problem = make_problem(problem.workload, many, problem.model, Datasheet())
     whole = run(SYSTEMS["linear"], problem, {}).timeline
-    part, kept = fewer_lanes(whole, 2, 3, charts.MOST_GPUS)
-    assert kept == charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
+    other = run(SYSTEMS["random"], problem, {}).timeline
+    parts, kept = fewer_lanes({"a": whole, "b": other}, 2, 3, charts.MOST_GPUS)
+    part, beside = parts.values()
+    assert part.resources == beside.resources, "lane by lane the same GPUs"
+    assert kept >= charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
     lanes = [whole.resources.index(name) for name in part.resources]
     was = whole.events.loc[part.events.index]
     assert [lanes[lane] for lane in part.events["resource"]] == was["resource"].tolist()
     sends = part.events["peer"] >= 0
     assert [lanes[lane] for lane in part.events["peer"][sends]] == was["peer"][sends].tolist()
-    for layer in (2, 3):
-        for kind in ("dispatch", "ffn", "combine"):
-            ends = [
-                events[(events["layer"] == layer) & (events["kind"] == kind)]["end"].max()
-                for events in (part.events, whole.events)
-            ]
-            assert ends[0] == ends[1]
+    for drawn, all_of_it in ((part, whole), (beside, other)):
+        for layer in (2, 3):
+            for kind in ("dispatch", "ffn", "combine"):
+                ends = [
+                    events[(events["layer"] == layer) & (events["kind"] == kind)]["end"].max()
+                    for events in (drawn.events, all_of_it.events)
+                ]
+                assert ends[0] == ends[1]
     figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
     assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
     small = simulate(app.plans[0], problem_of(app))
-    assert fewer_lanes(small, 0, 1, charts.MOST_GPUS) == (small, 8)
+    assert fewer_lanes({"small": small}, 0, 1, charts.MOST_GPUS) == ({"small": small}, 8)
 
 
 def test_the_difference_of_two_placements() -> None:

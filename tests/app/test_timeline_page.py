@@ -120,9 +120,8 @@ def test_never_more_bars_than_a_browser_can_draw(large, first: int, last: int) -
     shown = {f"plan {number}": large[0] for number in range(3)}
     layers = lanes.drawable(shown, first, last, lanes.MOST_LANES)
     assert layers[0] == first <= layers[1] <= last
-    parts = {name: lanes.fewer_lanes(timeline, *layers, lanes.MOST_LANES) for name, timeline in shown.items()}
-    count = max(kept for _, kept in parts.values())
-    figure = gantt.gantt({name: part for name, (part, _) in parts.items()}, *layers, "title", lanes=count)
+    parts, count = lanes.fewer_lanes(shown, *layers, lanes.MOST_LANES)
+    figure = gantt.gantt(parts, *layers, "title", lanes=count)
     assert 0 < sum(len(trace.x) for trace in figure.data if trace.type == "bar") <= gantt.MOST_BARS
     assert figure.layout.height == gantt.HEIGHT
 

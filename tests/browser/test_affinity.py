@@ -14,7 +14,7 @@ def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
     page.get_by_role("link", name="Affinity", exact=True).click()
     heatmap = page.locator(".js-plotly-plot").first
     title = page.locator(TITLES).first
-    expect(title.get_by_text("Expert 5 sends 59 % of its tokens to expert 6")).to_be_visible()
+    expect(title.get_by_text("Expert 5 sends 59 % of its 229 tokens to expert 6")).to_be_visible()
     expect(page.get_by_text("On GPU")).to_be_visible()
     page.get_by_text("Grouped by GPU", exact=True).click()
     stay = re.compile(r"of tokens stay on their GPU \(layers 0 and 1\)")
