@@ -6,7 +6,7 @@ import streamlit as st
 from app import cached, header, kept, model_catalogue, state, tables, widgets
 from app.charts import workload as charts
 from app.workload import checks, figures, recordings, save, sources, welcome
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, TrafficMatrix
 
 ROWS_SHOWN = 1000
 
@@ -46,7 +46,8 @@ below = st.container()
 recordings.show()  # first: a view that lacks something ends the run
 with below:
     if view == "Popularity":
-        widgets.chart(charts.popularity(workload.load), "popularity")
+        of = "GPU" if isinstance(workload, TrafficMatrix) else "expert"
+        widgets.chart(charts.popularity(workload.load, of), "popularity")
     elif view == "Traffic":
         problem = widgets.needed_problem()
         layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0

@@ -61,11 +61,10 @@ class Hops:
 
     def _metrics(self, what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
         """Three figures in a row: what stays on a `what`, what could, and what would by chance."""
-        places = st.columns(3)
         about = f"share of hops that stay on their {what}, all layers"
-        places[0].metric(f"On {what}", units.share(self._whole(kept)), help=about)
-        if limit is not None:
-            places[1].metric("Upper bound", units.share(self._whole(limit)), help=covers)
-        places[2].metric(
-            "Random placement", units.share(self._whole(chance)), help="if the next expert were chosen at random"
-        )
+        by_chance = "if the next expert were chosen at random"
+        with st.container(horizontal=True, gap="medium"):  # as wide as their names, which columns would cut
+            st.metric(f"On {what}", units.share(self._whole(kept)), help=about, width="content")
+            if limit is not None:
+                st.metric("Upper bound", units.share(self._whole(limit)), help=covers, width="content")
+            st.metric("Random placement", units.share(self._whole(chance)), help=by_chance, width="content")

@@ -9,17 +9,22 @@ from engine.units import SIZE, digits, ratio, scale_of, size
 
 SMALL_MULTIPLES = 32
 """Layers shown as bars; more become rows of a heatmap."""
+FEW = 8
+"""Bars of which every one is numbered, rather than halves between them."""
 
 
-def popularity(load: np.ndarray) -> go.Figure:
-    """Token copies per expert, one small bar chart a layer on a shared axis. load: float64[layer, expert]."""
+def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
+    """Token copies per expert, one small bar chart a layer on a shared axis. load: float64[layer, expert]; of: what a column
+    is, a GPU in a traffic matrix."""
     layers, experts = load.shape
     mean = load.mean(axis=1)
     skew = np.divide(load.max(axis=1), mean, out=np.ones(layers), where=mean > 0)
     worst = int(skew.argmax())
-    title = f"Layer {worst} is the most skewed: its busiest expert gets {ratio(skew[worst])} the mean"
+    title = f"Layer {worst} is the most skewed: its busiest {of} gets {ratio(skew[worst])} the mean"
+    if layers == 1:
+        title = f"The busiest {of} gets {ratio(skew[worst])} the mean"
     if layers > SMALL_MULTIPLES:
-        return _popularity_map(load, title)
+        return _popularity_map(load, of, title)
     columns = min(4, layers)
     rows = -(-layers // columns)
     figure = make_subplots(
@@ -40,7 +45,7 @@ def popularity(load: np.ndarray) -> go.Figure:
                 y=load[layer],
                 marker={"color": colours, "line": {"width": 0}},
                 showlegend=False,
-                hovertemplate=f"layer {layer}, expert %{{x}}: %{{y:,.0f}} copies<extra></extra>",
+                hovertemplate=f"layer {layer}, {of} %{{x}}: %{{y:,.0f}} copies<extra></extra>",
             )
         )
         axis = str(layer + 1) if layer else ""
@@ -61,12 +66,13 @@ def popularity(load: np.ndarray) -> go.Figure:
     figure.add_traces(bars, rows=(at // columns + 1).tolist(), cols=(at % columns + 1).tolist())
     figure.update_annotations(font_size=12)
     figure.update_yaxes(title="token copies", col=1, nticks=4)
-    figure.update_xaxes(title="expert", row=rows)
+    figure.update_xaxes(dtick=1 if experts <= FEW else None)
+    figure.update_xaxes(title=of, row=rows)
     return finish(figure, title, 130 * rows + 110, bargap=0.15, shapes=means)
 
 
-def _popularity_map(load: np.ndarray, title: str) -> go.Figure:
-    """Token copies per expert (across) and layer (down)."""
+def _popularity_map(load: np.ndarray, of: str, title: str) -> go.Figure:
+    """Token copies per expert (across) and layer (down); of: as for `popularity`."""
     figure = go.Figure(
         go.Heatmap(
             z=load,
@@ -74,10 +80,10 @@ def _popularity_map(load: np.ndarray, title: str) -> go.Figure:
             zmin=0,
             zmax=load.max() or 1,
             colorbar={"title": "token copies", "thickness": 12},
-            hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>",
+            hovertemplate=f"layer %{{y}}, {of} %{{x}}: %{{z:,.0f}} copies<extra></extra>",
         )
     )
-    figure.update_xaxes(title="expert", showgrid=False)
+    figure.update_xaxes(title=of, showgrid=False)
     figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
     return finish(figure, title, 640)
 

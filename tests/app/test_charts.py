@@ -116,8 +116,14 @@ def test_a_long_timeline_is_cut_to_what_a_browser_can_draw() -> None:
 def test_popularity_names_the_worst_layer(layers: int, experts: int) -> None:
     load = np.ones((layers, experts))
     load[layers // 2, 0] = 10 * experts
-    figure = workload_charts.popularity(load)
-    assert figure.layout.title.text.startswith(f"Layer {layers // 2} ")
+    title = workload_charts.popularity(load).layout.title.text
+    assert title.startswith(f"Layer {layers // 2} " if layers > 1 else "The busiest expert gets ")
+
+
+def test_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
+    figure = workload_charts.popularity(np.arange(4.0)[None], "GPU")
+    assert figure.layout.title.text == "The busiest GPU gets 2× the mean"
+    assert (figure.layout.xaxis.title.text, figure.layout.xaxis.dtick) == ("GPU", 1)
 
 
 def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> None:
