@@ -135,7 +135,7 @@ def corrections(saved: SavedPlan) -> None:
     if people.why_not("plan") or not team.is_saver(saved, people.who().name, people.login()):
         return
     key = f"correct-{saved.number}-{state.written()}"
-    with st.popover("Correct", icon=":material/edit:", type="tertiary", key=key), st.form(f"{key}-form", border=False):
+    with st.popover("Correct", icon=":material/edit:", key=key), st.form(f"{key}-form", border=False):
         name = typed(st.text_input, "Name", f"{key}-name", saved.name, max_chars=120)
         note = typed(st.text_area, "Note", f"{key}-note", saved.note, height=90, max_chars=team.LONGEST_TEXT)
         st.caption("What it was stays in the discussion.")

@@ -131,7 +131,7 @@ def test_the_whole_way_of_a_login(page: Page, studio: str, data_folder: Path) ->
     page.get_by_role("link", name="Administration").click()
     expect(page.get_by_role("heading", name="Administration")).to_be_visible()
     settle(page)
-    expect(page.get_by_text("well: ")).to_be_visible()
+    expect(page.get_by_text("Healthy: ")).to_be_visible()
     assert not (found := faults_in_either_theme(page)), "\n".join(found)
     shoot(page, "operate-dark")
 

@@ -91,6 +91,9 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     # The chart is in sight, and the decision one press away.
     page.get_by_role("button", name="End guide").click()
+    if (dismiss := page.get_by_role("button", name="Dismiss")).count():  # of what the other one wrote at once
+        dismiss.click()
+    expect(dismiss).to_have_count(0)
     assert begins_at(page, 1440, 900) < 300
     assert begins_at(page, 1024, 768) < 340, "where the figures take two rows"
     page.set_viewport_size({"width": 1440, "height": 900})
