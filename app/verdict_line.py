@@ -4,12 +4,12 @@ import streamlit as st
 
 from app import cached
 from app.charts import theme as charts
-from app.text import plain
+from app.text import plain, sentence
 from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.standing import ALIKE, Risk, Span, Standing, gain_in_words
+from engine.simulate.standing import Risk, Span, Standing, gain_in_words, is_loss
 
 TIMES: dict[Span, str] = {
     "pass": "Simulated pass",
@@ -66,7 +66,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
     with line.container(gap=None, width="content"):
         _gain(standing)
     with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
-        st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=_sentence(how))
+        st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=sentence(how))
         st.metric(
             "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
@@ -75,7 +75,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
             _move(standing)
         if standing.span in ("pass", "step"):
             _elsewhere(standing)
-    if standing.risks and (worst := standing.risks[0]).gain <= 1 - ALIKE:
+    if standing.risks and is_loss((worst := standing.risks[0]).gain):
         st.caption(
             f":orange[:material/warning:] On {plain(worst.recording)} it is "
             f"{plain(gain_in_words(worst.gain, standing.deployed))}."
@@ -133,11 +133,6 @@ def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
         f"On {worst.recording} the plan takes {units.seconds(worst.seconds)}, what is deployed "
         f"{units.seconds(worst.baseline)}: the least gain on {len(risks)} other open recording{'s' * (len(risks) > 1)}.",
     )
-
-
-def _sentence(text: str) -> str:
-    text = plain(text)
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def headline(plan: Plan, problem: Problem) -> str:

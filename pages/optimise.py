@@ -5,7 +5,7 @@ import streamlit as st
 from app import cached, failing, header, kept, option_inputs, state, widgets
 from app.optimise import candidates, deployed, estimates, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
-from app.text import plain
+from app.text import plain, sentence
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -39,7 +39,7 @@ with form:
             f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
             key=f"use-{aim}-{spare.key_of(system.name)}",
-            help=f"{system.summary[:1].upper()}{system.summary[1:]}.",
+            help=sentence(system.summary),
         ):
             wanted.append(system)
     with st.expander("Options", icon=":material/settings:"):

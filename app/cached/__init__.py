@@ -21,5 +21,16 @@ from app.cached.figures import (
     waits,
 )
 from app.cached.inputs import inspection, measured_pairs, model_fault, placement_in_use, problem, recording, workload
-from app.cached.plans import Answer, Candidate, answer_of, candidates, jobs, made_for, open_plan, result_of, resume_jobs
+from app.cached.plans import (
+    Answer,
+    Candidate,
+    answer_of,
+    candidates,
+    forget_saved_plans,
+    jobs,
+    made_for,
+    open_plan,
+    result_of,
+    resume_jobs,
+)
 from app.cached.standing import is_soon, other_recordings, standing

@@ -145,7 +145,8 @@ def _imported(digest: str) -> Candidate:
 
 @st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
 def _saved(address: str, id: str, number: int | None) -> Candidate:
-    """A plan of the team, which never changes; number: of the time that it was saved, None: it is in no workspace."""
+    """A plan of the team, of which only the name can change; number: of the time that it was saved, None: it is in no
+    workspace."""
     plan, figures = team.load_plan(database(), id), {}
     if number is not None:
         saved = team.find_saved(database(), number)
@@ -154,6 +155,11 @@ def _saved(address: str, id: str, number: int | None) -> Candidate:
         plan, figures = plan.model_copy(update={"name": saved.name}), saved.figures
     status = plan.claim.status.value if plan.claim else Status.FEASIBLE.value
     return Candidate(plan, status, figures.get("runtime") or math.nan, figures.get("notes") or {})
+
+
+def forget_saved_plans() -> None:
+    """Read the names of the team's plans again, once one was given another."""
+    _saved.clear()
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

@@ -32,9 +32,8 @@ def fewer_lanes(shown: dict[str, Timeline], first: int, last: int, most: int) ->
         return shown, gpus
     parts = [timeline.layers(first, last).events for timeline in shown.values()]
     waited_for = sorted({int(gpu) for part in parts for gpu in last_of_steps(part)["resource"]})
-    busy = (
-        (parts[0]["end"] - parts[0]["start"]).groupby(parts[0]["resource"]).sum().reindex(range(gpus), fill_value=0.0)
-    )
+    seconds = parts[0]["end"] - parts[0]["start"]
+    busy = seconds.groupby(parts[0]["resource"]).sum().reindex(range(gpus), fill_value=0.0)
     ranked = busy.sort_values(ascending=False, kind="stable").index
     chosen = sorted(list(dict.fromkeys([*waited_for, *ranked]))[: max(most, len(waited_for))])
     return {name: only(timeline, chosen)[0] for name, timeline in shown.items()}, len(chosen)

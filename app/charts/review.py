@@ -136,13 +136,14 @@ def timelines(
 
 def against(shown: dict[str, Timeline]) -> str:
     """How long a timeline takes, and another beside it; where that is the faster one, how much faster."""
-    (first, ours), *rest = ((plain(name), timeline.total) for name, timeline in shown.items())
-    for second, theirs in rest:
-        if 0 < theirs < ours:
-            return f"{second} takes {seconds(theirs)}, {ratio(ours / theirs)} as fast as {first}"
-        longer = f"{ratio(theirs / ours)} as long" if theirs > ours > 0 else "as long"
-        return f"{first} takes {seconds(ours)}; {second} takes {longer}"
-    return f"{first} takes {seconds(ours)}"
+    (first, ours), *others = ((plain(name), timeline.total) for name, timeline in shown.items())
+    if not others:
+        return f"{first} takes {seconds(ours)}"
+    second, theirs = others[0]
+    if 0 < theirs < ours:
+        return f"{second} takes {seconds(theirs)}, {ratio(ours / theirs)} as fast as {first}"
+    longer = f"{ratio(theirs / ours)} as long" if theirs > ours > 0 else "as long"
+    return f"{first} takes {seconds(ours)}; {second} takes {longer}"
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

@@ -126,8 +126,9 @@ def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:
     types = len({gpu.type for gpu in launch.cluster.gpus})
     kinds = f"{types} kinds of GPU" if types > 1 else "GPUs and links of their own"
     return [
-        f"Its {prepared.instructions.ranks} ranks are equal and share this machine's CPU; the plan is for {kinds}. Expect no "
-        "gain here: the run checks the output and the predicted times. Testbed emulates the drawn links, though not the GPUs."
+        f"Its {prepared.instructions.ranks} ranks are equal and share this machine's CPU; the plan is for {kinds}. A gain need "
+        "not show here: the run checks the output and the predicted times. Testbed emulates the drawn links, though not the "
+        "GPUs."
     ]
 
 

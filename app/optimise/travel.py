@@ -58,7 +58,7 @@ def choose(problem: Problem) -> None:
         )
         formats[way] = None if dtype == own else dtype
     if problem.model.dtype == "fp8" and formats["combine"] is None:
-        st.caption(":material/info: Engines of fp8 models combine in bf16, twice as many bytes as counted here.")
+        st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
     unit = unit or now.unit
     replicas = None if unit == "copies" else _replicas(now)
     chosen = Travel(unit=unit, replicas=replicas, **formats)

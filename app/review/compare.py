@@ -10,7 +10,6 @@ from app import cached, kept, state, tables, widgets
 from app.balance import COLUMN
 from app.charts import review as charts
 from app.review import store
-from app.review.plan_list import is_loss
 from app.text import plain
 from engine import units
 from engine.balance import Balance
@@ -19,6 +18,7 @@ from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics, speedup
+from engine.simulate.standing import is_loss
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
 from engine.store.team_list import ListedPlan

@@ -10,7 +10,7 @@ from app import cached, kept, state, tables, widgets
 from app.review import news, saved, store
 from app.visitor import people
 from engine import units
-from engine.simulate.standing import ALIKE
+from engine.simulate.standing import is_loss
 from engine.store import team_list
 from engine.store.team_approval import Whose
 from engine.store.team_list import ListedPlan
@@ -141,7 +141,7 @@ def _table(listed: list[ListedPlan]) -> None:
         f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",
-        shown={"Gain": gain_in_words},
+        shown={"Gain": gain_in_list},
         losses={"Gain": [is_loss(gain) for gain in table["Gain"]]},
         column_config={
             "": column.TextColumn(width=30),
@@ -162,12 +162,7 @@ def _table(listed: list[ListedPlan]) -> None:
     )
 
 
-def is_loss(gain: float) -> bool:
-    """Whether a plan is slower than what it is held against, by more than nobody would decide by."""
-    return gain <= 1 - ALIKE
-
-
-def gain_in_words(gain: float) -> str:
+def gain_in_list(gain: float) -> str:
     """`1.38×`, `0.737× as fast`."""
     return units.ratio(gain) + (" as fast" if is_loss(gain) else "")
 

@@ -12,7 +12,7 @@ from app.visitor import people
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.store import team
+from engine.store import team, team_corrections
 from engine.store.team import Review, SavedPlan
 from engine.workload import digest_of
 
@@ -132,7 +132,7 @@ def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, qu
 
 def corrections(saved: SavedPlan) -> None:
     """The form in which whoever saved a plan corrects its name and note; nothing for others."""
-    if people.why_not("plan") or not team.is_saver(saved, people.who().name, people.login()):
+    if people.why_not("plan") or not team_corrections.is_saver(saved, people.who().name, people.login()):
         return
     key = f"correct-{saved.number}-{state.written()}"
     with st.popover("Correct", icon=":material/edit:", key=key), st.form(f"{key}-form", border=False):

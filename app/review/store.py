@@ -16,7 +16,7 @@ from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
-from engine.store import team
+from engine.store import team, team_corrections
 from engine.store.database import Database, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.team import Review, SavedPlan, Verdict, Workspace
@@ -67,7 +67,8 @@ def saved_in(workspace: str, plan: Plan) -> SavedPlan | None:
 
 def correct(saved: SavedPlan, name: str, note: str) -> None:
     """Give a saved plan another name and note; raises InputError for anybody but who saved it."""
-    team.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
+    team_corrections.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
+    cached.forget_saved_plans()
 
 
 def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:

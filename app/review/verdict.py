@@ -33,7 +33,7 @@ ICONS = {
 }
 EMPTY = (
     "Not judged yet. The plan's system is run again on the earlier half of its recordings and judged on the later one, and the "
-    "plan itself on the recordings that you hold out. That takes two or three times as long as planning it did."
+    "plan itself on the recordings that you hold out."
 )
 
 

@@ -40,7 +40,7 @@ def restore() -> None:
         begin(token or secrets.token_urlsafe(12), session)
         if left_out:
             moment.say_left_out(left_out)
-    elif _written() != st.session_state[_SEEN]:
+    else:
         _look()
     st.session_state[_BEHIND] = moment.is_overtaken()
     _write_token()
@@ -132,8 +132,7 @@ def was_overtaken() -> bool:
     """Whether another tab has stored a later session since this tab's page was drawn, which does not say so then."""
     if _BEHIND not in st.session_state or st.session_state[_BEHIND]:
         return False
-    if _written() != st.session_state[_SEEN]:
-        _look()
+    _look()
     return moment.is_overtaken()
 
 
@@ -144,7 +143,9 @@ def _stored(token: str) -> tuple[Session, str | None]:
 
 
 def _look() -> None:
-    """See whether another tab has stored a later session."""
+    """See whether another tab has stored a later session, where anything was stored since."""
+    if _written() == st.session_state[_SEEN]:
+        return
     try:
         kept = store.load_session(st.session_state[_TOKEN])
     except InputError:  # said when this one is stored

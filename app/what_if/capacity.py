@@ -117,7 +117,13 @@ def _show(problem: Problem, chosen: str, result: dict[str, Any], complete: bool)
     """The sizes tried so far, and the smallest that meets the target as a cluster to open. chosen: the part above, in words."""
     points = sorted((CapacityPoint.from_dict(point) for point in result["points"]), key=lambda point: point.parts)
     nodes = parts_of(problem.cluster).get(result["title"])
-    if not points or nodes is None:
+    if not points:
+        return
+    if nodes is None:
+        st.info(
+            plain(f"The last search, built from {result['title']}, is an older version's. Run it again."),
+            icon=":material/info:",
+        )
         return
     if result["title"] != chosen:
         st.info(
@@ -207,11 +213,8 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
 def _of_smaller(points: list[CapacityPoint], fewest: CapacityPoint, target: float, complete: bool) -> list[str]:
     """Whether a smaller size than the smallest found could meet the target."""
     smaller = [point for point in points if point.gpus < fewest.gpus]
-    undecided, untried, sentences = (
-        [point for point in smaller if not point.cannot_meet(target)],
-        _untried(points, fewest),
-        [],
-    )
+    undecided = [point for point in smaller if not point.cannot_meet(target)]
+    untried, sentences = _untried(points, fewest), []
     if undecided:
         sentences.append(f"No plan found for {_either(undecided)} GPUs meets it; a better plan might.")
     elif smaller:
@@ -232,8 +235,10 @@ def _of_larger(points: list[CapacityPoint], fewest: CapacityPoint, target: float
         return [f"More is not always enough: with {', '.join(again)} GPUs the target is missed again."]
     if not complete:
         return []
-    beyond = f"eyond {max(point.gpus for point in points)} GPUs nothing was tried."
-    return [f"The larger sizes tried also meet it; b{beyond}" if larger else f"B{beyond}"]
+    most = max(point.gpus for point in points)
+    if larger:
+        return [f"The larger sizes tried also meet it; beyond {most} GPUs nothing was tried."]
+    return [f"Beyond {most} GPUs nothing was tried."]
 
 
 def _either(points: Sequence[CapacityPoint]) -> str:

@@ -43,8 +43,8 @@ QUICK = 1.0
 
 class Run(Frozen):
     """One measured run. rows: whether tokens shared rows (see `Travel`), which are counted token by token; mixed: whether the
-    cluster has GPUs of several types, on which placements take searches ten times as long; limit: seconds that the system was
-    given, None: it takes no limit; machine: see `machine`."""
+    cluster has GPUs of several types, for which a search can take many times as long; limit: seconds that the system was given,
+    None: it takes no limit; machine: see `machine`."""
 
     goal: Goal
     system: str

@@ -77,13 +77,18 @@ class Standing:
         return f"Above {kind} · placement bound", f"{share(self.gap)} · {share(self.placement_gap)}"
 
 
+def is_loss(gain: float) -> bool:
+    """Whether a plan is slower than what it is held against, by more than nobody would decide by."""
+    return gain <= 1 - ALIKE
+
+
 def gain_in_words(gain: float, baseline: str) -> str:
     """How a plan compares with another one that takes `gain` times as long; within half a percent they are alike."""
     if gain >= 1 + ALIKE:
         return f"{ratio(gain)} as fast as {baseline}"
-    if gain > 1 - ALIKE:
-        return f"as fast as {baseline}"
-    return f"slower than {baseline}: {ratio(1 / gain)} its time"
+    if is_loss(gain):
+        return f"slower than {baseline}: {ratio(1 / gain)} its time"
+    return f"as fast as {baseline}"
 
 
 def tokens_per_second(problem: Problem, total: float) -> float:

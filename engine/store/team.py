@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from engine.errors import InputError
@@ -201,7 +201,7 @@ def save_plan(
         "workspace": workspace,
         "plan": plan.id,
         "name": clean_name(plan.name, "the plan"),
-        "note": _text(note, "the note", empty=True),
+        "note": clean_text(note, "the note", empty=True),
         "inputs": inputs or {},
         "figures": figures or {},
         "by": clean_name(by, "you"),
@@ -215,34 +215,6 @@ def save_plan(
         _insert_new(connection, tables.saved_plan, row)
         where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
         return _saved(connection.execute(_saved_plans().where(*where)).one())
-
-
-def correct_saved(db: Database, number: int, name: str, note: str, by: str, login: str | None = None) -> None:
-    """Give a saved plan another name and note. What they were stays in the discussion of its reviews, under who changed it.
-    Raises InputError for anybody but who saved it."""
-    name, note = clean_name(name, "the plan"), _text(note, "the note", empty=True)
-    before = find_saved(db, number)
-    if not is_saver(before, by, login):
-        raise InputError(f"only {before.by}, who saved this plan, may change its name and note")
-    changes = [
-        f"changed the {what} from “{old}” to “{new}”"
-        for what, old, new in (("name", before.name, name), ("note", before.note, note))
-        if old != new
-    ]
-    if not changes:
-        return
-    reviews = select(tables.review.c.id).where(tables.review.c.saved == number)
-    row = {"text": "\n".join(changes)[:LONGEST_TEXT], "by": clean_name(by, "you"), "at": time.time(), "place": None}
-    with db.writing() as connection:
-        saved = tables.saved_plan
-        connection.execute(update(saved).where(saved.c.number == number).values(name=name, note=note))
-        for review in connection.scalars(reviews).all():
-            connection.execute(insert(tables.comment).values(review=review, **row))
-
-
-def is_saver(saved: SavedPlan, name: str, login: str | None) -> bool:
-    """Whether a person is who saved a plan: by their login, by the typed name where there was none."""
-    return saved.login == login if login or saved.login else saved.by == name
 
 
 def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
@@ -291,7 +263,7 @@ def open_review(db: Database, saved: int, question: str, by: str, login: str | N
     row = {
         "id": secrets.token_urlsafe(9),
         "saved": saved,
-        "question": _text(question, "the question"),
+        "question": clean_text(question, "the question"),
         "by": clean_name(by, "you"),
         "at": time.time(),
         "login": login,
@@ -306,7 +278,7 @@ def add_comment(db: Database, review: str, text: str, by: str, place: Place | No
     """Say something about a review. place: what it points to; None: the plan as a whole."""
     row = {
         "review": review,
-        "text": _text(text, "the comment"),
+        "text": clean_text(text, "the comment"),
         "by": clean_name(by, "you"),
         "at": time.time(),
         "place": None if place is None else str(place),
@@ -329,7 +301,7 @@ def decide(
     row = {
         "review": review,
         "verdict": verdict,
-        "reason": _text(reason, "the reason", empty=True),
+        "reason": clean_text(reason, "the reason", empty=True),
         "by": clean_name(by, "you"),
         "at": time.time(),
         "login": login,
@@ -525,7 +497,8 @@ def clean_name(name: str, whose: str) -> str:
     return cleaned
 
 
-def _text(text: str, what: str, empty: bool = False) -> str:
+def clean_text(text: str, what: str, empty: bool = False) -> str:
+    """A text as it is kept. Raises InputError for one that cannot be kept."""
     cleaned = text.strip()
     if not cleaned and not empty:
         raise InputError(f"{what} is empty")

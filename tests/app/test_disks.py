@@ -2,13 +2,15 @@
 keeps the session and offers a way out."""
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app import uploads
+from app import state, uploads
 from app.state.session import Session, read, write
 from engine import store
 from engine.errors import InputError
@@ -119,3 +121,15 @@ def test_damaged_files_of_a_job_cost_no_page(ana: AppTest, names: tuple[str, ...
         assert "result.json is damaged" in said(ana.error)
     if "exit" in names:
         assert "why it failed cannot be read" in said(ana.error)
+
+
+def test_a_part_of_a_page_that_runs_by_itself_finds_the_session_overtaken_once(empty_session) -> None:
+    state.keep_choice("what-if-noise", 20)
+    assert not state.was_overtaken(), "no page was drawn yet"
+    st.session_state["drawn_overtaken"] = False
+    assert not state.was_overtaken()
+    kept = json.loads(store.load_session(TOKEN))
+    store.save_session(TOKEN, json.dumps(kept | {"revision": kept["revision"] + 1}))
+    assert state.was_overtaken()
+    st.session_state["drawn_overtaken"] = True  # the page says so since
+    assert not state.was_overtaken()

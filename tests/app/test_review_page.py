@@ -4,30 +4,23 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import get_args
 
-import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
-from app.charts.lanes import fewer_lanes
 from app.launch import notes
-from app.review import compare, news, plan_list
 from app.review import store as review_store
-from app.review.brief import brief_of, risk_in_words, with_risks
-from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.launch.preparation.launch import Launch
-from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
-from engine.problem import Problem, make_problem
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.store import team, team_looks
+from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.store.team_approval import SETTING
@@ -135,22 +128,6 @@ def test_a_plan_that_is_there_already_is_said_before_a_form_is_filled_in(app: Ap
     assert buttons(app)["Saved here already"].disabled and "Save" not in buttons(app)
     assert buttons(app)["Saved here already"].help == "by Ana, as first name"
     assert review_store.saved_in(first.workspace, app.plans[0]) is None
-
-
-def test_who_saved_a_plan_corrects_its_name_and_note(app: AppTest) -> None:
-    saved = save(app, "Arora", "cheap")
-    enter(app, "Name", "Aurora <b>2</b>")
-    enter(app, "Note", "cheap and fast")
-    press(app, "Change")
-    now = team.find_saved(database(), saved.number)
-    assert (now.name, now.note, now.by, now.at) == ("Aurora <b>2</b>", "cheap and fast", "Ana", saved.at)
-    assert "changed the name from “Arora” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
-    assert table(app)["Plan"].tolist() == ["Aurora <b>2</b>"]
-    visitor = link(plan=saved.plan)
-    visitor.session_state["person"] = "Ben"
-    assert "Change" not in buttons(visitor.run())
-    with pytest.raises(InputError, match="only Ana, who saved this plan"):
-        team.correct_saved(database(), saved.number, "mine", "", "Ben")
 
 
 def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest) -> None:
@@ -446,81 +423,6 @@ def test_a_webhook_that_fails_is_said_to_the_operator_and_fails_nobody(app: AppT
     assert "The webhook at 127.0.0.1 did not take a message" in said(app.warning)
 
 
-# What is new.
-
-
-def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, monkeypatch) -> None:
-    review = review_of(save(app))
-    assert "New" not in table(app.run()) and "New since" not in said(app.markdown)
-    app.session_state["reviewed"] = None
-    app.run()
-    for text in ("one", "two"):
-        team.add_comment(database(), review.id, text, "Ben")
-    team.decide(database(), review.id, "rejected", "no", "Ben")
-    team.note_thresholds(database(), review.saved.plan, {"gain": 0.05}, {"gain": 0.15}, "Ben")
-    team.add_comment(database(), review.id, "mine", "Ana")
-    assert table(app.run())["New"].tolist() == ["2 comments, 1 decision, thresholds"]
-    theirs = link(plan=review.saved.plan, session=app.query_params["session"])
-    assert "New since you last looked" in said(theirs.markdown)
-    assert "[Ben rejected it just now · 2 comments, thresholds](#discussion)" in said(theirs.markdown)
-    assert "gain held out 5 % → 15 %" in said(theirs.markdown)
-    assert "New" in table(theirs.run()), "nobody had the time to read it"
-    monkeypatch.setattr(news, "TAKEN_IN", 0.0)
-    assert "New" not in table(theirs.run().run()) and "New since you last looked" in said(theirs.markdown)
-    visitor = link(plan=review.saved.plan)
-    visitor.session_state["person"] = "Cara"
-    assert table(visitor.run())["New"].tolist() == ["not seen yet"] and "New since" not in said(visitor.markdown)
-    assert "New" not in table(visitor.run())
-
-
-def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app: AppTest, monkeypatch) -> None:
-    monkeypatch.setattr(news, "TAKEN_IN", 0.0)
-    review = review_of(save(app))
-    enter(app, "Reason", "no money")
-    press(app, "Reject")
-    assert "New since" not in said(app.markdown)
-    team.decide(database(), review.id, "reopened", "", "Ben")
-    team.decide(database(), review.id, "approved", "", "Ben")
-    for _ in range(3):
-        app.run()
-    told = "Ben reopened it just now · Ben approved it just now"
-    assert told in said(app.markdown) and table(app)["New"].tolist() == ["2 decisions"]
-    reloaded = link(plan=review.saved.plan, session=app.query_params["session"])
-    assert told in said(reloaded.markdown)
-    press(reloaded, "Dismiss")
-    assert "New since" not in said(reloaded.markdown) and "New" not in table(reloaded.run())
-    team.add_comment(database(), review.id, "why?", "Ben")
-    assert "[1 comment](#discussion)" in said(reloaded.run().markdown)
-    enter(reloaded, "Your comment", "therefore")
-    press(reloaded, "Comment")
-    assert "New since" not in said(reloaded.markdown)
-
-
-def test_a_decision_says_whose_it_overruled(app: AppTest) -> None:
-    review = review_of(save(app))
-    team.decide(database(), review.id, "rejected", "no money", "Ben")
-    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption)
-    press(app, "Reopen")
-    assert "reopened by Ana; Ben had rejected it" in said(app.caption)
-    press(app, "Approve")
-    assert "approved by Ana; Ben had rejected it" in said(app.caption)
-    team.decide(database(), review.id, "reopened", "", "Ana")
-    team.decide(database(), review.id, "rejected", "again", "Ben")
-    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption), "Ana took hers back herself"
-
-
-def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    review = review_of(save(app))
-    team.add_comment(database(), review.id, "new", "Ben")
-
-    def full(*arguments: object) -> None:
-        raise InputError("the database is full")
-
-    monkeypatch.setattr(team_looks, "note_look", full)
-    visitor = link(plan=review.saved.plan, session=app.query_params["session"])
-    assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
-
-
 # Where a comment points.
 
 
@@ -700,130 +602,3 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
     beside.select_index(len(beside.options) - 1)
     app.run()
     assert not app.exception and "cannot be compared here" in said(app.error)
-
-
-# The figures and the words themselves.
-
-
-@pytest.fixture
-def problem(app: AppTest) -> Problem:
-    return problem_of(app)
-
-
-def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, problem: Problem) -> None:
-    trace = problem.workload
-    others = [RoutingTrace(name, (trace.experts + shift) % 16, 16) for name, shift in (("by 3", 3), ("by 8", 8))]
-    small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
-    ours, linear = app.plans[1], app.plans[0]
-    brief = with_risks(brief_of(ours, problem), [*others, small])
-    gains = {
-        other.name: simulate(linear, problem.with_workload(other)).total
-        / simulate(ours, problem.with_workload(other)).total
-        for other in others
-    }
-    assert [(risk.recording, risk.gain) for risk in brief.risks] == [
-        (name, pytest.approx(gains[name])) for name in sorted(gains, key=gains.get)
-    ]
-    assert list(brief.refused) == ["of another size"] and brief.worst.recording in risk_in_words(brief)
-
-
-def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: Problem) -> None:
-    plan = app.plans[0]
-    figure = charts.placement(plan, problem)
-    counted = np.zeros((8, 8))
-    for layer in range(8):
-        for expert in problem.workload.experts[:, layer, 0]:
-            counted[layer, int(plan.placement.gpu_of_expert[layer, expert])] += 1
-    assert np.allclose(np.array(figure.data[0].z), counted / counted.mean(axis=1, keepdims=True))
-    layer, gpu = np.unravel_index((counted / counted.mean(axis=1, keepdims=True)).argmax(), counted.shape)
-    assert figure.layout.title.text.startswith(f"GPU {gpu} serves") and f"in layer {layer}:" in figure.layout.title.text
-
-
-def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, problem: Problem) -> None:
-    node = problem.cluster.nodes[0]
-    many = problem.cluster.model_copy(
-        update={"nodes": tuple(node.model_copy(update={"name": f"node {number}"}) for number in range(20))}
-    )
-    problem = make_problem(problem.workload, many, problem.model, Datasheet())
-    whole = run(SYSTEMS["linear"], problem, {}).timeline
-    other = run(SYSTEMS["random"], problem, {}).timeline
-    parts, kept = fewer_lanes({"a": whole, "b": other}, 2, 3, charts.MOST_GPUS)
-    part, beside = parts.values()
-    assert part.resources == beside.resources, "lane by lane the same GPUs"
-    assert kept >= charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
-    lanes = [whole.resources.index(name) for name in part.resources]
-    was = whole.events.loc[part.events.index]
-    assert [lanes[lane] for lane in part.events["resource"]] == was["resource"].tolist()
-    sends = part.events["peer"] >= 0
-    assert [lanes[lane] for lane in part.events["peer"][sends]] == was["peer"][sends].tolist()
-    for drawn, all_of_it in ((part, whole), (beside, other)):
-        for layer in (2, 3):
-            for kind in ("dispatch", "ffn", "combine"):
-                ends = [
-                    events[(events["layer"] == layer) & (events["kind"] == kind)]["end"].max()
-                    for events in (drawn.events, all_of_it.events)
-                ]
-                assert ends[0] == ends[1]
-    figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
-    assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
-    small = simulate(app.plans[0], problem_of(app))
-    assert fewer_lanes({"small": small}, 0, 1, charts.MOST_GPUS) == ({"small": small}, 8)
-
-
-def test_the_difference_of_two_placements() -> None:
-    ours = Placement(experts=2, experts_of_gpu=(((0,), (1,)), ((0,), (1,))), model_layers=(0, 1))
-    theirs = Placement(experts=2, experts_of_gpu=(((1,), (0,)), ((0, 1), (1,))), model_layers=(0, 1))
-    swapped = charts.difference(ours, theirs, ("a", "<b>"), 0)
-    assert np.array_equal(swapped.data[0].z, [[-1, 1], [1, -1]])
-    assert swapped.layout.title.text == "In layer 0, 2 expert copies sit on other GPUs in &lt;b&gt;"
-    assert np.array_equal(charts.difference(ours, theirs, ("a", "b"), 1).data[0].z, [[0, 0], [0.5, -0.5]])
-    assert np.array_equal(charts.difference(ours, theirs, ("a", "b")).data[0].z, [[-0.5, 0.5], [0.75, -0.75]])
-    assert "place every expert alike" in charts.difference(ours, ours, ("a", "b")).layout.title.text
-
-
-def test_times_beside_each_other_name_the_faster_one() -> None:
-    fast, slow = (SimpleNamespace(total=total) for total in (1e-3, 1.6e-3))
-    assert charts.against({"a": fast, "b": slow}) == "a takes 1 ms; b takes 1.6× as long"
-    assert charts.against({"b": slow, "a": fast}) == "a takes 1 ms, 1.6× as fast as b"
-    assert charts.against({"a": fast, "b": fast}) == "a takes 1 ms; b takes as long"
-    assert plan_list.gain_in_words(0.737) == "0.737× as fast" and plan_list.gain_in_words(1.38) == "1.38×"
-    assert compare._points(0.0164, 0.0156) == "+0.0 points"
-
-
-def test_every_part_of_a_plan_has_its_sentence() -> None:
-    twice = Placement(experts=2, experts_of_gpu=(((0, 1), (1,)),), model_layers=(0,))
-    base = Plan(
-        name="x", placement=twice, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="x")
-    )
-    assert "1 of 2 with replicas (up to 2 copies); each GPU holds 1 to 2 experts per layer" in words(base, None)[0]
-    assert "a plain all-to-all" in words(base, None)[1]
-    phased = Schedule(src=(0,), dst=(1,), bytes=(1.0,), phase=(0,), duration=(1.0,))
-    for mode in set(get_args(OrderMode)) - {"concurrent"}:
-        order = SendOrder(mode=mode, dispatch=(phased,), combine=(phased,))
-        assert words(base.model_copy(update={"send_order": order}), None)[1].startswith(
-            "Sends the bytes of every dispatch"
-        )
-    step = base.model_copy(
-        update={
-            "priority": Priority(policy="priority", micro_op=3e7),
-            "pipeline": Pipeline(forward=(2,), backward=(4,)),
-            "overlap": Overlap(
-                ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True
-            ),
-        }
-    )
-    text = " ".join(words(step, None))
-    for part in (
-        "2 parts forward and 4 backward",
-        "1 stretch of",
-        "1 weight-gradient operator under",
-        "only real tokens",
-        "pieces of at most 30 MB and wait for all-to-alls",
-    ):
-        assert part in text
-    assert "plain all-to-all" not in text
-
-
-def test_numbers_that_databases_refuse_are_left_out() -> None:
-    kept = review_store._finite({"a": [float("inf"), 1.5, {"b": float("nan")}], "c": (1, "x")})
-    assert kept == {"a": [None, 1.5, {"b": None}], "c": [1, "x"]}

@@ -75,3 +75,12 @@ def test_only_plans_of_the_chosen_way_are_compared(app: AppTest) -> None:
     plan_the_sample(app)
     visit(app, "optimise")
     assert "Rows per token" in app.dataframe[0].value
+
+
+def test_a_model_in_fp8_is_told_in_what_engines_combine(app: AppTest) -> None:
+    visit(app, "optimise")
+    assert not any("combine in bf16" in caption.value for caption in app.caption)
+    app.session_state["model"] = app.session_state["model"].model_copy(update={"dtype": "fp8"})
+    assert any("combine in bf16" in caption.value for caption in app.run().caption)
+    choose(app, "Combine format", "bf16")
+    assert not any("combine in bf16" in caption.value for caption in app.caption)
