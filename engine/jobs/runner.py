@@ -55,8 +55,9 @@ from engine.logs import OURS
 PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 
-GRACE = 1.8
-"""Seconds that a job is given to stop by itself, with the best that it has: people are promised an end within two."""
+GRACE = 1.6
+"""Seconds that a job is given to stop by itself, with the best that it has. People are promised an end within two, and on a
+busy machine it takes some tenths to find all processes of a job and end them."""
 
 _LOG = logging.getLogger(f"{OURS}.jobs")
 _unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
