@@ -1,6 +1,6 @@
 """What is only of the moment: it ends with the browser tab and is not kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from engine.store.team_place import Place
 
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
 _SESSIONS = "sessions_shown"
-_UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
+_UPLOADS, _ZONES, _TOLD, _WATCHED, _LAYERS = "uploads", "zones", "told", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS, _RESULTS = "launch_shown", "run_folders", "results_seen"
 _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
 _VISIT, _TURNS, _RECALLED = "visit", "widget_turns", "recalled_person"
@@ -122,14 +122,27 @@ def first_time(file_id: str) -> bool:
     return True
 
 
-def look_again(zone: str, file_ids: list[str]) -> None:
-    """Where a file has left a drop zone, forget what was said against those that stay: it may have been that file's fault."""
+def newly_in(zone: str, file_ids: list[str]) -> list[str]:
+    """Which of the files in a drop zone were not there before. Where one has left, what was said against those that stay is
+    forgotten: it may have been that file's fault."""
     zones, seen = st.session_state.setdefault(_ZONES, {}), st.session_state.setdefault(_UPLOADS, {})
     if set(zones.get(zone, ())) - set(file_ids):
         refused = {id for id in file_ids if seen.get(id) and seen[id][1]}
         for key in [key for key in seen if key.partition(" ")[0] in refused]:
             del seen[key]
-    zones[zone] = file_ids
+    came, zones[zone] = [id for id in file_ids if id not in zones.get(zone, ())], file_ids
+    return came
+
+
+def tell_of(zone: str, file_ids: list[str], alone: bool) -> None:
+    """Say what became of these files in a drop zone. alone: and no longer of those before them, which were another upload."""
+    told = st.session_state.setdefault(_TOLD, {})
+    told[zone] = list(dict.fromkeys([*([] if alone else told.get(zone, [])), *file_ids]))
+
+
+def told_of(zone: str, file_ids: list[str]) -> list[str]:
+    """The files among these, all that are in a drop zone, of which it is said what became of them."""
+    return [id for id in st.session_state.get(_TOLD, {}).get(zone, []) if id in file_ids]
 
 
 def complain(file_id: str, text: str) -> None:
@@ -142,17 +155,17 @@ def answer_upload(file_id: str, text: str) -> None:
     st.session_state[_UPLOADS][file_id] = (text, False)
 
 
-def complaints(file_ids: list[str]) -> list[str]:
+def complaints(file_ids: Sequence[str]) -> list[str]:
     """The complaints about these files, about those of one recording once."""
     return list(dict.fromkeys(text for text, refused in _said(file_ids) if refused))
 
 
-def answers_of_uploads(file_ids: list[str]) -> list[str]:
+def answers_of_uploads(file_ids: Sequence[str]) -> list[str]:
     """What these files were opened as, files of one recording once."""
     return list(dict.fromkeys(text for text, refused in _said(file_ids) if not refused))
 
 
-def _said(file_ids: list[str]) -> list[tuple[str, bool]]:
+def _said(file_ids: Sequence[str]) -> list[tuple[str, bool]]:
     seen = st.session_state.get(_UPLOADS, {})
     return [seen[id] for id in file_ids if seen.get(id)]
 

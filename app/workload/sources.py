@@ -3,18 +3,18 @@
 import streamlit as st
 
 from app import drop_zone, model_catalogue, samples, state
-from app.text import plain
 from app.workload import guide
 
 ZONE = "recordings"
 
 
 def show() -> None:
-    """In full while nothing is open, and where a dropped file was refused. Else one line, and below it what the files in the
-    zone were opened as, which leaves the room to the charts."""
+    """In full while nothing is open, and where all of an upload was refused. Else one line, and below it what became of the
+    last upload, which leaves the room to the charts."""
     known = len(state.workloads())
-    dropped = [file.file_id for file in st.session_state.get(ZONE) or []]
-    folded = state.workload_digest() is not None and not state.complaints(dropped)
+    told = state.told_of(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
+    refused = bool(state.complaints(told)) and not state.answers_of_uploads(told)
+    folded = state.workload_digest() is not None and not refused
     title = "Add a recording or open a sample" if known else "Open a recording or a sample"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
@@ -22,15 +22,15 @@ def show() -> None:
         expanded=not folded,
         icon=":material/upload_file:",
         type="compact" if known else "default",
-        key="sources",
+        key=f"sources-{told[-1] if told else ''}",  # another one after an upload: one that a person unfolded would stay so
     ):
         drop, gallery = st.columns([2, 3], gap="large")
         with drop:
             _drop(tells=not folded)
         with gallery:
             _samples()
-    if folded and (answers := state.answers_of_uploads(dropped)):
-        st.caption(f":material/check: {plain('; '.join(answers))}")
+    if folded:
+        drop_zone.tell(told)
 
 
 def _drop(tells: bool) -> None:

@@ -32,15 +32,31 @@ def drop(app: AppTest, **files: bytes) -> AppTest:
     return app
 
 
+def add(app: AppTest, **files: bytes) -> None:
+    """The same, beside the files that are in the zone."""
+    zone = app.file_uploader(key="recordings")
+    zone._files = zone._get_files_to_register()  # `upload` takes only those away that it brought itself
+    for name, content in files.items():
+        zone.upload(name.replace("__", "."), content)
+    app.run()
+    assert not app.exception, app.exception
+
+
 def answers(app: AppTest) -> list[str]:
+    """What files were opened as, which is said in one line."""
     mark = ":material/check: "
-    return [
-        caption.value.removeprefix(mark).replace("\\", "") for caption in app.caption if caption.value.startswith(mark)
-    ]
+    lines = [caption.value for caption in app.caption if caption.value.startswith(mark)]
+    assert len(lines) <= 1
+    return [answer for line in lines for answer in line.removeprefix(mark).replace("\\", "").split(" · ")]
 
 
 def complaints(app: AppTest) -> list[str]:
     return [error.value.replace("\\", "") for error in app.error]
+
+
+def is_unfolded(app: AppTest) -> bool:
+    """Whether the form with the drop zone is open."""
+    return next(part for part in app.expander if "recording" in part.label).proto.expanded
 
 
 def sglang_plan(layers: int, experts: int) -> bytes:
@@ -112,6 +128,31 @@ def test_what_is_in_the_zone_is_opened_once(app: AppTest) -> None:
     drop(app, first__csv=first, second__csv=second)
     names = app.session_state["workloads"]
     assert list(names.values()) == ["first", "second"] and names[app.session_state["workload"]] == "second"
+
+
+def test_a_new_upload_clears_what_was_said_of_those_before_it(app: AppTest) -> None:
+    def refused() -> list[str]:
+        return [text.split(":")[0] for text in complaints(app) if ".bin: " in text]
+
+    add(app, wrong__bin=b"\0\1")
+    assert refused() == ["wrong.bin"] and is_unfolded(app)
+    add(app, good__csv=PHRASE.encode())
+    assert not refused() and answers(app) == ["opened good"] and not is_unfolded(app)
+    add(app, second__csv=(PHRASE + "1,0,1\n1,1,1\n").encode(), other__bin=b"\0\2")
+    assert answers(app) == ["opened second"] and refused() == ["other.bin"]
+    assert not is_unfolded(app), "something was opened, so that there is something to see"
+    add(app, third__bin=b"\0\3")
+    assert not answers(app) and refused() == ["third.bin"] and is_unfolded(app)
+    add(app, model__json=(SAMPLES / "tiny-moe-alpha.json").read_bytes())
+    assert not refused(), "read again for another model, but of an earlier upload and refused as it was"
+
+
+def test_of_a_traffic_matrix_it_is_said_what_of_the_model_counts(app: AppTest) -> None:
+    open_sample(app)
+    counts = "Of tiny-moe-alpha only the sizes of a token and of an expert count"
+    assert not any(counts in caption.value.replace("\\", "") for caption in app.caption)
+    press(app, "Traffic 8 × 8")
+    assert any(counts in caption.value.replace("\\", "") for caption in app.caption)
 
 
 def test_measured_times_go_to_the_costs(app: AppTest) -> None:

@@ -57,7 +57,7 @@ def test_of_several_the_last_that_tells_a_model_counts(app: AppTest) -> None:
 
 def test_a_model_dropped_along_counts(app: AppTest) -> None:
     drop(app, code__npz=ALPHA.read_bytes(), model__json=(SAMPLES / "tiny-moe-alpha.json").read_bytes())
-    assert answers(app) == ["opened code; opened the model tiny-moe-alpha"]
+    assert answers(app) == ["opened code", "opened the model tiny-moe-alpha"]
 
 
 def test_where_the_open_model_does_not_fit_another_is_offered(app: AppTest) -> None:
