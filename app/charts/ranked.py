@@ -6,17 +6,30 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, plain, strokes
+from app.charts.theme import (
+    NEUTRAL,
+    SMALLEST,
+    TEAL,
+    finish,
+    ink,
+    legend_above,
+    name_above_bar,
+    plain,
+    shortened,
+    strokes,
+)
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 MOST = 20
 """Plans with a bar: the fastest, and always what is open and what is deployed."""
 TIMES = 64
 """Pixels at the right, of the times in words."""
-ROW = 28
-"""Pixels of a bar."""
-LABEL = 28
-"""Characters beside a bar: more leave no room for it at a window of 1024."""
+ROW = 30
+"""Pixels of a bar and the name above it."""
+BAR, BELOW = 0.4, 0.2
+"""How thick a bar is, in rows, and how far below the middle of its row."""
+LABEL = 44
+"""Characters above a bar: as many as a window of 1024 has room for."""
 
 
 def ranked(
@@ -39,13 +52,14 @@ def ranked(
     place = np.arange(len(drawn))
     figure = go.Figure()
     tips = [_tip(names[at], times[at], bounds[at]) for at in drawn]
+    bars = place + BELOW
     for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
         rows = [row for row in place if (drawn[row] == opened) is own]
         if rows:
             _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour)
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
-        **strokes([bounds[drawn[row]] / factor for row in proven], proven, 0.42),
+        **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], 0.28),
         mode="lines",
         name="Bound",
         line={"width": 2, "color": ink(dark)},
@@ -53,8 +67,7 @@ def ranked(
     )
     if deployed is not None:
         figure.add_scatter(
-            x=[times[deployed] / factor] * 2,
-            y=[-0.6, len(drawn) - 0.4],
+            **strokes([times[deployed] / factor] * len(drawn), bars, 0.28),  # not through the names between bars
             mode="lines",
             name=f"Deployed, {seconds(times[deployed])}",
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},
@@ -65,20 +78,16 @@ def ranked(
             x=1,
             xref="paper",
             xanchor="left",
-            y=row,
+            y=bars[row],
             text=f" {seconds(times[at])}",
             showarrow=False,
             font={"size": SMALLEST, "color": ink(dark)},
         )
+        label = _label(names[at], at == deployed, at == opened)
+        name_above_bar(figure, label, bars[row] - BAR / 2, dark)
     longest = max(times[at] for at in drawn) / factor
     figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.02 or 1])
-    figure.update_yaxes(
-        tickvals=place,
-        ticktext=[_label(names[at], at == deployed, at == opened) for at in drawn],
-        range=[len(drawn) - 0.4, -0.6],
-        showgrid=False,
-        zeroline=False,
-    )
+    figure.update_yaxes(range=[len(drawn) - 0.4, -0.6], visible=False)
     height = 138 + ROW * len(drawn)
     title = _finding(names, times, order[0], deployed, len(drawn), so_far)
     finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
@@ -91,9 +100,9 @@ def _add_bars(
     """Bars of some rows, from the top, of which times (seconds) and tips are."""
     figure.add_bar(
         x=[times[row] / factor for row in rows],
-        y=rows,
+        y=[row + BELOW for row in rows],
         orientation="h",
-        width=0.62,
+        width=BAR,
         name=title,
         showlegend=False,
         marker={"color": colour},
@@ -103,10 +112,9 @@ def _add_bars(
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:
-    """As much of a name as fits beside a bar, its end too, where names of one system differ; the open plan's has the mark that
-    it has in the table."""
-    short = name if len(name) <= LABEL else f"{name[: LABEL // 2]}…{name[-(LABEL // 2 - 1) :]}"
-    return ("▸ " if opened else "") + plain(short) + (" (deployed)" if deployed and "deployed" not in name else "")
+    """As much of a name as fits above a bar; the open plan's has the mark that it has in the table."""
+    short = plain(shortened(name, LABEL))
+    return ("▸ " if opened else "") + short + (" (deployed)" if deployed and "deployed" not in name else "")
 
 
 def _tip(name: str, time: float, bound: float) -> str:

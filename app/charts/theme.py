@@ -206,6 +206,42 @@ def legend_below(y: float) -> dict[str, Any]:
     return {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
 
 
+def legend_at_foot() -> dict[str, Any]:
+    """A legend at the lower edge of a chart and as wide as that; the chart's lower margin has to hold it, on however many lines
+    it stands in a narrow window."""
+    return {
+        "orientation": "h",
+        "xref": "container",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "container",
+        "y": 0,
+        "yanchor": "bottom",
+        "traceorder": "normal",
+        "maxheight": 1,
+    }
+
+
+def shortened(name: str, most: int) -> str:
+    """As much of a name as so many characters hold, its end too, where names of one system differ."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def name_above_bar(figure: go.Figure, name: str, top: float, dark: bool) -> None:
+    """A name on a horizontal bar, from the left edge of the plot: beside the bar a long one would leave it no room in a narrow
+    window. top: of the bar, on the axis."""
+    figure.add_annotation(
+        text=name,
+        x=0,
+        xref="paper",
+        xanchor="left",
+        y=top,
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": SMALLEST, "color": ink(dark)},
+    )
+
+
 def strokes(values: Sequence[float], places: Sequence[float], half: float) -> dict[str, list[float | None]]:
     """x and y of one trace of lines across horizontal bars: each at its value, `half` above and below its place."""
     return {
