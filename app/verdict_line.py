@@ -18,6 +18,8 @@ TIMES: dict[Span, str] = {
     "prompt": "Simulated time to first token",
 }
 LARGE = "###### {}"
+NAME = 22
+"""Characters of the name of what is deployed: a longer one would leave the figures beside it three rows in a window of 1024."""
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
     "step": "Tokens trained on.",
@@ -38,6 +40,10 @@ def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
         f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}",
         narrow,
     )
+
+
+def say_made_for(plan: Plan, problem: Problem) -> None:
+    """Where a plan was made for something else than what is open, what for. Below what a page is about, as it takes a line."""
     if others := cached.made_for(plan, problem):
         names = plain(", ".join(others.values()))
         st.caption(f":material/info: Made for {names}; the figures are for what is open now.")
@@ -94,7 +100,7 @@ def _gain(standing: Standing) -> None:
         )
         return
     name = plain(standing.deployed)
-    st.caption(f"Gain over {name}")
+    st.caption(f"Gain over {plain(charts.shortened(standing.deployed, NAME))}")
     st.markdown(
         LARGE.format(units.ratio(standing.gain)),
         width="content",

@@ -32,6 +32,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         widgets.say_inference_only()
         if not widgets.why_not(plan, problem):
             verdict_line.show_plan_if_soon(plan, problem)
+            verdict_line.say_made_for(plan, problem)
         form.form(problem, plan, past, start)
     export.show(plan, problem, "launch")
 

@@ -117,6 +117,7 @@ if drawn < whole_of:
 dark = st.context.theme.type == "dark"
 with chart:
     widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     bounds.show(plan, problem, figures)
     st.metric(

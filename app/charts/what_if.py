@@ -15,8 +15,11 @@ from app.charts.theme import (
     SECOND,
     TEAL,
     finish,
+    legend_at_foot,
     legend_below,
+    name_above_bar,
     plain,
+    shortened,
     strokes,
 )
 from engine.studies.what_if import Outlook
@@ -28,6 +31,15 @@ SAME = 5e-4
 ALIKE = 0.02
 """GPUs that are busy within this part of the busiest are as busy."""
 LEGEND = legend_below(-0.24)
+ROW, BAR, BELOW = 38, 0.45, 0.2
+"""Pixels of a bar and what stands above it; how thick a bar is, in rows, and how far below the middle of its row."""
+AXIS, ENTRIES = 64, 19
+"""Pixels of the time axis with a title of two lines, and of a line of the legend, of which a narrow window has one for two
+entries."""
+TOP = 44
+"""Pixels above the bars, with the title."""
+NAME = 24
+"""Characters of a plan's name that a legend has room for beside the sliders in a window of 1024."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +57,13 @@ class Case:
         return self.after or self.before
 
 
-def totals(cases: Sequence[Case], change: str) -> go.Figure:
-    """One stacked bar for every plan now and after the change, with its time and a dashed line at its bound.
+def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
+    """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound.
 
-    The first case is the plan that is looked at, the second what it is compared with. change: in words.
+    The first case is the plan that is looked at, the second what it is compared with. change: in words; dark: of the page.
     """
     rows, places = _rows(cases)
+    bars = [place + BELOW for place in places]
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
@@ -58,10 +71,10 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
         values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
-            y=places,
+            y=bars,
             orientation="h",
             name=title,
-            width=0.78,
+            width=BAR,
             marker={
                 "color": colour,
                 "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
@@ -75,35 +88,22 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     figure.add_scatter(
-        **strokes([outlook.bound / factor for _, outlook, _ in rows], places, 0.46),
+        **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, 0.3),
         mode="lines",
         name="its bound",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )
-    figure.add_scatter(
-        x=[outlook.total / factor for _, outlook, _ in rows],
-        y=places,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        text=[
-            f" {seconds(outlook.total)}{beside}" for (_, outlook, _), beside in zip(rows, _besides(cases), strict=True)
-        ],
-        textposition="middle right",
-    )
+    for (name, outlook, _), beside, bar in zip(rows, _besides(cases), bars, strict=True):
+        name_above_bar(figure, f"{plain(name)}: {seconds(outlook.total)}{beside}", bar - BAR / 2, dark)
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
-    changed = f"; changed: {plain(change)}" if cases[0].after else ""
-    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.3])
-    figure.update_yaxes(
-        tickvals=places,
-        ticktext=[plain(name) for name, *_ in rows],
-        range=[max(places) + 0.6, -0.6],
-        showgrid=False,
-        zeroline=False,
-    )
-    height = 170 + round(34 * (max(places) + 1))
-    return finish(figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)})
+    changed = f"<br>changed: {plain(change)}" if cases[0].after else ""
+    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
+    figure.update_yaxes(range=[max(places) + 0.6, -0.6], visible=False)
+    below = AXIS + ENTRIES * -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
+    height = TOP + round(ROW * (max(places) + 1.2)) + below
+    finish(figure, finding(cases), height, TOP, barmode="stack", legend=legend_at_foot())
+    return figure.update_layout(margin_b=below)
 
 
 def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
@@ -113,7 +113,7 @@ def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[
     for turn, case in enumerate(cases):
         for outlook, when in ((case.before, "now"), (case.after, "changed")):
             if outlook is not None:
-                name = _short(case.name)
+                name = _named(case.name)
                 rows.append((name if case.after is None else f"{name}, {when}", outlook, when == "now"))
                 places.append(len(places) + 0.5 * turn)
     return rows, places
@@ -128,7 +128,7 @@ def _besides(cases: Sequence[Case]) -> list[str]:
         if case.before is not None:
             labels.append("")
         if case.after is not None:
-            whose = "today's" if case.before is not None else f"that of {plain(_short(cases[0].name))}, changed"
+            whose = "today's" if case.before is not None else f"that of {plain(_named(cases[0].name))}, changed"
             labels.append(f", {ratio(case.after.total / beside.total)} {whose}" if beside.total else "")
     return labels
 
@@ -136,7 +136,7 @@ def _besides(cases: Sequence[Case]) -> list[str]:
 def finding(cases: Sequence[Case]) -> str:
     """What the change does to the first case, and how it then stands beside the second."""
     first = cases[0]
-    name = f"{plain(_short(first.name))} takes{'' if first.shown.simulated else ' at least'}"
+    name = f"{plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
     if first.after is None:
         sentence = f"{name} {seconds(first.before.total)}"
     elif abs(first.after.total - first.before.total) <= SAME * first.before.total:
@@ -146,8 +146,8 @@ def finding(cases: Sequence[Case]) -> str:
     if len(cases) > 1 and first.shown.total:
         relative = cases[1].shown.total / first.shown.total
         if abs(relative - 1) <= SAME:
-            return f"{sentence}, as long as {plain(_short(cases[1].name))}"
-        sentence += f"; {plain(_short(cases[1].name))} takes {ratio(relative)} as long"
+            return f"{sentence}, as long as {plain(_named(cases[1].name))}"
+        sentence += f"; {plain(_named(cases[1].name))} takes {ratio(relative)} as long"
     return sentence
 
 
@@ -249,7 +249,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure.add_bar(
         x=across,
         y=shown / factor,
-        name=plain(_short(first.name)),
+        name=plain(_named(first.name)),
         width=0.56,
         marker={"color": TEAL},
         hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
@@ -258,7 +258,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
         figure.add_scatter(
             x=across,
             y=cases[1].shown.layers / factor,
-            name=plain(_short(cases[1].name)),
+            name=plain(_named(cases[1].name)),
             mode="lines+markers",
             line={"dash": "dot", "width": 1.5, "color": SECOND},
             marker={"size": 6, "symbol": "diamond"},
@@ -295,7 +295,7 @@ def per_kind(case: Case) -> go.Figure:
         y=titles,
         x=[shown.kinds[key] / factor for key in keys],
         orientation="h",
-        name=plain(_short(case.name)),
+        name=plain(_named(case.name)),
         width=0.56,
         marker={"color": [KIND_COLOURS[key] for key in keys]},
         showlegend=False,
@@ -325,3 +325,8 @@ def _style(part: str) -> tuple[str, str, str]:
 def _short(name: str) -> str:
     """A plan's name without what stands in brackets."""
     return name.split(" (")[0]
+
+
+def _named(name: str) -> str:
+    """As much of that as has room beside a line, a bar or a patch of colour."""
+    return shortened(_short(name), NAME)

@@ -28,6 +28,7 @@ def show(problem: Problem, aim: str) -> None:
     if len(shown):
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
         verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
+        verdict_line.say_made_for(cached.open_plan(), problem)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
     st.subheader("Candidate plans", anchor=False)
     st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")

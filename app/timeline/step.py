@@ -27,6 +27,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
     )
     with chart:
         widgets.gantt(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+    verdict_line.say_made_for(plan, problem)
     _figures(plan, problem)
     groups = max(len(timeline.resources) for timeline in timelines.values())
     limit = ""

@@ -11,7 +11,7 @@ STEPS = {
     "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
     "Optimise": ("optimise", "{run}each plan gets a proven bound."),
     "Timeline": ("timeline", "See where the plan wins time over its baselines."),
-    "What-if": ("what_if", "Move a slider to see what the plan is worth under other conditions."),
+    "What-if": ("what_if", "Move a slider: what is the plan worth then?"),
     "Review": (
         "review",
         "Save a plan and it gets a page: what it gains, where it fails, and what others say about it.",

@@ -103,6 +103,7 @@ def panel(problem: Problem) -> None:
             _show(problem, {"open": plan, "beside": beside, "replanned": replanned}, change, is_open)
 
     live()
+    verdict_line.say_made_for(plan, problem)
 
 
 def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
@@ -278,7 +279,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     again = plans["replanned"]
     if again is not None and again.id in after:
         cases.append(charts.Case("Replanned", None, after[again.id]))
-    widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
+    widgets.chart(charts.totals(cases, change.in_words, st.context.theme.type == "dark"), "what-if-totals")
     overlaps = problem.goal is not Goal.INFERENCE
     by_gpu = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
     places = st.columns(2, gap="medium") if by_gpu else [None, st.container()]

@@ -47,16 +47,31 @@ def test_totals_before_and_after() -> None:
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.name for bar in bars] == ["Gate", "Dispatch all-to-all"]
     assert np.allclose(sum(np.array(bar.x) for bar in bars), [1, 0.5, 2, 1, 0.25])
-    assert list(figure.layout.yaxis.ticktext)[:2] == ["Aurora, now", "Aurora, changed"]
-    text = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text").text
-    assert list(text) == [
-        " 1 s",
-        " 500 ms, 0.5× today's",
-        " 2 s",
-        " 1 s, 0.5× today's",
-        " 250 ms, 0.5× that of Aurora, changed",
+    assert [note.text for note in figure.layout.annotations] == [
+        "Aurora, now: 1 s",
+        "Aurora, changed: 500 ms, 0.5× today's",
+        "&lt;b&gt;other&lt;/b&gt;, now: 2 s",
+        "&lt;b&gt;other&lt;/b&gt;, changed: 1 s, 0.5× today's",
+        "Replanned, changed: 250 ms, 0.5× that of Aurora, changed",
     ]
+    assert figure.layout.yaxis.visible is False, "names beside the bars take their room"
     assert "changed: network 2×" in figure.layout.xaxis.title.text
+
+
+def test_the_legend_of_totals_has_room_below_the_axis_on_as_many_lines_as_a_narrow_window_takes() -> None:
+    parts = dict.fromkeys(("gate", "dispatch", "ffn", "combine", "aggregate"), 0.2)
+    figure = live.totals([Case("Aurora", outlook(parts=parts), None)], "")
+    legend = figure.layout.legend
+    assert (legend.xref, legend.yref, legend.y, legend.yanchor) == ("container", "container", 0, "bottom")
+    lines = 3  # of five parts and the bound, two beside each other
+    assert figure.layout.margin.b >= 19 * lines + 45 and figure.layout.height - figure.layout.margin.b > 60
+
+
+def test_names_too_long_for_a_legend_keep_both_ends() -> None:
+    name = "Linear placement of experts · on alpha-code"
+    figure = live.per_layer([Case("Aurora", outlook(), None), Case(name, outlook(2), None)])
+    shown = figure.data[-1].name
+    assert len(shown) == live.NAME and shown.startswith("Linear place") and shown.endswith("alpha-code")
 
 
 @pytest.mark.parametrize(

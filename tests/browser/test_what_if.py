@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from engine.jobs import runner
 from engine.jobs.protocol import living_worker
-from tests.browser.conftest import TITLES, held, settle, shoot
+from tests.browser.conftest import TITLES, begins_at, held, settle, shoot
 from tests.browser.test_training import choose_in_strip
 from tests.jobs.test_jobs import until
 
@@ -42,6 +42,13 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     settle(page)
     page.get_by_role("link", name="What-if", exact=True).click()
     expect(title_of(page, "Linear placement takes 1.69 ms")).to_be_visible()
+    for width, height in ((1440, 900), (1024, 768)):
+        assert begins_at(page, width, height) < 300
+    totals = page.locator('[class*="st-key-titled-what-if-totals"]')
+    axis, legend = (totals.locator(part).bounding_box() for part in (".xtitle", ".legend"))
+    assert axis["y"] + axis["height"] <= legend["y"], "the legend lies below the axis"
+    assert totals.locator(".legend .scrollbar").evaluate("bar => Number(bar.getAttribute('height'))") == 0
+    page.set_viewport_size({"width": 1440, "height": 900})
     slide(page, "Network bandwidth", "ArrowRight", 4)
     expect(title_of(page, "Linear placement takes 1.03 ms instead of 1.69 ms")).to_be_visible()
     expect(page.get_by_text("Linear placement, changed")).to_be_visible()
