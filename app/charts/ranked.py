@@ -26,8 +26,10 @@ TIMES = 64
 """Pixels at the right, of the times in words."""
 ROW = 30
 """Pixels of a bar and the name above it."""
-BAR, BELOW = 0.4, 0.2
+BAR, BELOW = 0.36, 0.24
 """How thick a bar is, in rows, and how far below the middle of its row."""
+TICK = BAR / 2 + 0.06
+"""Half of a mark across a bar, in rows: it ends below the name."""
 LABEL = 44
 """Characters above a bar: as many as a window of 1024 has room for."""
 
@@ -59,7 +61,7 @@ def ranked(
             _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour)
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
-        **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], 0.28),
+        **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
         mode="lines",
         name="Bound",
         line={"width": 2, "color": ink(dark)},
@@ -67,7 +69,7 @@ def ranked(
     )
     if deployed is not None:
         figure.add_scatter(
-            **strokes([times[deployed] / factor] * len(drawn), bars, 0.28),  # not through the names between bars
+            **strokes([times[deployed] / factor] * len(drawn), bars, TICK),  # not through the names between bars
             mode="lines",
             name=f"Deployed, {seconds(times[deployed])}",
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},

@@ -237,6 +237,7 @@ def name_above_bar(figure: go.Figure, name: str, top: float, dark: bool) -> None
         xanchor="left",
         y=top,
         yanchor="bottom",
+        yshift=-1,
         showarrow=False,
         font={"size": SMALLEST, "color": ink(dark)},
     )
