@@ -60,11 +60,12 @@ class Hops:
         return np.divide(most, self.hops, out=np.full(len(most), np.nan), where=self.hops > 0)
 
     def _metrics(self, what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
-        """Three figures in a row: what stays on a `what`, what could, and what would by chance."""
-        about = f"share of hops that stay on their {what}, all layers"
-        by_chance = "if the next expert were chosen at random"
-        with st.container(horizontal=True, gap="medium"):  # as wide as their names, which columns would cut
-            st.metric(f"On {what}", units.share(self._whole(kept)), help=about, width="content")
+        """Three figures in a row: what stays on a `what`, what could, and what would by chance. Each as wide as its name, which
+        has to be short: the row has less than 300 pixels in a window of 1024."""
+        with st.container(horizontal=True, gap="xsmall"):
+            about = f"share of hops that stay on their {what}, all layers"
+            st.metric(f"On {what}", units.share(self._whole(kept)), width="content", help=about)
             if limit is not None:
-                st.metric("Upper bound", units.share(self._whole(limit)), help=covers, width="content")
-            st.metric("Random placement", units.share(self._whole(chance)), help=by_chance, width="content")
+                st.metric("Upper bound", units.share(self._whole(limit)), width="content", help=covers)
+            by_chance = "if the next expert were chosen at random"
+            st.metric("By chance", units.share(self._whole(chance)), width="content", help=by_chance)

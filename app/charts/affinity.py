@@ -300,7 +300,7 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         x=[-0.5, len(kept) - 0.5],
         y=[100 * chance] * 2,
         mode="lines",
-        name=f"random placement, {share(chance)}",
+        name=f"by chance, {share(chance)}",
         line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
         hoverinfo="skip",
     )

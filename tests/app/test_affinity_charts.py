@@ -90,7 +90,7 @@ def test_paths_of_nothing_and_of_two_layers() -> None:
 def test_kept_by_pair_names_the_best_and_the_worst_pair() -> None:
     figure = charts.kept_by_pair(np.array([0.2, np.nan, 0.5]), np.array([0.4, np.nan, 0.6]), 0.125)
     assert figure.layout.title.text == "50 % stay from layer 2 to 3, only 20 % from 0 to 1"
-    assert [trace.name for trace in figure.data] == ["this placement", "upper bound (proven)", "random placement, 12 %"]
+    assert [trace.name for trace in figure.data] == ["this placement", "upper bound (proven)", "by chance, 12 %"]
     assert figure.layout.yaxis.range[1] > 60
     assert charts.kept_by_pair(np.array([np.nan]), None, 0.1).layout.title.text == "No hops between layers"
     assert charts.kept_by_pair(np.array([0.3]), None, 0.1).layout.title.text == "30 % stay from layer 0 to 1"

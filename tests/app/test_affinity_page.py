@@ -67,10 +67,10 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
     assert metrics(app) == [
         ("On GPU", "11 %"),
         ("Upper bound", "45 %"),
-        ("Random placement", "12 %"),
+        ("By chance", "12 %"),
         ("On node", "23 %"),
         ("Upper bound", "67 %"),
-        ("Random placement", "25 %"),
+        ("By chance", "25 %"),
     ]
     assert any("a linear placement" in caption.value for caption in app.caption)
     assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
@@ -111,7 +111,7 @@ def test_a_plan_that_does_not_fit_gives_way_to_the_linear_placement(app: AppTest
     visit(app, "affinity")
     text = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
     assert "a linear placement: " in text and "is for 8 GPUs, but there are 16" in text
-    assert metrics(app)[2] == ("Random placement", "6.2 %")
+    assert metrics(app)[2] == ("By chance", "6.2 %")
 
 
 def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
