@@ -31,7 +31,7 @@ def show(problem: Problem, aim: str) -> None:
         verdict_line.say_made_for(cached.open_plan(), problem)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
     st.subheader("Candidate plans", anchor=False)
-    st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")
+    st.caption(f"{on}, fastest first; in the table what is deployed stays on top. Select a row to open its plan.")
     plan_table.show(table)
     if aim == goal.STEP:
         st.caption(

@@ -1,6 +1,7 @@
 """The candidate plans of the session beside each other: figures, proofs, and what a move to each costs."""
 
 import math
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -14,6 +15,11 @@ from engine.problem import Problem
 from engine.simulate.metrics import speedup
 from engine.simulate.proof import proof_of_plan
 from engine.systems.lina import SCHEDULED
+
+MARK, PLAN, TIME, GAIN = 50, 124, 74, 80
+"""Pixels of columns, together with the boxes that select a row as many as a window of 1024 has beside the form."""
+DEPLOYED = "deployed"
+"""In place of a gain."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
@@ -91,9 +97,8 @@ def show(table: pd.DataFrame) -> None:
         table["id"].tolist(),
         state.open_plan,
         "candidates",
-        column_config={
-            "": st.column_config.TextColumn(width=90),
-            "Plan": st.column_config.TextColumn(width="medium"),  # its times are in sight beside it in a narrow window
+        column_config=columns_in_sight(text)
+        | {
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Above the bound": st.column_config.TextColumn(
                 help="The bound is what no order of this placement's sends can beat, of a training step no schedule"
@@ -108,6 +113,20 @@ def show(table: pd.DataFrame) -> None:
             ),
         },
     )
+
+
+def columns_in_sight(text: pd.DataFrame) -> dict[str, Any]:
+    """How wide the first columns are: mark, plan, time and, where it is known, gain, which a window of 1024 shows without
+    scrolling. The last two have short titles, and say in full what they are when pointed at."""
+    time = text.columns[2]
+    unit = time.removesuffix(" (simulated)").rpartition(", ")[2]
+    widths = {
+        "": st.column_config.TextColumn(width=MARK),
+        "Plan": st.column_config.TextColumn(width=PLAN),
+        time: st.column_config.TextColumn(f"Time, {unit}", width=TIME, help=plain(time)),
+    }
+    gains = text.columns[text.columns.str.startswith(("Against ", "Gain over "))]
+    return widths | {gain: st.column_config.TextColumn("Gain", width=GAIN, help=plain(gain)) for gain in gains}
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -171,13 +190,13 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _marks(table: pd.DataFrame) -> list[str]:
-    """Which plan is open, and which is deployed."""
-    return [mark(*row) for row in zip(table["open"], table["deployed"], strict=True)]
+    """Which plan is open; which is deployed stands where its gain would."""
+    return [mark(is_open) for is_open in table["open"]]
 
 
-def mark(is_open: bool, is_deployed: bool) -> str:
+def mark(is_open: bool) -> str:
     """What stands before a plan in a table."""
-    return " ".join(["▸"] * is_open + ["deployed"] * is_deployed)
+    return "▸" * is_open
 
 
 def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
@@ -185,7 +204,7 @@ def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
     if table["Gain"].isna().any():
         return {}
     factors = table["Gain"].map(units.ratio)
-    return {f"Against {table['against'].iloc[0]}": factors.where(~table["deployed"], "deployed now")}
+    return {f"Against {table['against'].iloc[0]}": factors.where(~table["deployed"], DEPLOYED)}
 
 
 def _over_placements(table: pd.DataFrame) -> dict[str, pd.Series]:

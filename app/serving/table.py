@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import cached, state, tables, verdict_line, widgets
 from app.charts import serving as charts
-from app.optimise.table import mark
+from app.optimise.table import DEPLOYED, columns_in_sight, mark
 from app.serving.figures import Serving, served
 from app.text import plain
 from engine import units
@@ -123,7 +123,8 @@ def _most(sequences: int) -> str:
 
 def show(comparison: Comparison) -> None:
     """The table; selecting a row opens its plan."""
-    tables.choose_row(as_text(comparison), [row.plan.id for row in comparison.rows], state.open_plan, "served")
+    text, ids = as_text(comparison), [row.plan.id for row in comparison.rows]
+    tables.choose_row(text, ids, state.open_plan, "served", column_config=columns_in_sight(text))
     for name, reason in comparison.refused.items():
         st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
 
@@ -138,13 +139,16 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     step = figures[0].step
     return pd.DataFrame(
         {
-            "": [mark(row.plan.id == state.plan_id(), comparison.is_deployed(row)) for row in rows],
+            "": [mark(row.plan.id == state.plan_id()) for row in rows],
             "Plan": [row.plan.name for row in rows],
             f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
-            "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
             f"Gain over {comparison.baseline.plan.name}": [
-                f"{100 * served.gain_over(comparison.baseline.figures):+.1f} %" for served in figures
+                DEPLOYED
+                if comparison.is_deployed(row)
+                else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
+                for row in rows
             ],
+            "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
             f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
             "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
             f"Fullest GPU, of {units.digits(room)} {memory_unit}": [

@@ -79,7 +79,7 @@ def test_an_engines_file_counts_as_deployed_everywhere(app: AppTest) -> None:
     assert shown["Time, simulated"] == f"{1e3 * simulate(plan, problem).total:.3g} ms"
     table = app.dataframe[0].value.set_index("Plan")
     assert table.loc[FILE, "Copies to move"].startswith("0 ")
-    assert table.loc[FILE, "Against what is deployed"] == "deployed now"
+    assert table.loc[FILE, "Against what is deployed"] == "deployed"
     aurora = app.plans[1]
     wanted = simulate(plan, problem).total / simulate(aurora, problem).total
     assert table.loc[aurora.name, "Against what is deployed"] == f"{wanted:.3g}×"

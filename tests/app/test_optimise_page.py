@@ -57,7 +57,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     table = app.dataframe[0].value
     assert len(table) == 4 and table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
     against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
-    assert against["Linear placement"] == "deployed now" and float(against["Aurora"].rstrip("×")) > 1
+    assert against["Linear placement"] == "deployed" and float(against["Aurora"].rstrip("×")) > 1
     assert table["Above any placement's bound"].iloc[1].endswith(" %") and set(table["Proof"]) <= {
         "nothing",
         "placement",

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import verdict_line
+from app.optimise.table import columns_in_sight
 from engine import store, units
 from engine.plan import Travel
 from engine.problem import Problem
@@ -86,13 +88,25 @@ def test_the_title_of_the_timeline_compares_with_what_is_deployed_whatever_else_
 def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
     visit(ana, "optimise")
     table = ana.dataframe[0].value
-    assert table["Plan"].tolist() == [ana.plans[0].name, ana.plans[1].name] and table[""].tolist() == ["deployed", "▸"]
+    assert table["Plan"].tolist() == [ana.plans[0].name, ana.plans[1].name] and table[""].tolist() == ["", "▸"]
     ana.session_state["in_use"] = ana.plans[1].id
     ana.run()
     table = ana.dataframe[0].value
-    assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸ deployed", ""]
-    assert table["Against what is deployed"].iloc[0] == "deployed now"
+    assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸", ""]
+    assert table["Against what is deployed"].iloc[0] == "deployed"
     assert line(ana)["Deployed now"] == "1×"
+
+
+@pytest.mark.parametrize("gain", ["Against what is deployed", "Gain over Linear placement", None])
+def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
+    """Streamlit sets the width of all columns together, which neither a long name nor a long title may take."""
+    text = pd.DataFrame(
+        {"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["2×"]} if gain else {})
+    )
+    first = columns_in_sight(text.assign(**{"Bound, ms": "1"}))
+    assert list(first) == list(text.columns)
+    assert sum(column["width"] for column in first.values()) <= 330
+    assert [column["label"] for column in first.values()][2:] == ["Time, ms", "Gain"][: len(first) - 2]
 
 
 def test_what_is_deployed_is_known_from_a_plan_of_another_recording(ana: AppTest) -> None:
@@ -102,7 +116,7 @@ def test_what_is_deployed_is_known_from_a_plan_of_another_recording(ana: AppTest
     digest = store.save_workload(shifted)
     ana.session_state["workloads"], ana.session_state["workload"] = {digest: "shifted"}, digest
     ana.run()
-    assert ana.dataframe[0].value[""].tolist()[0] == "deployed"
+    assert next(iter(ana.dataframe[0].value.filter(like="Against").iloc[0])) == "deployed"
     assert not ana.exception
 
 
