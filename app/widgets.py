@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -113,9 +113,9 @@ def cost_fault(reason: str) -> NoReturn:
     st.stop()
 
 
-def sample_button() -> None:
-    """One click to a session with everything in it."""
-    if st.button("Open the sample", type="primary", icon=":material/science:"):
+def sample_button(type: Literal["primary", "secondary"] = "primary") -> None:
+    """One click to a session with everything in it. type: of the button, secondary where the page is about something else."""
+    if st.button("Open the sample", type=type, icon=":material/science:"):
         samples.open_sample()
         st.rerun()
 

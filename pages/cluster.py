@@ -19,6 +19,8 @@ with actions:
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
         importing.show()
+    if cluster is None:
+        widgets.sample_button("secondary")
 if cluster is not None:
     with st.container(horizontal=True, vertical_alignment="center"):
         links.show(cluster)
@@ -27,7 +29,6 @@ if newcomer:
     presets.gallery()
 drawing.board(cluster)
 if cluster is None:
-    widgets.sample_button()
     st.stop()
 summary.totals(cluster)
 

@@ -27,6 +27,8 @@ def test_gpus_that_only_the_package_has_come_beside_ours():
     theirs, ours = packaged_gpu_types(), gpu_types()
     assert {"B300-SXM", "GB200", "GB300", "H100-PCIe", "A100-PCIe", "L4"} <= set(theirs)
     assert not set(theirs) & set(ours) and every_gpu_type() == theirs | ours
+    names = list(every_gpu_type())
+    assert names[:4] == ["GB300", "GB200", "B300-SXM", "B200"] and names[-1] == "RTX 2080 Ti", "the fastest first"
     assert theirs["H100-PCIe"].memory_bandwidth == 2e12 and theirs["H100-PCIe"].flops_fp16 == 756.5e12
     for kind in theirs.values():
         assert 8e9 <= kind.memory <= 400e9 and 1e11 <= kind.memory_bandwidth <= 1e13

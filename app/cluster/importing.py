@@ -15,7 +15,7 @@ def show() -> None:
     """A drop zone, and a look for GPUs; what either found and what it assumed stays below it."""
     kind = st.selectbox(
         "GPU type, where the driver or a file does not name it",
-        sorted(catalogue.gpu_types()),
+        list(catalogue.fastest_first(catalogue.gpu_types().values())),
         index=None,
         placeholder="as detected",
     )

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.catalogue import GpuType, gpu_types
+from engine.catalogue import GpuType, fastest_first, gpu_types
 from engine.cluster import Node
 from engine.errors import InputError
 
@@ -48,9 +48,8 @@ def packaged_gpu_types() -> dict[str, GpuType]:
 
 
 def every_gpu_type() -> dict[str, GpuType]:
-    """Our catalogue, then what only the package has."""
-    ours = gpu_types()
-    return ours | {name: kind for name, kind in packaged_gpu_types().items() if name not in ours}
+    """Our catalogue and what only the package has, the fastest first."""
+    return fastest_first((packaged_gpu_types() | gpu_types()).values())
 
 
 def packaged_node(gpu_type: str, name: str) -> Node:

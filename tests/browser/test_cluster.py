@@ -62,6 +62,15 @@ def middle(locator: Locator) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    """Whether two boxes of the page do."""
+    apart = (
+        one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at]
+        for at, size in (("x", "width"), ("y", "height"))
+    )
+    return not any(apart)
+
+
 NODE, TYPE, SEND = 1, 2, 3
 
 
@@ -93,7 +102,7 @@ def board(page: Page, start_studio) -> Board:
 def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> None:
     page, keys = board.page, board.page.keyboard
     # Nodes with the mouse, which grow; what was wrong goes back to where it came from.
-    board.drag(board.type("RTX 2080 Ti"), board.free)
+    board.drag(board.type("H200"), board.free)
     expect(page.get_by_role("button", name="Presets")).to_be_visible()  # the gallery has gone
     settle(page)
     board.drawing.scroll_into_view_if_needed()
@@ -195,6 +204,18 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     expect(board.item(re.compile("^GPU .* experts, .* of the tokens"))).to_have_count(8)
     expect(board.item(re.compile("^GPU .* busy longest, sending"))).to_have_count(1)
     shoot(page, "31-plan-on-the-drawing")
+    arrow = board.drawing.locator(".arrow").bounding_box()
+    for name in board.drawing.locator(".type").all():
+        assert not overlap(arrow, name.bounding_box()), "the mark leaves the type's name free"
+
+    # A narrow window has all types in sight beside the board, the fastest first.
+    page.set_viewport_size({"width": 1024, "height": 768})
+    settle(page)
+    assert board.palette.evaluate("types => types.scrollHeight <= types.clientHeight")
+    last, drawn = (part.bounding_box() for part in (board.palette.get_by_role("button").last, board.drawing))
+    assert last["y"] + last["height"] <= drawn["y"] + drawn["height"]
+    names = board.palette.get_by_role("button").all_inner_texts()
+    assert names.index("B200") < names.index("H100") < names.index("A100-80") and names[-1] == "RTX 2080 Ti"
 
 
 def test_edits_in_any_order_keep_the_drawing_whole_and_can_all_be_undone(browser: Browser) -> None:

@@ -151,7 +151,7 @@ function gpuItem(gpu, rank, node, { x, y }, types, overlay) {
       class: "chip", x, y, width: CELL.width, height: CELL.height, rx: 4, fill: types[gpu.type]?.colour ?? "#DDDDDD",
     }),
     element("text", { class: "type", x: x + 7, y: y + 18 }),
-    element("text", { class: "rank", x: x + 7, y: y + 34 }, laid ? fitted(laid.text, CELL.width - 12, 12) : `GPU ${rank}`),
+    element("text", { class: "rank", x: x + 7, y: y + 34 }, laid ? fitted(laid.text, CELL.width - (narrow ? 28 : 12), 12) : `GPU ${rank}`),
   ];
   if (laid) {
     const width = CELL.width - 50;
@@ -168,7 +168,7 @@ function gpuItem(gpu, rank, node, { x, y }, types, overlay) {
   if (narrow)
     parts.push(
       element("rect", { class: "frame", x: x - 3, y: y - 3, width: CELL.width + 6, height: CELL.height + 6, rx: 6 }),
-      element("text", { class: "arrow", x: x + CELL.width - 7, y: y + 18 }, narrow.sends ? "▲" : "▼"),
+      element("text", { class: "arrow", x: x + CELL.width - 7, y: y + 34 }, narrow.sends ? "▲" : "▼"),
     );
   const more = (laid ? `, ${laid.label}` : "") + (narrow ? `, ${narrow.text}` : "");
   parts.push(element("title", {}, `GPU ${rank} · ${gpu.type} · sends ${bandwidthText(gpu.send_bandwidth)}, ` +
