@@ -48,17 +48,9 @@ def open_only_fit(recording: Workload) -> MoEModel | None:
 
 
 def offer(recording: Workload) -> None:
-    """Where the open model is not that of the recording, or none is open: a button for each that may be. A traffic matrix fits
-    any, of which it takes less than its reader expects."""
+    """Where the open model is not that of the recording, or none is open: a button for each that may be."""
     model = state.model()
-    if isinstance(recording, TrafficMatrix):
-        if model and model.experts != recording.num_experts:
-            st.caption(
-                f":material/info: Of {plain(model.name)} only the sizes of a token and of an expert count: layers and experts "
-                "are the matrix's."
-            )
-        return
-    if model and cached.model_fault(recording, model) is None:
+    if isinstance(recording, TrafficMatrix) or (model and cached.model_fault(recording, model) is None):
         return
     sizes, fitting = sizes_in_words(recording), _fitting(recording)
     if not fitting:
@@ -79,6 +71,16 @@ def offer(recording: Workload) -> None:
                     on_click=_open,
                     args=(names,),
                 )
+
+
+def say_what_counts(recording: Workload) -> None:
+    """A traffic matrix fits any model, of which it takes less than its reader may expect."""
+    model = state.model()
+    if isinstance(recording, TrafficMatrix) and model and model.experts != recording.num_experts:
+        st.caption(
+            f":material/info: Of {plain(model.name)} only the sizes of a token and of an expert count: layers and experts are "
+            "the matrix's."
+        )
 
 
 def sizes_in_words(recording: Workload) -> str:

@@ -48,6 +48,7 @@ with below:
     if view == "Popularity":
         of = "GPU" if isinstance(workload, TrafficMatrix) else "expert"
         widgets.chart(charts.popularity(workload.load, of), "popularity")
+        model_catalogue.say_what_counts(workload)
     elif view == "Traffic":
         problem = widgets.needed_problem()
         layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0

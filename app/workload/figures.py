@@ -8,13 +8,13 @@ from engine.studies.inspection import Inspection
 
 
 def show(inspection: Inspection) -> None:
-    """One row: how large it is, how uneven, and how surely one expert tells the next."""
+    """One row, in a window of 1024 too: how large it is, how uneven, and how surely one expert tells the next."""
     skew = inspection.balance.factors
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="xsmall"):
         st.metric("Recorded", inspection.title)
         if inspection.tokens is not None:
             st.metric("Tokens", f"{inspection.tokens:,}")
-        st.metric("MoE layers × experts", f"{inspection.layers} × {inspection.experts}")
+        st.metric("Layers × experts", f"{inspection.layers} × {inspection.experts}")
         st.metric(
             "Worst skew",
             units.ratio(skew["max"]),

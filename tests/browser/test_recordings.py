@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 
 from app.workload.recordings import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
-from tests.browser.conftest import settle
+from tests.browser.conftest import begins_at, settle
 
 ON_NAME = 40
 """Pixels from the left: on every name."""
@@ -21,6 +21,27 @@ def names(table: Locator) -> Locator:
 def click(page: Page, table: Locator, row: int, x: float) -> None:
     table.click(position={"x": x, "y": ROW_HEIGHT * (row + 1.5)})
     settle(page)
+
+
+def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page, start_studio, tmp_path: Path) -> None:
+    (tmp_path / "wrong.csv").write_text("a,b\nx,y\n")
+    page.goto(start_studio("--sample"))
+    settle(page)
+    form = page.get_by_test_id("stExpander").first
+    form.locator("summary").click()
+    settle(page)
+    files = page.locator('input[type="file"]').first
+    files.set_input_files(tmp_path / "wrong.csv")
+    expect(page.get_by_role("alert").filter(has_text="wrong.csv")).to_be_visible()
+    settle(page)
+    files.set_input_files([SAMPLES / "tiny-moe" / f"alpha-{name}.npz" for name in ("man", "prose")])
+    expect(page.get_by_text("opened alpha-man · opened alpha-prose")).to_be_visible()
+    settle(page)
+    expect(page.get_by_role("alert").filter(has_text="wrong.csv")).to_have_count(0)
+    page.get_by_role("button", name="End guide").click()
+    settle(page)
+    for width, height in ((1440, 900), (1024, 768)):
+        assert begins_at(page, width, height) < 300
 
 
 def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, start_studio) -> None:
