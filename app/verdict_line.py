@@ -76,9 +76,9 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
         st.metric(
             "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
-        st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
-        if standing.move is not None:
+        if standing.move is not None:  # before the bounds, whose name is long: in a window of 1024 two rows hold all
             _move(standing)
+        st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
         if standing.span in ("pass", "step"):
             _elsewhere(standing)
     if standing.risks and is_loss((worst := standing.risks[0]).gain):

@@ -9,7 +9,7 @@ STEPS = {
     "Workload": ("workload", "The chart shows how unevenly experts are used in {workload}."),
     "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page uses what you drew."),
     "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
-    "Optimise": ("optimise", "{run}each plan gets a proven bound."),
+    "Optimise": ("optimise", "{plans} a proven bound."),
     "Timeline": ("timeline", "See where the plan wins time over its baselines."),
     "What-if": ("what_if", "Move a slider: what is the plan worth then?"),
     "Review": (
@@ -44,6 +44,6 @@ def sentence(page: str) -> str:
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
         workload=f"“{plain(workload)}”" if workload else "what was recorded",
-        run="" if state.plan_jobs() else "Press Run: ",
+        plans="Each plan has" if state.plan_jobs() else "Press Run: each plan gets",
         gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

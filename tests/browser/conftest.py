@@ -95,6 +95,8 @@ AT_REST = 250
 HANDS = ("click", "fill", "focus", "set_input_files")
 PATIENCE = 5_000
 """Milliseconds that a person waits for a page that does not come to rest, as while a job tells of itself, before using it."""
+BEGINS = 120
+"""Seconds that a studio may take to answer: the first one of a run waits until every module is compiled and imported."""
 expect.set_options(timeout=60_000)  # milliseconds, on a machine that does other things too
 
 
@@ -166,13 +168,14 @@ def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[...
         with log.open("wb") as output:
             servers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output))
         address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
+        deadline = time.monotonic() + BEGINS
+        while time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
                 return address
             except OSError:
                 time.sleep(0.1)
-        raise RuntimeError(log.read_text())
+        raise RuntimeError(f"no studio after {BEGINS} s: {log.read_text()}")
 
     yield start
     for server in servers:
