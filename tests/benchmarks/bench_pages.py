@@ -1,8 +1,9 @@
 """How long every page takes: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
 On the sample and on `deepseek`'s recording for each number of GPUs, uploaded and with plans (of the default systems; for
-`deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws
-which has everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a click does.
+`deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws of
+what is open, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
+click does.
 A browser's protocol is spoken over a real websocket; what the browser needs to draw is not in the figures. Wall time and,
 since it does not depend on what else the machine does, the server's CPU time, each the least of some attempts.
 """
@@ -102,8 +103,10 @@ def save(job: runner.Job) -> str:
 
 
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
-    """The first visit of a page after a restart, and drawing it again."""
+    """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
+    very first page also takes what it does only once, which `first_page_cold` has."""
     with studio(folder) as (port, server), ExitStack() as open:
+        Session(port, 0, open)
         before = cpu_of(server)
         session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
         first = session.times[page], cpu_of(server) - before
