@@ -61,4 +61,4 @@ def test_the_guide_asks_for_a_run_until_one_was_asked_for(app: AppTest) -> None:
     visit(open_sample(app), "optimise")
     assert "Press Run: each plan" in guide(app)
     app.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
-    assert "each plan" in guide(app.run()) and "Press Run" not in guide(app)
+    assert "Each plan has a proven bound" in guide(app.run()) and "Press Run" not in guide(app)
