@@ -171,7 +171,7 @@ def test_nodes_of_a_gpu_become_a_cluster(engine, tmp_path):
     for arguments, message in (
         (["H200"], "name the file that the cluster is to be written to"),
         (["H200", "--nodes", 0, "-o", path], "0 nodes: at least one is needed"),
-        (["X1", "-o", path], "no GPU type 'X1' in the catalogue; it has RTX 2080 Ti"),
+        (["X1", "-o", path], "no GPU type 'X1' in the catalogue; it has GB300, GB200"),
         (["-o", path], "-o writes nodes of one GPU type as a cluster; name the type"),
     ):
         assert message in engine.refused("catalogue", *arguments)
