@@ -65,6 +65,8 @@ SMALLEST = 12
 """Pixels of the smallest text."""
 TITLE_ROOM = 26
 """Pixels of a figure's title and of the space below it."""
+AS_WIDE_AS_CHART = {"orientation": "h", "xref": "container", "x": 0, "xanchor": "left", "yref": "container"}
+"""A legend, beside what it has for its height."""
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
 """Worse, as good, better."""
 
@@ -190,15 +192,7 @@ def _fill(font: Any, usual: dict[str, Any]) -> None:
 
 def legend_above(height: int) -> dict[str, Any]:
     """A legend between the title and the plot of a chart of this height in pixels, as wide as the chart."""
-    return {
-        "orientation": "h",
-        "xref": "container",
-        "x": 0,
-        "xanchor": "left",
-        "yref": "container",
-        "y": 1 - 34 / height,
-        "yanchor": "top",
-    }
+    return AS_WIDE_AS_CHART | {"y": 1 - 34 / height, "yanchor": "top"}
 
 
 def legend_below(y: float) -> dict[str, Any]:
@@ -209,17 +203,7 @@ def legend_below(y: float) -> dict[str, Any]:
 def legend_at_foot() -> dict[str, Any]:
     """A legend at the lower edge of a chart and as wide as that; the chart's lower margin has to hold it, on however many lines
     it stands in a narrow window."""
-    return {
-        "orientation": "h",
-        "xref": "container",
-        "x": 0,
-        "xanchor": "left",
-        "yref": "container",
-        "y": 0,
-        "yanchor": "bottom",
-        "traceorder": "normal",
-        "maxheight": 1,
-    }
+    return AS_WIDE_AS_CHART | {"y": 0, "yanchor": "bottom", "traceorder": "normal", "maxheight": 1}
 
 
 def shortened(name: str, most: int) -> str:

@@ -15,7 +15,7 @@ def show() -> None:
     """A drop zone, and a look for GPUs; what either found and what it assumed stays below it."""
     kind = st.selectbox(
         "GPU type, where the driver or a file does not name it",
-        list(catalogue.fastest_first(catalogue.gpu_types().values())),
+        list(catalogue.fastest_first(catalogue.gpu_types())),
         index=None,
         placeholder="as detected",
     )

@@ -59,7 +59,7 @@ def _start(devices: Devices) -> None:
         if any(type_of(gpu) is None for gpu in devices.gpus):
             kind = st.selectbox(
                 "GPU type of these devices",
-                list(catalogue.fastest_first(catalogue.gpu_types().values())),
+                list(catalogue.fastest_first(catalogue.gpu_types())),
                 index=None,
                 placeholder="as the driver says",
                 width=240,

@@ -6,7 +6,7 @@ Bandwidths are those of one GPU in one direction.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from typing import TypeVar
@@ -113,13 +113,13 @@ def gpu_types() -> dict[str, GpuType]:
     return _read("gpus.json", GpuType)
 
 
-def fastest_first(kinds: Iterable[GpuType]) -> dict[str, GpuType]:
+def fastest_first(types: Mapping[str, GpuType]) -> dict[str, GpuType]:
     """GPU types by name, as people look for them: fastest at 16 bits first, of equals the one with more memory."""
 
     def rank(kind: GpuType) -> tuple[float, float, float]:
         return (-kind.flops_fp16, -kind.memory, -kind.memory_bandwidth)
 
-    return {kind.name: kind for kind in sorted(kinds, key=rank)}
+    return {kind.name: kind for kind in sorted(types.values(), key=rank)}
 
 
 @lru_cache

@@ -49,7 +49,7 @@ def packaged_gpu_types() -> dict[str, GpuType]:
 
 def every_gpu_type() -> dict[str, GpuType]:
     """Our catalogue and what only the package has, the fastest first."""
-    return fastest_first((packaged_gpu_types() | gpu_types()).values())
+    return fastest_first(packaged_gpu_types() | gpu_types())
 
 
 def packaged_node(gpu_type: str, name: str) -> Node:

@@ -4,7 +4,7 @@ import time
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import TITLES, Clicks, settle, shoot
+from tests.browser.conftest import TITLES, Clicks, begins_at, settle, shoot
 
 
 def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_four(page: Page, start_studio) -> None:
@@ -31,6 +31,10 @@ def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_f
     print(f"a plan and its Gantt after {time.monotonic() - begun:.1f} s")
     assert click.count == 2
     shoot(page, "3-timeline")
+    usual = page.viewport_size
+    for width, height in ((1440, 900), (1024, 768)):
+        assert begins_at(page, width, height) < 300, "below the guide and a verdict line with both bounds"
+    page.set_viewport_size(usual)
 
     click(page.get_by_role("link", name="Launch", exact=True))
     expect(page.get_by_role("spinbutton", name="Ranks")).to_have_value("4", timeout=60_000)
