@@ -74,6 +74,7 @@ def test_whoever_is_killed_in_the_queue_keeps_nobody_waiting(start):
     os.kill(protocol.living_worker(second.folder).pid, signal.SIGKILL)
     os.kill(protocol.living_worker(first.folder).pid, signal.SIGKILL)
     until(lambda: running(third))
+    until(lambda: second.state.finished)
     assert second.error == "the worker was killed by signal 9"
 
 

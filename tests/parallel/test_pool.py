@@ -70,7 +70,9 @@ def test_what_a_question_raises_is_raised_here(pool):
 
 
 def test_a_killed_worker_costs_a_second_attempt(pool, tmp_path):
-    other = Question(points.times_sent, {"digest of another": points.Sent()}, (0.3,))
+    other = Question(
+        points.times_sent, {"digest of another": points.Sent()}, (2.0,)
+    )  # at work when the death is noticed
     answers = pool.answers([Question(points.die_first, small=(str(tmp_path / "note"),)), other])
     assert answers[0] == "alive" and answers[1][0] == 1 and (tmp_path / "note").exists()
 
