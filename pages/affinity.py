@@ -108,8 +108,6 @@ with actions:
 @failing.fragment(run_every=PACE if playing else None)
 def pictures() -> None:
     """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
-    if playing and layers.was_paused():
-        st.rerun()
     left, right = st.columns([11, 9], gap="medium")
     with left:
         low, high = layers.choose(trace.layers, playing)

@@ -1,4 +1,4 @@
-"""Which two layers the Affinity page compares: a slider that a person moves, or that plays through the layers."""
+"""Which two layers the Affinity page compares: a slider that a person moves, or a step further through the layers."""
 
 import streamlit as st
 
@@ -12,16 +12,6 @@ def plays(layers: int) -> bool:
     return layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
 
 
-def was_paused() -> bool:
-    """Whether a person has ended the playing since the page ran."""
-    return not st.session_state.get(PLAY)
-
-
-def _pause() -> None:
-    """Who moves the slider wants it to stay there."""
-    st.session_state[PLAY] = False
-
-
 def choose(layers: int, playing: bool) -> tuple[int, int]:
     """The two layers, from which to which; a step further when playing."""
     last = layers - 1
@@ -32,20 +22,14 @@ def choose(layers: int, playing: bool) -> tuple[int, int]:
         start = low, high = 0, 1
     if playing:
         high = max(high, low + 1)
-        start = (low + 1, high + 1) if high < last else (0, high - low)
-    elif f"{LAYERS}-{start}" not in st.session_state:
+        low, high = (low + 1, high + 1) if high < last else (0, high - low)
+        state.compare_layers((low, high), (low, high))
+        # No slider, which a busy browser may draw at its ends at first and then answer with those, as if a person had moved it.
+        st.progress(high / last, f"Layers {low} and {high} of {layers}")
+        return low, high
+    if f"{LAYERS}-{start}" not in st.session_state:
         start = low, high
-    # A slider of its own for every step: one that is moved by the program can be drawn at its ends first, and a busy
-    # browser then answers with those.
-    shown = st.slider(
-        "Layers compared",
-        0,
-        last,
-        start,
-        key=f"{LAYERS}-{start}",
-        on_change=_pause,
-        help="any two: from which to which",
-    )
+    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: from which to which")
     state.compare_layers(start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
