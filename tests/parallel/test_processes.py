@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from engine import parallel
 from engine.errors import InputError
 from engine.parallel import in_order, processes
+from engine.parallel.processes import workers_for
 from tests.parallel import points
 
 pytestmark = pytest.mark.slow
@@ -24,10 +27,11 @@ ROOT = processes.__file__.split("/engine/")[0]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, as soon as they are there."""
+    """Two processes, as soon as they are there, and however little memory others leave."""
     monkeypatch.setattr(parallel, "PATIENCE", 0.0)
     for module in (parallel, processes):
         monkeypatch.setattr(module, "processors", lambda: 2)
+    monkeypatch.setattr(processes, "workers_for", lambda points: min(2, points))
     processes.prepare("tests.parallel.points")
 
 
@@ -43,12 +47,18 @@ def servers() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
 
 
-def let_workers_begin(finished: int, index: int) -> None:
-    """A `Begun`: the first point is not done before workers have taken the others, however busy the machine is."""
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that comes in a moment, if not on a busy machine."""
     deadline = time.monotonic() + 60
-    while finished == 0 and index == 0 and len(workers()) < 2:
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def let_workers_begin(finished: int, index: int) -> None:
+    """A `Begun`: the first point is not done before workers have taken the others, however busy the machine is."""
+    if finished == 0 and index == 0:
+        until(lambda: len(workers()) >= 2)
 
 
 def test_answers_come_in_order_from_several_processes_and_none_stays():
@@ -68,6 +78,19 @@ def test_answers_come_in_order_from_several_processes_and_none_stays():
     finished = [count for count, _ in seen]
     assert finished == sorted(finished) and seen[0] == (0, 0) and finished[-1] >= 38
     assert all(0 <= count <= awaited_for for (count, awaited_for) in seen[:1])
+
+
+@pytest.mark.parametrize(
+    ("processes_that_fit", "points", "started"), [(0.5, 9, 1), (2.5, 9, 2), (99, 9, 4), (99, 3, 3)]
+)
+def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(
+    monkeypatch, processes_that_fit, points, started
+):
+    monkeypatch.setattr(processes, "processors", lambda: 4)
+    monkeypatch.setattr(processes.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=1000))
+    free = SimpleNamespace(available=processes_that_fit * 1000 * 1024)
+    monkeypatch.setattr(processes.psutil, "virtual_memory", lambda: free)
+    assert workers_for(points) == started
 
 
 def test_short_work_stays_in_this_process(monkeypatch):
@@ -119,8 +142,7 @@ def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
 def test_points_that_do_not_listen_are_ended_within_a_second(tmp_path):
     crew = processes.Processes(parallel.Batch(points.deaf, tmp_path), 4)
     futures = {index: crew.submit(index) for index in range(4)}
-    while len(workers()) < 2:
-        time.sleep(0.01)
+    until(lambda: len(workers()) >= 2)
     begin = time.monotonic()
     run = parallel._Elsewhere(lambda points: None, 4, 0, lambda: True, lambda *at: None)
     assert list(run.collect(crew, futures)) == []
@@ -172,8 +194,7 @@ def test_a_worker_killed_in_the_midst_of_its_answer_costs_no_more(tmp_path):
 def test_workers_are_ended_also_while_they_send_their_answers(tmp_path):
     crew = processes.Processes(parallel.Batch(points.send_half_an_answer, tmp_path), 1)
     crew.submit(0)
-    while not (tmp_path / "sent-0").exists():
-        time.sleep(0.01)
+    until((tmp_path / "sent-0").exists)
     closing = threading.Thread(target=crew.close, daemon=True)
     closing.start()
     closing.join(10)
