@@ -18,6 +18,8 @@ FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*
 """A signed figure with its unit, which is no formula."""
 WARM = ("#A33B00", "#FF9D5C")
 """Text that says what is worse, by whether the page is dark."""
+MISSING = "—"
+"""In place of a text that is not there, for which Streamlit writes None."""
 ROWS, LOW = 6, 240
 IN_POPOVER = 640
 """Pixels of a table that a button shows: as wide as Streamlit lets what it opens be."""
@@ -47,6 +49,7 @@ def show(
     colour; options: those of `st.dataframe`.
     """
     frame = pd.DataFrame(table)
+    frame = frame.fillna(dict.fromkeys(frame.select_dtypes(["object", "string"]), MISSING))
     safe = without_formulas(frame)
     renamed = {name: written for name, written in zip(safe.columns, frame.columns, strict=True) if name != written}
     options["column_config"] = {
@@ -62,7 +65,7 @@ def _as_written(
     safe: pd.DataFrame, shown: Mapping[str, Callable[[Any], str]], losses: Mapping[str, Sequence[bool]]
 ) -> Styler:
     """A guarded table that looks unguarded: a browser shows the one and writes the other into a file."""
-    styler = safe.style.format({name: shown.get(name, _written) for name in safe.columns}, na_rep="")
+    styler = safe.style.format({name: shown.get(name, _written) for name in safe.columns}, na_rep=MISSING)
     colour = f"color: {WARM[st.context.theme.type == 'dark']}"
     for name, worse in losses.items():
         styler = styler.apply(lambda _, worse=worse: [colour if loss else "" for loss in worse], subset=[name])

@@ -8,6 +8,7 @@ a process started from nothing would import everything again for each processor.
 import contextlib
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -20,6 +21,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,8 +41,15 @@ def processors() -> int:
 
 def workers_for(points: int) -> int:
     """How many processes to start: one a processor, but no more than fit the memory if each takes as much as this one did."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return max(1, min(processors(), points, int(psutil.virtual_memory().available / peak)))
+    return max(1, min(processors(), points, int(psutil.virtual_memory().available / most_memory())))
+
+
+def most_memory() -> int:
+    """Bytes that this process has taken at most. Linux counts for `getrusage` what whoever started this process had taken by
+    then, such as a studio for its jobs."""
+    with contextlib.suppress(OSError, TypeError):
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def prepare(module: str) -> None:

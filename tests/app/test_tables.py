@@ -65,8 +65,9 @@ def test_the_page_shows_what_the_file_guards_and_marks_losses(monkeypatch):
     html = drawn["table"].to_html()
     assert ">=1+1 mix<" in html and ">'quoted<" in html and ">0.50×<" in html and "nan" not in html
     assert html.count("color:") == 1 and drawn["column_config"]["'=B"]["label"] == "=B"
-    tables.show({"Plan": ["Aurora"]})
+    tables.show({"Plan": ["Aurora", "linear"], "Above any placement's bound": ["3 %", None], "n": [1.0, float("nan")]})
     assert isinstance(drawn["table"], pd.DataFrame)
+    assert drawn["table"]["Above any placement's bound"].tolist() == ["3 %", "—"] and drawn["table"]["n"].isna().any()
 
 
 @pytest.mark.parametrize("name", ["=1+1", "@x", "+1+cmd|' /C calc'!A0", "-x"])

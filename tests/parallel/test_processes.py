@@ -87,10 +87,17 @@ def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(
     monkeypatch, processes_that_fit, points, started
 ):
     monkeypatch.setattr(processes, "processors", lambda: 4)
-    monkeypatch.setattr(processes.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=1000))
-    free = SimpleNamespace(available=processes_that_fit * 1000 * 1024)
+    monkeypatch.setattr(processes, "most_memory", lambda: 1_000_000)
+    free = SimpleNamespace(available=processes_that_fit * 1_000_000)
     monkeypatch.setattr(processes.psutil, "virtual_memory", lambda: free)
     assert workers_for(points) == started
+
+
+def test_what_the_process_that_started_this_one_takes_does_not_count():
+    held = bytearray(500_000_000)
+    script = "from engine.parallel.processes import most_memory; print(most_memory())"
+    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 10_000_000 < int(child.stdout) < len(held) < processes.most_memory()
 
 
 def test_short_work_stays_in_this_process(monkeypatch):
