@@ -1,4 +1,4 @@
-"""What every test shares: a data folder of its own, and a plain word at the end on what was not run."""
+"""What every test shares: a data folder of its own, and a plain word at the end on what was tried again and what not run."""
 
 import gc
 import os
@@ -69,6 +69,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What holds seconds may lose once to other work on the machine; what takes too long by itself loses every time."""
+    if item.get_closest_marker("clock"):
+        item.add_marker(pytest.mark.flaky(reruns=2))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that wait for browsers and ranks begin first and are spread between those that only compute, so that no
     processor idles in between and none is left alone with a long file at the end."""
@@ -83,7 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests were skipped and why: a skip that nobody reads is a hole in the suite."""
+    """Which tests came in time only when tried again, and how many were skipped and why: a skip that nobody reads is a hole in
+    the suite."""
+    for test, tries in Counter(report.nodeid for report in terminalreporter.stats.get("rerun", [])).items():
+        terminalreporter.write_line(f"Too late at first, {tries} × tried again: {test}")
     skipped = terminalreporter.stats.get("skipped", [])
     if not skipped:
         terminalreporter.write_line("Nothing was skipped.")

@@ -47,6 +47,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.clock
 def test_planning_that_is_broken_off_still_answers(tmp_path, number):
     experts = np.random.default_rng(1).integers(0, 64, (6000, 20, 4)).astype(np.int16)
     np.savez(tmp_path / "log.npz", experts=experts)

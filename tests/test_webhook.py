@@ -75,6 +75,7 @@ def test_a_service_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.clock
 def test_a_service_that_does_not_answer_is_given_up_and_the_next_message_goes(service: Service, monkeypatch) -> None:
     monkeypatch.setattr(webhook, "TIMEOUT", (1.0, 0.3))
     service.wait.clear()

@@ -52,6 +52,7 @@ def test_nothing_is_drawn_while_nothing_runs(page):
 @pytest.mark.parametrize(
     "field", [{"plan_jobs": []}, {"study_jobs": {}}, {"launch_jobs": []}], ids=["plans", "study", "launch"]
 )
+@pytest.mark.clock
 def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job, field):
     ((name, empty),) = field.items()
     page.session_state[name] = {"count": job.id} if isinstance(empty, dict) else [job.id]

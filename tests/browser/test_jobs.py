@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from playwright.sync_api import Page, expect
 
 from engine.jobs import runner
@@ -24,6 +25,7 @@ def run(page: Page, data_folder: Path) -> runner.Job:
     return runner.jobs(data_folder)[0]
 
 
+@pytest.mark.clock
 def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     page: Page, start_studio, data_folder: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_worker_killed_from_outside_has_failed_with_its_descendants_gone_and_i
     assert not any(map(protocol.is_alive, descendants))
 
 
+@pytest.mark.clock
 def test_cancel_stops_a_cooperative_worker_and_keeps_its_best(start):
     job = start("count", LONG)
     until(lambda: job.progress)
@@ -111,6 +112,7 @@ def test_cancel_stops_a_cooperative_worker_and_keeps_its_best(start):
     assert job.result["returned"] and job.result["reached"] >= 1 and job.error is None
 
 
+@pytest.mark.clock
 def test_cancel_stops_a_worker_that_ignores_it_and_descendants_in_other_sessions(start):
     job = start("cling")
     descendants = [psutil.Process(int(pid)) for pid in until(lambda: job.progress).message.split()]
@@ -184,6 +186,7 @@ def test_a_recycled_process_id_is_not_taken_for_the_worker(tmp_path):
     assert job.state is State.FAILED
 
 
+@pytest.mark.clock
 def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
     job = by_hand(tmp_path)
     assert job.state is State.STARTING and job.elapsed < 5

@@ -128,6 +128,7 @@ def test_a_scheduled_launch_that_fails_says_where_its_logs_are(on_slurm, tmp_pat
         run_on_cluster(launch, tmp_path / "seen", never, lambda *_: None)
 
 
+@pytest.mark.clock
 def test_a_stop_ends_the_job_on_the_cluster_too(on_slurm, tmp_path):
     launch, _, state = on_slurm
     asked = threading.Event()

@@ -58,6 +58,7 @@ def test_as_many_run_at_once_as_the_limit_says(start, monkeypatch):
     assert running(jobs[1])
 
 
+@pytest.mark.clock
 def test_a_waiting_job_is_stopped_at_once_and_the_next_moves_up(start):
     first, second, third = (start("count", LONG) for _ in range(3))
     until(lambda: running(first) and waiting(second, third))

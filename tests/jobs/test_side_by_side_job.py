@@ -59,6 +59,7 @@ def processes_of(job: Job) -> list[psutil.Process]:
     return mine
 
 
+@pytest.mark.clock
 def test_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long_sweep):
     begin = time.monotonic()
     runner.cancel(long_sweep)

@@ -55,6 +55,7 @@ def test_a_study_reports_and_returns_both_parts(start) -> None:
     assert job.history[-1].message == "planning on chains-1"
 
 
+@pytest.mark.clock
 def test_a_stopped_study_keeps_its_points(start) -> None:
     job = start(recording(0), sizes=[*range(10, 490, 2)], seeds=20, time_limit=0.5)
     deadline = time.monotonic() + 30

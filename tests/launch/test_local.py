@@ -389,6 +389,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.clock
 def test_a_stop_ends_everything_within_two_seconds(begin, moment):
     running = begin()
     until(lambda: moment(running))
@@ -398,6 +399,7 @@ def test_a_stop_ends_everything_within_two_seconds(begin, moment):
     until(lambda: not processes_of(running.folder), asked + 2.0 - time.monotonic())
 
 
+@pytest.mark.clock
 def test_the_time_limit_ends_the_launch(begin):
     started = time.monotonic()
     running = begin(limit=1.5)
@@ -406,6 +408,7 @@ def test_the_time_limit_ends_the_launch(begin):
     until(lambda: not processes_of(running.folder), 1)
 
 
+@pytest.mark.clock
 def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     running = begin()
     until(lambda: any(message.startswith("warm-up") for message in running.messages))
@@ -417,6 +420,7 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     assert not protocol.is_alive(first)
 
 
+@pytest.mark.clock
 def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
     running = begin()
     until(lambda: len(ranks_of(running.folder)) == 2)
@@ -469,6 +473,7 @@ def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python)
     assert job.history[-1].done >= job.history[0].done and not processes_of(job.folder)
 
 
+@pytest.mark.clock
 def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: job.progress and job.progress.message.startswith("warm-up"))
@@ -480,6 +485,7 @@ def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
     assert job.error is None
 
 
+@pytest.mark.clock
 def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2)
@@ -490,6 +496,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
     until(lambda: not processes_of(job.folder), 2)
 
 
+@pytest.mark.clock
 def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2)
@@ -522,6 +529,7 @@ def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_p
     assert candidates[1]["metrics"]["total"] <= candidates[0]["metrics"]["total"]
 
 
+@pytest.mark.clock
 def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job, warm_python):
     layers, experts = 26, 64
     rng = np.random.default_rng(2)

@@ -410,6 +410,7 @@ def test_cancelled_work_has_a_legal_answer_and_a_true_bound(make, after):
     assert result.objective < result.bound <= splittable(instance) * (1 + 1e-6)
 
 
+@pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     result = schedule_weight_gradients(backward_pass(24, 8), time_limit=0.05)
     assert result.status is Status.TIME_LIMIT and result.runtime < 1.5

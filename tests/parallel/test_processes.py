@@ -131,6 +131,7 @@ def test_what_a_point_raises_is_raised_in_its_place():
     assert not workers()
 
 
+@pytest.mark.clock
 def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
     asked = []
 
@@ -146,6 +147,7 @@ def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
     assert not workers()
 
 
+@pytest.mark.clock
 def test_points_that_do_not_listen_are_ended_within_a_second(tmp_path):
     crew = processes.Processes(parallel.Batch(points.deaf, tmp_path), 4)
     futures = {index: crew.submit(index) for index in range(4)}
@@ -157,6 +159,7 @@ def test_points_that_do_not_listen_are_ended_within_a_second(tmp_path):
     assert not workers()
 
 
+@pytest.mark.clock
 def test_a_point_that_is_finished_while_an_answer_is_taken_is_not_waited_for():
     class Nobody:
         lost, advice = (), ""

@@ -72,6 +72,7 @@ def test_a_single_point_stays_here(on_cluster):
     assert list(in_order(points.square, ([3], 0.0), 1)) == [(0, (9, os.getpid()))]
 
 
+@pytest.mark.clock
 def test_asked_to_stop_points_at_work_hand_back_their_best(on_cluster, tmp_path):
     asked = []
 
@@ -112,12 +113,14 @@ def test_nothing_is_left_on_the_client(on_cluster):
 # What kills workers comes last: on a busy machine theirs can take long to be started again.
 
 
+@pytest.mark.clock
 def test_a_killed_worker_costs_its_points_a_second_attempt(on_cluster, tmp_path):
     answers = list(in_order(points.die_once, tmp_path, 20))
     assert answers == [(index, index) for index in range(20)]
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.clock
 def test_a_point_that_kills_every_worker_is_refused(on_cluster):
     kept = []
     with pytest.raises(InputError, match=r"lost the same points again and again.*\d of 6 points are done"):
@@ -152,6 +155,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, subprocess.Pop
         each.wait()
 
 
+@pytest.mark.clock
 def test_a_scheduler_that_dies_half_way_costs_one_line_and_no_answer(scheduler, monkeypatch):
     process, _, address = scheduler
     monkeypatch.setattr(remote, "CONNECTING", 3.0)
@@ -170,6 +174,7 @@ def test_a_scheduler_that_dies_half_way_costs_one_line_and_no_answer(scheduler, 
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.clock
 def test_stop_works_while_the_scheduler_hangs(scheduler, tmp_path, monkeypatch):
     process, _, address = scheduler
     wait_for_worker(address)

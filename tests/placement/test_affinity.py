@@ -305,6 +305,7 @@ def test_same_seed_same_answer_whatever_the_clock(monkeypatch, nodes):
 
 @pytest.mark.parametrize("nodes", [None, 2])
 @pytest.mark.parametrize("after", [0, 1, 7, 60])
+@pytest.mark.clock
 def test_cancelled_work_has_a_legal_answer(after, nodes):
     instance = AffinityInstance(permutation_affinity(8, 32, 4000), 8, nodes, 1.0, 3.0 if nodes else 1.0)
     asked = iter(range(10**9))
@@ -316,6 +317,7 @@ def test_cancelled_work_has_a_legal_answer(after, nodes):
         assert time.perf_counter() - start < 3
 
 
+@pytest.mark.clock
 def test_the_clock_is_kept(monkeypatch):
     monkeypatch.setattr(kernel, "SEARCH_SHARE", FAR)
     monkeypatch.setattr(kernel, "BOUND_SHARE", FAR)

@@ -96,6 +96,7 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch):
         assert result.bound >= 0.6 * optima[at]
 
 
+@pytest.mark.clock
 def test_work_ends_at_the_clock_when_told_and_once_it_is_enough():
     counts = permutation_affinity(6, 32, 5000)
     fast = spectral_limits(counts, 8)

@@ -224,6 +224,7 @@ def test_inside_nodes_few_rows_go_over_links():
     assert together.all()
 
 
+@pytest.mark.clock
 def test_same_seed_same_answer_and_a_stop_answers_soon():
     chosen = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(4)])
     instance = CoactivationInstance(chosen, np.arange(8192) % 32, 32, 8, "node", 1.2)
@@ -241,6 +242,7 @@ def test_same_seed_same_answer_and_a_stop_answers_soon():
     assert begun.status is Status.CANCELLED and begun.bound == 0
 
 
+@pytest.mark.clock
 def test_the_clock_ends_it():
     compile_ahead()
     chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(3)])

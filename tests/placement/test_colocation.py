@@ -137,6 +137,7 @@ def test_bottleneck_assignment_and_its_slack(size, seed, kind):
         with_slack(weight, np.nextafter(bound, -np.inf))
 
 
+@pytest.mark.clock
 def test_512_experts_are_quick():
     four = loads(512, 0, "float")
     start = time.perf_counter()
@@ -303,6 +304,7 @@ def test_a_cancelled_search_is_legal_and_its_bound_valid(after):
     assert result.status is (Status.OPTIMAL if result.objective == result.bound else Status.CANCELLED)
 
 
+@pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     rng = np.random.default_rng(0)
     of_a, of_b, speed = rng.random(40), rng.random(40), rng.uniform(0.4, 1, 40)

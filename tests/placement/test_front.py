@@ -109,6 +109,7 @@ def test_stop_after_the_second_point():
     check_points(front(instance, 9, stop=lambda: True), instance, 9)
 
 
+@pytest.mark.clock
 def test_time_limit_in_all():
     instance = recorded_like(layers=12, experts=32)
     began = time.perf_counter()

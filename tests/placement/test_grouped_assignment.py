@@ -131,6 +131,7 @@ def test_a_real_layer_on_four_speeds():
 
 
 @pytest.mark.parametrize(("experts", "gpus", "after"), [(64, 8, 0.0), (64, 8, 0.2), (128, 32, 2.0), (256, 64, 0.5)])
+@pytest.mark.clock
 def test_cancelled_within_half_a_second(experts, gpus, after):
     instance, slots = four_speeds(experts, gpus, 1)
     start = time.perf_counter()
@@ -141,6 +142,7 @@ def test_cancelled_within_half_a_second(experts, gpus, after):
     assert 0 < result.bound <= result.objective == instance.cost(result.solution)
 
 
+@pytest.mark.clock
 def test_time_limit_holds():
     instance, slots = four_speeds(64, 8, 2)
     result = assign_groups(instance, slots, time_limit=0.3)
@@ -176,6 +178,7 @@ def knapsack() -> tuple[CpModel, list]:
     return model, taken
 
 
+@pytest.mark.clock
 def test_solver_stops_when_asked_and_keeps_its_answer():
     model, taken = knapsack()
     start = time.perf_counter()

@@ -365,6 +365,7 @@ def test_same_seed_same_answer():
     assert first.provenance == second.provenance
 
 
+@pytest.mark.clock
 def test_stop_and_time_limit_leave_a_legal_answer():
     instance = recorded_like(layers=12, experts=32)
     stopped = place_jointly(instance, 0.6, stop=lambda: True)

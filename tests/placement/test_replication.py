@@ -318,6 +318,7 @@ def test_cancelled_work_has_a_legal_answer(after):
     assert replicate(free, stop=lambda: next(asked) >= after).status is Status.CANCELLED
 
 
+@pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     loads = np.random.default_rng(8).random((4, 30, 64)) ** 4
     instance = ReplicationInstance(loads, 96, 16)

@@ -231,6 +231,7 @@ def test_cancelled_search_has_a_legal_answer_and_a_valid_bound(after):
     assert result.bound <= replicate_devices(popularity, 4, 3, exact=False).objective
 
 
+@pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     popularity = zipf(12, 0)
     result = replicate_devices(popularity, 6, 3, time_limit=0.5)

@@ -223,6 +223,7 @@ def test_seconds_bound_the_prompts(vllm, record, tmp_path):
     assert 1 <= len(vllm.asked("/v1/completions")) <= 8
 
 
+@pytest.mark.clock
 def test_a_signal_ends_a_request_that_hangs_and_keeps_the_rest(vllm, prompts, record, tmp_path):
     hanging, released = threading.Event(), threading.Event()
 

@@ -65,6 +65,7 @@ def test_without_a_folder_it_says_what_to_copy(sglang, record, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *HANG_UP])
+@pytest.mark.clock
 def test_a_signal_stops_the_server_and_keeps_what_there_is(sglang, folder, record, tmp_path, number):
     def interrupt() -> None:
         while not sglang.asked(START):

@@ -84,6 +84,7 @@ def test_the_key_goes_to_the_server_alone(other: StandIn, monkeypatch):
     assert "printable" in refused(Server, other.url, 5)
 
 
+@pytest.mark.clock
 def test_a_server_that_never_answers(other: StandIn):
     other.answers["/x"] = lambda body: time.sleep(2)
     begin = time.monotonic()
@@ -91,6 +92,7 @@ def test_a_server_that_never_answers(other: StandIn):
     assert time.monotonic() - begin < 1.5
 
 
+@pytest.mark.clock
 def test_a_server_that_answers_a_byte_at_a_time(other: StandIn):
     """Each byte comes in time; together they do not."""
     other.answers["/x"] = lambda body: Reply(200, "x" * 1000, slowly=0.05)

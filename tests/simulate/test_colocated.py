@@ -327,6 +327,7 @@ def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
     np.testing.assert_allclose(layer_weight(*twice), 2 * weight)
 
 
+@pytest.mark.clock
 def test_layer_weight_of_64_is_quick():
     a, b = (expert_seconds(np.random.default_rng(seed), 64, 64) for seed in (0, 1))
     start = time.perf_counter()

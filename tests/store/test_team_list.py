@@ -46,6 +46,7 @@ def test_plans_are_found_by_cluster_and_recording_too(db, room):
         assert [plan.number for plan in listed_plans(db, room, part)] == [saved.number]
 
 
+@pytest.mark.clock
 def test_hundreds_of_plans_of_a_large_model_are_listed_at_once(db, room):
     inputs = {"in_use": {"experts_of_gpu": [[list(range(64))] * 8] * 61}}
     for seed in range(300):

@@ -75,6 +75,7 @@ def test_gate_and_aggregation_are_those_of_a_pass(problem):
 
 @pytest.mark.parametrize("link", [None, 450e9])
 @pytest.mark.parametrize("kinds", [1, 4])
+@pytest.mark.clock
 def test_two_layers_on_1024_gpus(link, kinds):
     gpus = [make_gpu(kind, 50e9 / (1 + kind), 50e9 / (1 + kind), 1e15) for kind in range(kinds)]
     nodes = [

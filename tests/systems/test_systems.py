@@ -338,6 +338,7 @@ def test_a_second_order_is_given_up_when_asked_to_stop_while_it_is_simulated():
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.6, 1.5])
+@pytest.mark.clock
 def test_aurora_stops_soon_in_whatever_it_does(wait):
     problem = big_problem()
     begin = time.perf_counter()
