@@ -65,10 +65,7 @@ def _what_for(launch: Launched) -> str:
     """What the prediction of a launch that is done is for, before anybody holds it against another one."""
     if launch.state is not State.DONE:
         return ""
-    return (
-        f"**The prediction is for {_here(launch)}, not for the drawn cluster: these times differ from the plan's figures "
-        "on other pages, which are for that one.** "
-    )
+    return f"**The prediction is for {_here(launch)}, not for the drawn cluster as on other pages.** "
 
 
 def _relaunch(launch: Launched, past: list[Launched]) -> None:

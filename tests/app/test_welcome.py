@@ -28,6 +28,7 @@ def welcomes(app: AppTest) -> bool:
     return any(button.label == "Plan the sample" for button in app.button)
 
 
+@pytest.mark.clock
 def test_the_gain_is_what_the_sample_gains():
     model = formats.read_model(SAMPLES / "tiny-moe-alpha.json")
     facts = {"num_experts": model.experts, "bytes_per_token": model.bytes_per_token}
