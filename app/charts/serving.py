@@ -3,14 +3,15 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, ink, legend_below, plain, strokes
+from app.charts import stacks
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NAME_LENGTH, ink, plain, shortened, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
 DENSE = KIND_COLOURS["dense"]
 PARTS = (
     ("embedding", "Embedding", DENSE, "x"),
-    ("attention", "Attention and projections", DENSE, ""),
+    ("attention", "Attention, projections", DENSE, ""),
     ("norm", "Norms", DENSE, "."),
     ("gate", "Router", KIND_COLOURS["gate"], ""),
     ("shared expert", "Shared experts", DENSE, "/"),
@@ -24,8 +25,6 @@ PARTS = (
 )
 """Of `ServingFigures.parts`, in the order of a layer: key, title, colour, pattern."""
 
-TIMES, HIDDEN = 64, 96
-"""Pixels at the right of bars, of their times in words, and more where a part of the work is hidden."""
 NAMED = 0.02
 """Share of the work from which a part has a place in the legend; what smaller ones are, their tips say."""
 SAME = 0.0005
@@ -38,7 +37,7 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
     names, figures = list(plans), list(plans.values())
     longest = max(sum(served.parts.values()) for served in figures)
     factor, unit = scale_of(longest, TIME)
-    place = np.arange(len(names))
+    rows = np.arange(len(names))
     figure = go.Figure()
     for kind, title, colour, pattern in PARTS:
         values = np.array([served.parts.get(kind, 0.0) for served in figures])
@@ -47,11 +46,11 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         shares = [value / sum(served.parts.values()) for served, value in zip(figures, values, strict=True)]
         figure.add_bar(
             x=values / factor,
-            y=place,
+            y=rows + stacks.BELOW,
             orientation="h",
             name=title,
             showlegend=bool(max(shares) >= NAMED),
-            width=0.56,
+            width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
             customdata=[
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
@@ -60,22 +59,12 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     _draw_lines(figure, figures, factor, ink(dark))
-    _write_bound(figure, figures, factor)
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
-    figure.update_yaxes(
-        tickvals=place,
-        ticktext=[plain(name) for name in names],
-        range=[len(names) - 0.5, -0.85],
-        showgrid=False,
-        zeroline=False,
-    )
-    for row, served in enumerate(figures):
-        figure.add_annotation(x=1, xref="paper", xanchor="left", y=row, text=f" {_total(served)}", showarrow=False)
-    height = 230 + 46 * len(names)
-    # On a narrow page the legend takes a line a part; the bars give way to it.
-    legend = legend_below(-62 / (height - 150)) | {"maxheight": 1}
-    finish(figure, _finding(plans), height, barmode="stack", legend=legend)
-    return figure.update_layout(margin_r=TIMES + HIDDEN * any(served.hidden for served in figures))
+    labels = [
+        f"{plain(shortened(name, NAME_LENGTH))}: {_total(served)}, bound {seconds(served.bound)}"
+        for name, served in plans.items()
+    ]
+    return stacks.arrange(figure, _finding(plans), labels, rows, dark)
 
 
 def _pattern(shape: str) -> dict:
@@ -84,29 +73,21 @@ def _pattern(shape: str) -> dict:
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
     """Bounds, and the steps themselves where something is hidden."""
-    places = range(len(figures))
+    places = [row + stacks.BELOW for row in range(len(figures))]
     if any(served.hidden for served in figures):
         figure.add_scatter(
-            **strokes([served.seconds / factor for served in figures], places, 0.4),
+            **strokes([served.seconds / factor for served in figures], places, stacks.ACROSS),
             mode="lines",
             name="The step, the rest is hidden",
             line={"width": 3, "color": colour},
             hoverinfo="skip",
         )
     figure.add_scatter(
-        **strokes([served.bound / factor for served in figures], places, 0.4),
+        **strokes([served.bound / factor for served in figures], places, stacks.ACROSS),
         mode="lines",
-        name="Bound: any order of sends",
+        name="Bound: any send order",
         line={"dash": "dash", "width": 1.5, "color": colour},
         hoverinfo="skip",
-    )
-
-
-def _write_bound(figure: go.Figure, figures: list[ServingFigures], factor: float) -> None:
-    """The bound's value above the first bar."""
-    bound = figures[0].bound
-    figure.add_annotation(
-        x=bound / factor, y=-0.44, yshift=9, text=f"bound {seconds(bound)}", showarrow=False, font={"size": 12}
     )
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from app.charts import stacks
 from app.charts.theme import (
     KIND_TITLES,
+    NAME_LENGTH,
     NEUTRAL,
     SMALLEST,
     TEAL,
@@ -17,9 +19,9 @@ from app.charts.theme import (
     finish,
     ink,
     legend_above,
-    legend_below,
     plain,
     range_bar,
+    shortened,
     strokes,
 )
 from engine.simulate.metrics import Metrics
@@ -30,8 +32,6 @@ MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so a part of the step must be chosen."""
 MOST_LANES = 4
 """Groups of GPUs drawn for each plan: those that compute longest."""
-TIMES = 108
-"""Pixels at the right of bars, of their times in words and how far above their bounds they are."""
 EXPOSED = "#DC267F"
 EXPOSED_TITLE = "Exposed communication"
 PARTS = (
@@ -52,7 +52,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     """
     factor, unit = scale_of(max(plan.total for plan in plans.values()), TIME)
     names, figures = list(plans), list(plans.values())
-    place = np.arange(len(names))
+    rows = np.arange(len(names))
     figure = go.Figure()
     for key, title, colour, pattern in PARTS:
         values = np.array([metrics.decomposition[key] for metrics in figures])
@@ -60,10 +60,10 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             continue
         figure.add_bar(
             x=values / factor,
-            y=place,
+            y=rows + stacks.BELOW,
             orientation="h",
             name=title,
-            width=0.62,
+            width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
             customdata=[
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
@@ -71,47 +71,20 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    _draw_bounds(figure, [metrics.order_bound for metrics in figures], factor, dark)
-    _write_times(figure, figures)
-    longest = max(metrics.total for metrics in figures) / factor
-    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
-    figure.update_yaxes(
-        tickvals=place,
-        ticktext=[plain(name) for name in names],
-        range=[len(names) - 0.5, -0.75],
-        showgrid=False,
-        zeroline=False,
-    )
-    legend = legend_below(-62 / (80 + 38 * len(names)))
-    finish(figure, _finding(plans, baseline), 160 + 38 * len(names), barmode="stack", legend=legend)
-    return figure.update_layout(margin_r=TIMES)
-
-
-def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bool) -> None:
-    """A dashed line through every bar, and the value above the first. bounds: seconds, a bar each."""
     figure.add_scatter(
-        **strokes([bound / factor for bound in bounds], range(len(bounds)), 0.42),
+        **strokes([metrics.order_bound / factor for metrics in figures], rows + stacks.BELOW, stacks.ACROSS),
         mode="lines",
-        name="Bound: any schedule of its placement",
+        name="Bound: any schedule",
         line={"dash": "dash", "width": 1.5, "color": ink(dark)},
         hoverinfo="skip",
     )
-    text = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
-    figure.add_annotation(
-        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {text}", showarrow=False, font={"size": SMALLEST}
-    )
-
-
-def _write_times(figure: go.Figure, figures: list[Metrics]) -> None:
-    for place, metrics in enumerate(figures):
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="left",
-            y=place,
-            text=f" {seconds(metrics.total)}, +{share(metrics.order_gap)}",
-            showarrow=False,
-        )
+    longest = max(metrics.total for metrics in figures) / factor
+    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
+    labels = [
+        f"{plain(shortened(name, NAME_LENGTH))}: {seconds(metrics.total)}, +{share(metrics.order_gap)} over its bound"
+        for name, metrics in plans.items()
+    ]
+    return stacks.arrange(figure, _finding(plans, baseline), labels, rows, dark)
 
 
 def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:

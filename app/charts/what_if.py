@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from app.charts import stacks
 from app.charts.sweep import PARTS
 from app.charts.theme import (
     KIND_COLOURS,
     KIND_TITLES,
     MARK,
+    NAME_LENGTH,
     NEUTRAL,
     SECOND,
     TEAL,
     finish,
-    legend_at_foot,
     legend_below,
-    name_above_bar,
     plain,
     shortened,
     strokes,
@@ -31,15 +31,6 @@ SAME = 5e-4
 ALIKE = 0.02
 """GPUs that are busy within this part of the busiest are as busy."""
 LEGEND = legend_below(-0.24)
-ROW, BAR, BELOW = 38, 0.45, 0.2
-"""Pixels of a bar and what stands above it; how thick a bar is, in rows, and how far below the middle of its row."""
-AXIS, ENTRIES = 64, 19
-"""Pixels of the time axis with a title of two lines, and of a line of the legend, of which a narrow window has one for two
-entries."""
-TOP = 44
-"""Pixels above the bars, with the title."""
-NAME = 24
-"""Characters of a plan's name that a legend has room for beside the sliders in a window of 1024."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +54,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     The first case is the plan that is looked at, the second what it is compared with. change: in words; dark: of the page.
     """
     rows, places = _rows(cases)
-    bars = [place + BELOW for place in places]
+    bars = [place + stacks.BELOW for place in places]
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
@@ -74,7 +65,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
             y=bars,
             orientation="h",
             name=title,
-            width=BAR,
+            width=stacks.BAR,
             marker={
                 "color": colour,
                 "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
@@ -88,22 +79,20 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     figure.add_scatter(
-        **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, 0.3),
+        **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
         mode="lines",
         name="its bound",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )
-    for (name, outlook, _), beside, bar in zip(rows, _besides(cases), bars, strict=True):
-        name_above_bar(figure, f"{plain(name)}: {seconds(outlook.total)}{beside}", bar - BAR / 2, dark)
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
     changed = f"<br>changed: {plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.02])
-    figure.update_yaxes(range=[max(places) + 0.6, -0.6], visible=False)
-    below = AXIS + ENTRIES * -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
-    height = TOP + round(ROW * (max(places) + 1.2)) + below
-    finish(figure, finding(cases), height, TOP, barmode="stack", legend=legend_at_foot())
-    return figure.update_layout(margin_b=below)
+    labels = [
+        f"{plain(name)}: {seconds(outlook.total)}{beside}"
+        for (name, outlook, _), beside in zip(rows, _besides(cases), strict=True)
+    ]
+    return stacks.arrange(figure, finding(cases), labels, places, dark)
 
 
 def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
@@ -329,4 +318,4 @@ def _short(name: str) -> str:
 
 def _named(name: str) -> str:
     """As much of that as has room beside a line, a bar or a patch of colour."""
-    return shortened(_short(name), NAME)
+    return shortened(_short(name), NAME_LENGTH)
