@@ -151,6 +151,9 @@ def run_systems(page: Page) -> None:
 
 def wait_for_plans(page: Page) -> None:
     """Until the systems that run have ended and their plans are drawn."""
+    settle(page)
+    running = page.get_by_test_id("stSidebar").get_by_text("Stop", exact=True)
+    expect(running).to_have_count(0, timeout=JOB_TIMEOUT)  # what is done may be an earlier job
     expect(page.get_by_text("done · ")).to_be_visible(timeout=JOB_TIMEOUT)
     expect(page.get_by_text("Candidate plans").last).to_be_visible()
     settle(page)
@@ -278,7 +281,10 @@ def training_step(camera: Camera) -> None:
     expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
     settle(page)
     run_systems(page)
-    camera.shoot("training", first=page.get_by_role("heading", name="Candidate plans"))
+    expect(page.get_by_test_id("stSidebar").get_by_text("Lancet", exact=True)).to_be_visible(timeout=JOB_TIMEOUT)
+    settle(page)
+    hidden = page.locator('[class*="st-key-titled-"]').first
+    camera.shoot("training", first=hidden, last=page.get_by_test_id("stDataFrame").first)
     camera.visit("Timeline")
     expect(page.get_by_text("Exposed communication").first).to_be_visible()
     gantt = page.locator('[class*="st-key-titled-"]').first
