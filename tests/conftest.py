@@ -89,10 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which tests came in time only when tried again, and how many were skipped and why: a skip that nobody reads is a hole in
-    the suite."""
+    """Which tests were tried again, and how many were skipped and why: a skip that nobody reads is a hole in the suite."""
     for test, tries in Counter(report.nodeid for report in terminalreporter.stats.get("rerun", [])).items():
-        terminalreporter.write_line(f"Too late at first, {tries} × tried again: {test}")
+        terminalreporter.write_line(f"Tried again {tries} ×: {test}")
     skipped = terminalreporter.stats.get("skipped", [])
     if not skipped:
         terminalreporter.write_line("Nothing was skipped.")

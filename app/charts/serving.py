@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NAME_LENGTH, ink, plain, shortened, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -60,10 +60,7 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         )
     _draw_lines(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
-    labels = [
-        f"{plain(shortened(name, NAME_LENGTH))}: {_total(served)}, bound {seconds(served.bound)}"
-        for name, served in plans.items()
-    ]
+    labels = [stacks.label(name, f"{_total(served)}, bound {seconds(served.bound)}") for name, served in plans.items()]
     return stacks.arrange(figure, _finding(plans), labels, rows, dark)
 
 
@@ -73,7 +70,7 @@ def _pattern(shape: str) -> dict:
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
     """Bounds, and the steps themselves where something is hidden."""
-    places = [row + stacks.BELOW for row in range(len(figures))]
+    places = np.arange(len(figures)) + stacks.BELOW
     if any(served.hidden for served in figures):
         figure.add_scatter(
             **strokes([served.seconds / factor for served in figures], places, stacks.ACROSS),

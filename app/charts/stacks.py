@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from app.charts.theme import finish, legend_at_foot, name_above_bar
+from app.charts.theme import finish, legend_at_foot, name_above_bar, plain, shortened
 
 ROW, BAR, BELOW = 38, 0.45, 0.2
 """Pixels of a bar and what stands above it; how thick a bar is, in rows, and how far below the middle of its row."""
@@ -15,6 +15,13 @@ AXIS, ENTRIES = 64, 19
 entries."""
 TOP = 44
 """Pixels above the bars, with the title."""
+LABEL = 56
+"""Characters above a bar that a window of 1024 has room for beside a form."""
+
+
+def label(name: str, said: str) -> str:
+    """What stands above a bar: as much of a plan's name as what is said of it leaves room for."""
+    return f"{plain(shortened(name, LABEL - len(said)))}: {said}"
 
 
 def arrange(figure: go.Figure, title: str, labels: Sequence[str], rows: Sequence[float], dark: bool) -> go.Figure:

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from app.charts import stacks
 from app.charts.theme import (
     KIND_TITLES,
-    NAME_LENGTH,
     NEUTRAL,
     SMALLEST,
     TEAL,
@@ -21,7 +20,6 @@ from app.charts.theme import (
     legend_above,
     plain,
     range_bar,
-    shortened,
     strokes,
 )
 from engine.simulate.metrics import Metrics
@@ -81,7 +79,9 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
     labels = [
-        f"{plain(shortened(name, NAME_LENGTH))}: {seconds(metrics.total)}, +{share(metrics.order_gap)} over its bound"
+        stacks.label(
+            name, f"{seconds(metrics.total)}, bound {seconds(metrics.order_bound)}, +{share(metrics.order_gap)}"
+        )
         for name, metrics in plans.items()
     ]
     return stacks.arrange(figure, _finding(plans, baseline), labels, rows, dark)

@@ -63,8 +63,6 @@ EDGE = 0.55
 """Brightness of an outline against its bar's."""
 SMALLEST = 12
 """Pixels of the smallest text."""
-NAME_LENGTH = 24
-"""Characters of a plan's name in a legend or above a bar, which in a window of 1024 has to hold more."""
 TITLE_ROOM = 26
 """Pixels of a figure's title and of the space below it."""
 AS_WIDE_AS_CHART = {"orientation": "h", "xref": "container", "x": 0, "xanchor": "left", "yref": "container"}

@@ -12,7 +12,6 @@ from app.charts.theme import (
     KIND_COLOURS,
     KIND_TITLES,
     MARK,
-    NAME_LENGTH,
     NEUTRAL,
     SECOND,
     TEAL,
@@ -31,6 +30,8 @@ SAME = 5e-4
 ALIKE = 0.02
 """GPUs that are busy within this part of the busiest are as busy."""
 LEGEND = legend_below(-0.24)
+NAME = 24
+"""Characters of a plan's name that a legend has room for beside the sliders in a window of 1024."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,4 +319,4 @@ def _short(name: str) -> str:
 
 def _named(name: str) -> str:
     """As much of that as has room beside a line, a bar or a patch of colour."""
-    return shortened(_short(name), NAME_LENGTH)
+    return shortened(_short(name), NAME)

@@ -152,7 +152,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         ours, theirs = (getattr(figure, name) for figure in figures)
         if ours is None or theirs is None:  # of a training step
             continue
-        against = units.ratio(theirs / ours) if ours else "—"
+        against = units.ratio(theirs / ours) if ours else tables.MISSING
         if name == "total" and theirs:
             against = f"{units.ratio(ours / theirs)} as fast"
         if write is _percent:

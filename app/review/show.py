@@ -229,14 +229,17 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
         {
             "When": [widgets.describe_time(run.at) for run in runs],
             "Where": [PLACES.get(run.place, run.place) for run in runs],
-            "Predicted there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
-            "Measured": [units.seconds(run.measured) if run.measured is not None else "—" for run in runs],
-            "Ratio": [
-                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else "—" for run in runs
+            "Predicted there": [
+                units.seconds(run.predicted) if run.predicted is not None else tables.MISSING for run in runs
             ],
-            "Ranks": [str(run.report.get("ranks") or "—") for run in runs],
-            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else "—" for run in runs],
-            "Device": [str(run.report.get("device") or "—") for run in runs],
+            "Measured": [units.seconds(run.measured) if run.measured is not None else tables.MISSING for run in runs],
+            "Ratio": [
+                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else tables.MISSING
+                for run in runs
+            ],
+            "Ranks": [str(run.report.get("ranks") or tables.MISSING) for run in runs],
+            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else tables.MISSING for run in runs],
+            "Device": [str(run.report.get("device") or tables.MISSING) for run in runs],
             "Launched by": [run.by for run in runs],
         }
     )

@@ -220,7 +220,7 @@ def _figures(verdict: Verdict) -> None:
             )
             st.metric(
                 "Break-even time",
-                criteria.minutes(verdict.break_even_minutes) if paid else "—",
+                criteria.minutes(verdict.break_even_minutes) if paid else tables.MISSING,
                 help="at the plan's own pace",
             )
         st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")

@@ -263,7 +263,7 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
     def figures(values: Iterable[float | None]) -> list[str]:
-        return ["—" if value is None else units.digits(value / factor) for value in values]
+        return [tables.MISSING if value is None else units.digits(value / factor) for value in values]
 
     return pd.DataFrame(
         {

@@ -65,7 +65,7 @@ def _figures(digest: str) -> dict[str, str]:
     _, kind = KINDS[type(recording)]
     return {
         "Kind": kind,
-        "Tokens": f"{recording.tokens:,}" if isinstance(recording, RoutingTrace) else "—",
+        "Tokens": f"{recording.tokens:,}" if isinstance(recording, RoutingTrace) else tables.MISSING,
         "Layers × experts": f"{recording.layers} × {recording.num_experts}",
         "Worst skew": units.ratio(float(skew_of_layers(recording).max())),
         "Phase": _phase(recording),
@@ -75,7 +75,7 @@ def _figures(digest: str) -> dict[str, str]:
 def _phase(recording: object) -> str:
     """Prefill, decode, or how much of the tokens are decode; a dash where the recording does not say."""
     if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
-        return "—"
+        return tables.MISSING
     decode = float((recording.phase == DECODE).mean())
     return {0.0: "prefill", 1.0: "decode"}.get(decode, f"{units.share(decode)} decode")
 

@@ -71,7 +71,7 @@ def test_names_too_long_for_a_legend_keep_both_ends() -> None:
     name = "Linear placement of experts · on alpha-code"
     figure = live.per_layer([Case("Aurora", outlook(), None), Case(name, outlook(2), None)])
     shown = figure.data[-1].name
-    assert len(shown) == live.NAME_LENGTH and shown.startswith("Linear place") and shown.endswith("alpha-code")
+    assert len(shown) == live.NAME and shown.startswith("Linear place") and shown.endswith("alpha-code")
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,6 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     return ranks
 
 
-@pytest.mark.clock
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
     deadline = time.monotonic() + 120

@@ -69,7 +69,6 @@ def test_what_a_question_raises_is_raised_here(pool):
         pool.answers([Question(points.refuse, small=("that cannot be",)), Question(max, small=(1, 2))])
 
 
-@pytest.mark.clock
 def test_a_killed_worker_costs_a_second_attempt(pool, tmp_path):
     other = Question(
         points.times_sent, {"digest of another": points.Sent()}, (2.0,)

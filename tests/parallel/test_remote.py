@@ -113,14 +113,12 @@ def test_nothing_is_left_on_the_client(on_cluster):
 # What kills workers comes last: on a busy machine theirs can take long to be started again.
 
 
-@pytest.mark.clock
 def test_a_killed_worker_costs_its_points_a_second_attempt(on_cluster, tmp_path):
     answers = list(in_order(points.die_once, tmp_path, 20))
     assert answers == [(index, index) for index in range(20)]
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.clock
 def test_a_point_that_kills_every_worker_is_refused(on_cluster):
     kept = []
     with pytest.raises(InputError, match=r"lost the same points again and again.*\d of 6 points are done"):
