@@ -75,7 +75,7 @@ def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float,
         figure.add_scatter(
             **strokes([served.seconds / factor for served in figures], places, stacks.ACROSS),
             mode="lines",
-            name="The step, the rest is hidden",
+            name="Step, the rest hidden",
             line={"width": 3, "color": colour},
             hoverinfo="skip",
         )

@@ -11,8 +11,9 @@ ROW, BAR, BELOW = 38, 0.45, 0.2
 ACROSS = 0.3
 """Half of a line across a bar, in rows."""
 AXIS, ENTRIES = 64, 19
-"""Pixels of the time axis with a title of two lines, and of a line of the legend, of which a narrow window has one for two
-entries."""
+"""Pixels of the time axis with a title of two lines, and of a line of the legend."""
+ENTRY = 22
+"""Characters of a legend's entry up to which a narrow window has room for two on a line."""
 TOP = 44
 """Pixels above the bars, with the title."""
 LABEL = 56
@@ -29,7 +30,8 @@ def arrange(figure: go.Figure, title: str, labels: Sequence[str], rows: Sequence
     for label, row in zip(labels, rows, strict=True):
         name_above_bar(figure, label, row + BELOW - BAR / 2, dark)
     figure.update_yaxes(range=[max(rows) + 0.6, -0.6], visible=False)
-    below = AXIS + ENTRIES * -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
+    entries = [len(trace.name) for trace in figure.data if trace.showlegend is not False]
+    below = AXIS + ENTRIES * (-(-len(entries) // 2) if max(entries) <= ENTRY else len(entries))
     height = TOP + round(ROW * (max(rows) + 1.2)) + below
     finish(figure, title, height, TOP, barmode="stack", legend=legend_at_foot())
     # As wide as it can be: a legend is given no more than the plot, and two of the longest entries just fit a narrow window.

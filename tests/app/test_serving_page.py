@@ -7,6 +7,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, model_catalogue
 from app.charts import serving as charts
+from app.charts import stacks
 from app.state.session import Session, write
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
@@ -238,6 +239,7 @@ def test_the_chart_has_every_second_of_the_step() -> None:
         factor = 1e-3 if "ms" in figure.layout.xaxis.title.text else 1.0
         assert sum(bar.x[0] for bar in bars) * factor == pytest.approx(figures.seconds + figures.hidden)
         assert "<b>" not in figure.layout.title.text and "takes as long as linear" in figure.layout.title.text
+        assert max(len(trace.name) for trace in figure.data if trace.showlegend is not False) <= stacks.ENTRY
         above, other = (note.text for note in figure.layout.annotations)
         assert above.startswith(f"&lt;b&gt;plan&lt;/b&gt;: {seconds(figures.seconds)}") and other.startswith("linear: ")
         assert ("hidden" in above) == (overlap != "none") and above.endswith(f"bound {seconds(figures.bound)}")
