@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from engine.balance import PERCENTILES, Balance, over_layers
 from engine.timeline import balancedness
+from tests.cases.examples import examples
 
 LOAD = np.array([[1, 1, 1, 1], [3, 1, 0, 0], [2, 1, 1, 0], [0, 0, 0, 0], [8, 0, 0, 0]], dtype=np.float64)
 """Of mean 1, 1, 1, 0 and 2: overload factors 1, 3, 2, 1 (no load) and 4."""
@@ -48,7 +49,7 @@ def test_as_json():
 
 
 @given(LOADS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_between_even_and_all_on_one(load):
     balance = Balance.of(load)
     figures = [balance.percentiles[f"p{percentile}"] for percentile in PERCENTILES]
@@ -59,7 +60,7 @@ def test_between_even_and_all_on_one(load):
 
 
 @given(LOADS, st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_units_names_of_gpus_and_order_of_layers_do_not_matter(load, random):
     order = random.sample(range(len(load)), len(load))
     other = Balance.of(load[order][:, ::-1] * 4096)

@@ -13,12 +13,13 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, clusters, make_gpu, make_model, placements, problems, seeds
 
 # Cluster
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(clusters(1))
 def test_gpus_are_numbered_in_the_order_of_the_nodes(cluster):
     numbered = [(place, gpu) for place, node in enumerate(cluster.nodes) for gpu in node.gpus]
@@ -28,7 +29,7 @@ def test_gpus_are_numbered_in_the_order_of_the_nodes(cluster):
     assert [name.split(" · ")[1] for name in cluster.gpu_names] == [gpu.type for gpu in cluster.gpus]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(clusters(1))
 def test_a_cluster_survives_json(cluster):
     again = Cluster.from_json(cluster.to_json(), "again")
@@ -87,7 +88,7 @@ def test_sizes_of_a_known_model():
     assert model.moe_layers == tuple(range(32))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sets(st.integers(0, 9), max_size=9))
 def test_dense_layers_are_left_out(dense):
     model = MoEModel(name="m", layers=10, dense_layers=tuple(dense), experts=4, experts_per_token=1, d_model=8, d_ff=8)
@@ -137,7 +138,7 @@ def test_a_recording_of_another_model_is_refused(sizes, says):
 # Problem
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
     problem = data.draw(problems())
@@ -152,7 +153,7 @@ def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
             np.testing.assert_allclose(traffic[layer][:, gpu], wanted * width)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems())
 def test_tokens_are_copies_over_k(problem):
     trace = problem.workload
@@ -168,7 +169,7 @@ def test_problems_check_what_they_are_made_of():
         Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(2, 4), Datasheet())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds, st.integers(1, 4))
 def test_as_many_experts_as_there_are_slots_fit_and_no_more(seed, layers):
     rng = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.columns import LONG, Amounts, Integers
 from engine.errors import InputError
 from engine.schema import Frozen
+from tests.cases.examples import examples
 
 
 class Table(Frozen):
@@ -39,7 +40,7 @@ def test_a_short_column_is_a_list_in_json():
     assert table([3, -1], [0.1]).to_json() == '{"count":[3,-1],"size":[0.1]}'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 2**31 - 1).flatmap(lambda largest: st.tuples(st.just(largest), st.integers(-largest, largest))),
     st.integers(-3, 300),

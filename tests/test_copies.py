@@ -20,6 +20,7 @@ from engine.simulate.work import works_of
 from engine.validate import check_plan
 from engine.validate.plan import rows_of_layer
 from engine.workload import ExpertLoad, RoutingTrace, Workload
+from tests.cases.examples import examples
 from tests.strategies import make_model, placements, problems
 from tests.systems.samples import in_nodes
 
@@ -38,7 +39,7 @@ def placed(draw) -> tuple[Problem, Plan]:
     return problem, plan_of(draw(placements(*sizes)), Travel(unit=draw(UNITS), replicas="fewest"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(placed())
 def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     problem, plan = case
@@ -54,7 +55,7 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(placed())
 def test_no_token_touches_fewer_with_its_copies_in_turn(case):
     problem, plan = case

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import seeds
 from tests.systems.samples import sample
 
@@ -20,7 +21,7 @@ def numbers(trace: RoutingTrace) -> list[int]:
     return (trace.experts[:, 0] @ [100, 1]).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 60), st.integers(2, 9), seeds)
 def test_whole_sequences_go_to_one_half_and_no_token_is_lost(tokens, sequences, seed):
     """Sequences of any length, mixed up, under any numbers, those of the first half before all of the second."""

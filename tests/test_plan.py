@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder, Travel
 from engine.result import Provenance, Status, relative_gap
+from tests.cases.examples import examples
 from tests.strategies import placements, seeds
 
 TWO = Schedule(src=(0, 1), dst=(1, 0), bytes=(5.0, 6.0), phase=(0, 0), duration=(1.0,))
@@ -38,7 +39,7 @@ drawn_placements = sizes.flatmap(lambda size: placements(*size))
 # Placement
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(drawn_placements)
 def test_replicas_share_an_expert_in_equal_parts(placement):
     share = placement.share
@@ -52,7 +53,7 @@ def test_replicas_share_an_expert_in_equal_parts(placement):
     assert placement.slots.tolist() == [[len(held) for held in row] for row in placement.experts_of_gpu]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sizes, seeds)
 def test_an_array_and_a_placement_say_the_same(size, seed):
     layers, experts, gpus = size
@@ -63,7 +64,7 @@ def test_an_array_and_a_placement_say_the_same(size, seed):
     assert placement.gpus == gpus
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sizes.flatmap(lambda size: st.tuples(placements(*size), placements(*size))))
 def test_moved_experts_are_the_copies_that_come_new(pair):
     before, after = pair
@@ -147,7 +148,7 @@ def test_parts_of_a_plan_must_fit_each_other():
 # Identity
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(drawn_placements, st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=5))
 def test_a_plan_survives_json(placement, volumes):
     ends = tuple(range(len(volumes)))

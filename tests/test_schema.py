@@ -14,6 +14,7 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance
 from engine.schema import LONG, Frozen
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 
@@ -41,7 +42,7 @@ def as_python_writes(document: Frozen) -> str:
     return json.dumps(document.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(trees, st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5), seeds)
 def test_canonical_json_is_what_python_writes(data, floats, seed):
     order = random.Random(seed)
@@ -57,7 +58,7 @@ def test_canonical_json_is_what_python_writes(data, floats, seed):
             assert document.digest == hashlib.sha256(text.encode()).hexdigest()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seeds, st.sampled_from(["plain", "tiny", "huge", "bits"]))
 def test_long_lists_keep_every_digit_there_and_back(seed, kind):
     rng = np.random.default_rng(seed)
@@ -72,7 +73,7 @@ def test_long_lists_keep_every_digit_there_and_back(seed, kind):
     assert Document.from_json(document.to_json(), "again").also == document.also
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(max_size=20), st.sampled_from(["", "x" * LONG, "é" * LONG, "\x7f" * LONG, '"\\' * LONG]))
 def test_long_texts_are_written_as_python_writes_them(text, more):
     document = Document(data={"": more + text, text: [more]})

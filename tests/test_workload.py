@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, digest_of
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ def counted(trace: RoutingTrace, ranks: int) -> np.ndarray:
     return demand
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.just(ranks), recordings(ranks))))
 def test_demand_counts_every_choice_once(case):
     ranks, trace = case
@@ -50,13 +51,13 @@ def test_demand_counts_every_choice_once(case):
     np.testing.assert_array_equal(trace.demand(ranks), demand)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(recordings(padding=False), st.integers(1, 7))
 def test_without_padding_every_layer_has_k_copies_of_every_token(trace, ranks):
     assert set(trace.demand(ranks).sum(axis=(1, 2)).tolist()) == {float(trace.tokens * trace.k)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(recordings(), st.integers(1, 7))
 def test_sequences_go_to_ranks_in_turn_and_stay_whole(trace, ranks):
     rank = trace.rank_of_token(ranks)
@@ -85,7 +86,7 @@ def test_padding_belongs_to_nobody():
     assert trace.demand(2).sum() == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 40), recordings(4))
 def test_spread_takes_tokens_from_everywhere(tokens, trace):
     part = trace.spread(tokens)
@@ -103,7 +104,7 @@ def test_spread_takes_tokens_from_everywhere(tokens, trace):
     assert (part.digest == trace.digest) == (part.tokens == trace.tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seeds, st.integers(1, 8))
 def test_loads_come_from_all_ranks_alike(seed, ranks):
     load = np.random.default_rng(seed).integers(0, 100, (2, 5)).astype(float)
@@ -126,7 +127,7 @@ def test_traffic_is_demand_in_bytes():
 # Digests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(recordings(3))
 def test_digests_know_the_content_and_not_the_name(trace):
     again = RoutingTrace("another name", trace.experts.copy(), trace.num_experts, trace.sequence, trace.source_rank)

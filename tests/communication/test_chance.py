@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.communication.chance import touched_by_chance
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 
@@ -24,7 +25,7 @@ def by_enumeration(weight: np.ndarray, k: int, share: np.ndarray) -> tuple[np.nd
     return present, 1 - chance @ missed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), seeds)
 def test_against_all_sets(experts, k, places, seed):
     k, rng = min(k, experts), np.random.default_rng(seed)

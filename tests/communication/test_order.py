@@ -14,6 +14,7 @@ from engine.communication.order import order
 from engine.errors import InputError, StoppedError
 from engine.result import Status
 from engine.validate import check_schedule
+from tests.cases.examples import examples
 
 EXACT = 1e-9
 KINDS = ("integer", "fractional", "sparse", "zero rows", "single hot", "spread", "permuted sums", "all zero")
@@ -52,7 +53,7 @@ def instances(draw, largest: int = 14):
     return traffic, send, receive
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(instances())
 def test_matched_order_reaches_the_bound(instance):
     traffic, send, receive = instance
@@ -66,7 +67,7 @@ def test_matched_order_reaches_the_bound(instance):
     assert result.solution.phases <= max(transfers, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances())
 def test_shared_order_reaches_the_bound(instance):
     traffic, send, receive = instance
@@ -78,7 +79,7 @@ def test_shared_order_reaches_the_bound(instance):
     assert result.status == Status.OPTIMAL
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(instances(largest=4))
 def test_no_combination_of_matchings_is_faster(instance):
     traffic, send, receive = instance
@@ -93,7 +94,7 @@ def test_no_combination_of_matchings_is_faster(instance):
     assert order(traffic, send, receive).objective / scale == pytest.approx(best.fun, rel=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances(largest=9), st.randoms(use_true_random=False))
 def test_makespan_is_invariant(instance, random):
     traffic, send, receive = instance
@@ -127,7 +128,7 @@ def test_transfers_below_the_rounding_unit_are_still_sent():
     assert result.status == Status.OPTIMAL
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances())
 def test_algorithm_1_is_legal(instance):
     traffic, send, receive = instance

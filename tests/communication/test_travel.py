@@ -12,6 +12,7 @@ from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
 from engine.validate.plan import rows_of_layer
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import clusters, make_model, placements, problems, travels
 from tests.systems.samples import in_nodes
 
@@ -25,7 +26,7 @@ def placed(draw, **options) -> tuple[Problem, Placement]:
     return problem, draw(placements(*sizes))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(placed(), st.sampled_from(("gpu", "node")))
 def test_rows_agree_with_a_reading_token_by_token(case, unit):
     problem, placement = case
@@ -38,7 +39,7 @@ def test_rows_agree_with_a_reading_token_by_token(case, unit):
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(placed())
 def test_what_is_saved_and_what_is_not(case):
     """One row per GPU is never more than one a copy; one a node never crosses the fabric more often; and every GPU gets at
@@ -72,7 +73,7 @@ def test_one_token_by_hand():
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(clusters(least=3, most=6, linked=True))
 def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
     stops = Stops(Network.of(cluster).domain)
@@ -84,7 +85,7 @@ def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
             assert domain != stops.of_gpu[source] or entry == source
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
 def test_by_chance_is_certain_where_it_is(case, unit):
     """With one expert per token, what it touches is known: rows by chance are then the rows of the tokens in the mean."""
@@ -131,7 +132,7 @@ def test_row_bytes(travel):
     assert back == {None: 128, "bf16": 128, "fp32": 256}[travel.combine]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_every_row_of_an_all_gather_reaches_every_gpu_once_and_crosses_once_a_node(rows, data):
     domain = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))

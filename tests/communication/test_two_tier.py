@@ -15,6 +15,7 @@ from engine.errors import InputError
 from engine.network import Network
 from engine.result import Status
 from engine.validate import IllegalError, check_relayed
+from tests.cases.examples import examples
 from tests.strategies import networks, traffics
 
 EXACT = 1e-9
@@ -50,7 +51,7 @@ def checked(traffic: np.ndarray, network: Network, result) -> tuple[float, float
     return check_relayed(steps.hops(), steps.seconds, traffic, network)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(instances())
 def test_every_byte_arrives_within_all_capacities(instance):
     traffic, network = instance
@@ -62,7 +63,7 @@ def test_every_byte_arrives_within_all_capacities(instance):
     assert (result.status == Status.OPTIMAL) == (makespan <= bound * (1 + EXACT))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances())
 def test_sends_are_the_hops_without_whose_they_are(instance):
     traffic, network = instance
@@ -76,7 +77,7 @@ def test_sends_are_the_hops_without_whose_they_are(instance):
     np.testing.assert_allclose(sent, np.bincount(index, hops["bytes"], np.prod(shape)), rtol=EXACT, atol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances(), st.randoms(use_true_random=False))
 def test_ports_and_bound_are_invariant(instance, random):
     traffic, network = instance
@@ -96,7 +97,7 @@ def test_ports_and_bound_are_invariant(instance, random):
     assert with_local_tokens.solution == result.solution
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances(), st.booleans())
 def test_gpus_that_are_alone_get_the_order_without_tiers(instance, links):
     traffic, network = instance
@@ -148,7 +149,7 @@ def relay_program(traffic: np.ndarray, network: Network) -> float:
     return float(best.fun) * scale / unit
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(instances(most=5))
 def test_no_relaying_undercuts_the_bound(instance):
     traffic, network = instance

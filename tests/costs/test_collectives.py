@@ -12,6 +12,7 @@ from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line
 from engine.network import Network
 from engine.simulate.flows import all_to_all
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu
 
 COST = Datasheet()
@@ -43,7 +44,7 @@ def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Clus
 # All-to-all
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(clusters(least=1, most=7), st.floats(1.0, 1e7), st.data())
 def test_a_uniform_all_to_all_takes_what_the_simulation_says(cluster, size, data):
     cost = data.draw(cost_models(cluster))
@@ -128,7 +129,7 @@ def test_hops_inside_a_node_start_up_as_links_do():
     assert float(COST.all_reduce(cluster, 1e9)) == pytest.approx(4e-3 + 2e-1 + 1.5 * 1e9 / 2e6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(clusters(least=1, most=7), st.floats(1.0, 1e7))
 def test_no_all_reduce_beats_what_must_leave_the_slowest_gpu(cluster, size):
     network, gpus = Network.of(cluster), len(cluster.gpus)
@@ -145,7 +146,7 @@ both = pytest.mark.parametrize("collective", [COST.all_to_all, COST.all_reduce],
 
 
 @both
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(clusters(least=1), st.lists(st.floats(0, 1e8), min_size=1, max_size=8))
 def test_more_bytes_never_take_less_time_and_none_take_none(collective, cluster, sizes):
     sizes = np.sort(sizes)

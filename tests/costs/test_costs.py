@@ -9,6 +9,7 @@ from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.errors import InputError
 from engine.network import Network
+from tests.cases.examples import examples
 from tests.strategies import clusters, cost_models, make_gpu, make_model, seeds
 
 GPU = make_gpu(flops=1e12, memory_bandwidth=1e11)
@@ -48,7 +49,7 @@ def test_a_thin_gemm_takes_its_memory_traffic():
         assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
 def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
     cost = Datasheet()
@@ -74,7 +75,7 @@ def test_sources_say_what_was_assumed():
 # What holds for every source
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(any_costs())
 def test_no_work_takes_no_time_and_any_work_some(case):
     cost, gpu = case
@@ -85,7 +86,7 @@ def test_no_work_takes_no_time_and_any_work_some(case):
     assert cost.memory_pass(gpu, np.array([0.0, 0.0])).tolist() == [0.0, 0.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(any_costs(), st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
 def test_more_tokens_never_take_less_time(case, tokens):
     cost, gpu = case
@@ -107,7 +108,7 @@ def test_a_gated_expert_has_a_third_matrix():
 # Fitted lines
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.floats(0, 1e-2), st.floats(1e-12, 1e-6), st.lists(st.floats(1, 1e9), min_size=2, max_size=20, unique=True))
 def test_a_planted_line_is_recovered(alpha, beta, sizes):
     sizes = np.array(sizes)
@@ -120,7 +121,7 @@ def test_a_planted_line_is_recovered(alpha, beta, sizes):
         assert line.beta == pytest.approx(beta, rel=1e-3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seeds, st.integers(2, 20))
 def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
     rng = np.random.default_rng(seed)
@@ -226,7 +227,7 @@ def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
 jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), min_size=1, max_size=9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs, st.integers(1, 9))
 def test_shared_processors_equal_a_naive_simulation(work, cores):
     work = np.array(work)
@@ -242,7 +243,7 @@ def test_shared_processors_equal_a_naive_simulation(work, cores):
     assert np.all(np.diff(together[order]) >= -1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs, jobs)
 def test_layers_share_nothing(first, second):
     count = min(len(first), len(second))

@@ -22,6 +22,7 @@ from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all
 from engine.validate import check_plan
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.skipif(not measured_exchanges(FOLDER), reason="aiconfigurator-core is not installed")
 
@@ -89,7 +90,7 @@ def test_rows_of_the_benchmark():
     assert ((np.diff(groups, axis=1) > 0).sum(axis=1) + 1).max() == 4  # DeepSeek's limit
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from(("dispatch", "combine")),
     st.sampled_from(("node", "copies")),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine.costs.measured_pairs import MeasuredPairs
 from engine.costs.pair_cluster import PairTimes, draw_pairs
 from engine.errors import InputError
+from tests.cases.examples import examples
 
 NAN = np.nan
 
@@ -28,7 +29,7 @@ RATES = st.integers(2, 6).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(RATES, st.integers(1, 3))
 def test_what_was_kept_is_what_was_measured(rate, of_a_host):
     assume(np.isfinite(rate[np.triu_indices(len(rate), 1)]).any())

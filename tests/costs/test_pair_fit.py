@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from engine.costs.pair_fit import fit_bottlenecks
+from tests.cases.examples import examples
 
 rates = st.sampled_from([1e9, 1.5e9, 3e9, 12.5e9, 50e9])
 
@@ -23,7 +24,7 @@ def misfit(rate: np.ndarray, ports: np.ndarray) -> float:
 
 
 @given(st.lists(rates, min_size=2, max_size=9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_pairs_that_ports_explain_are_met(ports):
     rate = pairs_of(np.array(ports))
     fitted = fit_bottlenecks(rate)
@@ -32,7 +33,7 @@ def test_pairs_that_ports_explain_are_met(ports):
 
 
 @given(st.integers(2, 7), st.integers(0, 2**32 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_single_port_can_be_improved(gpus, seed):
     random = np.random.default_rng(seed)
     rate = np.exp(random.normal(20, 1, (gpus, gpus)))

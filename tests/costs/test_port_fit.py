@@ -12,6 +12,7 @@ from engine.efficiency import Efficiency, shares
 from engine.errors import InputError
 from engine.network import Network
 from engine.simulate.flows import all_to_all
+from tests.cases.examples import examples
 from tests.strategies import efficiencies, make_gpu, seeds
 
 RATE, START_UP = 1e6, 2e-4
@@ -38,7 +39,7 @@ def simulated(efficiency: Efficiency, ranks=(2, 3, 5, 8)) -> list[CollectiveTime
     return [times[0], *times[1::2]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(efficiencies())
 def test_simulated_measurements_give_the_shares_that_they_were_made_with(efficiency):
     fit = fit_ports(simulated(efficiency), RATE)
@@ -48,7 +49,7 @@ def test_simulated_measurements_give_the_shares_that_they_were_made_with(efficie
         assert share == pytest.approx(float(shares(efficiency.fabric, sends)), rel=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seeds)
 def test_noise_of_three_per_cent_moves_shares_by_little(seed):
     rng = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from engine.costs.curve import REACH, Curve
 from engine.costs.measured import medians
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu
 
 GPU = make_gpu()
@@ -63,7 +64,7 @@ points = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(points)
 def test_a_curve_meets_its_points_and_stays_between_neighbours(points):
     curve = Curve.through(points)
@@ -104,7 +105,7 @@ def test_every_measured_time_is_met_exactly():
             assert float(getattr(cost, collective.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(0, 900), min_size=2, max_size=10), st.sampled_from([*SHAPES, (128.0, 100.0), (8.0, 4096.0)]))
 def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(rows, shape):
     cost = Profiled(measured())

@@ -15,6 +15,7 @@ from engine.costs.silicon import LEFT_OUT_ERROR
 from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
+from tests.cases.examples import examples
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import left_out_errors
 from tests.strategies import make_gpu
@@ -105,7 +106,7 @@ def test_measured_gemms_are_met_but_where_more_rows_were_faster(kind):
 
 
 @needs_tables
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40_000), st.integers(8, 100_000), st.integers(8, 100_000))
 def test_between_sizes_a_gemm_lies_between_its_corners(m, n, k):
     table = gemm_table(MACHINES["H100"].folder, "bfloat16")
@@ -134,7 +135,7 @@ def test_a_power_law_is_interpolated_exactly():
 
 
 @needs_tables
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(list(MACHINES)),
     st.lists(st.floats(0, 50_000), min_size=2, max_size=30),

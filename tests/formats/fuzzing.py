@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, settings
 from engine.errors import InputError
 from engine.formats import check_recording, read_workload, scan_lists
 from engine.workload import Workload
+from tests.cases.examples import examples
 
 Answer = TypeVar("Answer")
 
-EXAMPLES = int(os.environ.get("SWITCHYARD_FUZZ", 60))
+EXAMPLES = int(os.environ.get("SWITCHYARD_FUZZ", examples(60)))
 MOST_SECONDS = 5
 """Of the processor, as other tests run beside these."""
 MOST_BYTES = 1.2e9

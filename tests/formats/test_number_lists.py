@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.formats import glance, json_lines, number_lists, read_workload, source
 from engine.formats.number_lists import BULK, UNREAD, array_of_lists, loads
+from tests.cases.examples import examples
 from tests.formats.fuzzing import EXAMPLES
 from tests.formats.test_moe_balance import lines as batches
 from tests.formats.vllm.test_eplb import FIRST, META, MOVED, SECOND, stats
@@ -149,7 +150,7 @@ EDITS = st.lists(
 
 
 @given(DOCUMENTS, st.sampled_from([(",", ":"), None, (" ,\n", "\t: ")]), EDITS)
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(2) * EXAMPLES, deadline=None)
 def test_read_as_the_parser_reads_it_or_not_at_all(document, separators, edits):
     text = json.dumps(document, separators=separators).encode()
     for place, inserted in edits:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.formats import routed_experts
 from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
+from tests.cases.examples import examples
 
 # Two tokens of a model with three decoder layers, the first one dense, and k = 2, as SGLang's buffer holds them.
 SGLANG_IDS = (0, 0, 3, 7, 255, 1, 0, 0, 0, 4, 2, 0)
@@ -83,7 +84,7 @@ def test_the_older_lists():
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(2, 3), st.randoms(use_true_random=False))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_both_strings_carry_the_same_choices(rows, layers, k, random):
     ids = np.array([[random.sample(range(300), k) for _ in range(layers)] for _ in range(rows)], np.int32)
     np.testing.assert_array_equal(decode_int32(base64_of(ids.tobytes()), layers, k), ids)

@@ -11,6 +11,7 @@ from engine.errors import InputError
 from engine.formats import read_workload, tables
 from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
+from tests.cases.examples import examples
 from tests.formats.faults import refused
 
 
@@ -46,7 +47,7 @@ def test_choices_without_rank_keep_their_order(tmp_path):
     np.testing.assert_array_equal(trace.experts[:, 0], [[5, 1], [2, -1]])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=False), st.booleans())
 def test_any_row_order_gives_the_same_trace(tokens, layers, k, random, spread):
     experts = np.array([random.randrange(9) for _ in range(tokens * layers * k)]).reshape(tokens, layers, k)
@@ -159,7 +160,7 @@ def number_tables(draw):
     return np.array([[float(write(cell).strip('"')) for cell in row] for row in table]), text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(number_tables(), st.sampled_from(["t.csv", "t.tsv", "t.txt"]))
 def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
     numbers, text = table

@@ -27,6 +27,7 @@ from engine.simulate.work import work_of
 from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.launch import lockstep
 from tests.launch import test_tiers as tiers
 from tests.launch.plans import MODES
@@ -61,7 +62,7 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
     return instructions, Tokens(chosen, source)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(launches())
 def test_every_rank_ends_with_the_outputs_of_one_process(launch):
     instructions, tokens = launch
@@ -85,7 +86,7 @@ def all_gathered(ranks: list[CarriedLayers], layer: int) -> None:
             ranks[piece.dst]._everything[piece.begin : piece.end] = rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(launches())
 def test_every_rank_has_all_prompts_before_the_first_layer(launch):
     ranks = lockstep.ranks_of(*launch, CarriedLayers)
@@ -97,7 +98,7 @@ def test_every_rank_has_all_prompts_before_the_first_layer(launch):
             torch.testing.assert_close(rank.gathered(), rank.first_tokens(), rtol=0, atol=0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(launches())
 def test_what_is_sent_is_what_is_simulated(launch):
     instructions, tokens = launch

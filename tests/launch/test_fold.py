@@ -12,6 +12,7 @@ from engine.result import Provenance, Status
 from engine.systems import SYSTEMS, run
 from engine.validate.schedules import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.systems.test_colocated import pair_of_samples
 
 pytestmark = pytest.mark.slow
@@ -131,7 +132,7 @@ def test_a_matched_order_for_emulated_links_goes_by_their_rates():
         assert schedule.makespan == pytest.approx(np.max(lines))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 9).flatmap(lambda gpus: st.tuples(plans(gpus), plans(gpus), st.integers(1, gpus))))
 def test_a_second_model_is_folded_as_if_it_were_alone(case):
     plan, other, ranks = case

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from engine.communication.travel import Stops, rows_to_all
 from engine.launch.rank.gathering import Gathering
 from engine.network import off_diagonal
+from tests.cases.examples import examples
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 6), st.data())
 def test_ranks_pass_on_what_they_have_until_all_have_everything(domain, slices, data):
     ranks, stops = len(domain), Stops(np.array(domain))

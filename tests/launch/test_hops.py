@@ -13,6 +13,7 @@ from engine.communication.steps import Steps
 from engine.communication.two_tier import two_tier
 from engine.launch.rank.hops import Hops, hops
 from engine.network import Network, off_diagonal
+from tests.cases.examples import examples
 from tests.strategies import networks
 
 SIZES = [(2, 2), (4, 4), (3, 1, 2), (1, 1, 1), (4,), (1,)]
@@ -60,7 +61,7 @@ def exchanges(draw):
     return draw(hnp.arrays(np.int64, shape, elements=rows)), draw(hnp.arrays(np.int64, shape, elements=rows)), network
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(exchanges())
 def test_every_row_arrives_once_also_of_traffic_the_schedule_does_not_know(exchange):
     counts, planned, network = exchange

@@ -21,6 +21,7 @@ from engine.launch.rank.layer import (
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
+from tests.cases.examples import examples
 from tests.launch import lockstep
 
 CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ def unplanned(instructions: RankInstructions, tokens: Tokens) -> torch.Tensor:
     return reference(torch.from_numpy(tokens.experts.astype(np.int64)), instructions.model, weights, x)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(launches())
 def test_any_placement_computes_what_one_process_computes(launch):
     instructions, tokens = launch

@@ -17,6 +17,7 @@ from engine.launch.rank.shared_rows import SharedRows
 from engine.launch.rank.spread import Legs
 from engine.launch.rank.tiers import Tiers
 from engine.plan import Travel
+from tests.cases.examples import examples
 from tests.launch import lockstep
 from tests.launch.test_layer import launches, unplanned
 
@@ -58,7 +59,7 @@ def run(launch: tuple[RankInstructions, Tokens]) -> tuple[list[Layers], torch.Te
     return ranks, output
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling(), st.sampled_from((1, 2, 7)))
 def test_any_travel_computes_what_one_process_computes(launch, slices):
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
@@ -74,7 +75,7 @@ def test_any_travel_computes_what_one_process_computes(launch, slices):
     assert moved.sum() <= 1 + 0.2 * len(moved)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_in_the_models_own_format_rows_change_nothing(launch):
     instructions, tokens = launch
@@ -85,7 +86,7 @@ def test_in_the_models_own_format_rows_change_nothing(launch):
     torch.testing.assert_close(output, unplanned(instructions, tokens), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):
     """The check has to see what is wrong whatever the format: here one rank's experts are paid half."""

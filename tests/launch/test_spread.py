@@ -12,6 +12,7 @@ from engine.launch.rank.links import Links
 from engine.launch.rank.routes import rows_of_ranks
 from engine.launch.rank.spread import MOST_SLICES, Legs
 from engine.network import off_diagonal
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def steps_of(hops: Hops) -> list[list[tuple[int, int, int]]]:
     return [steps[step] for step in sorted(steps)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layers(), st.sampled_from((1, 2, 5)))
 def test_rows_are_the_simulated_ones_there_and_back(layer, slices):
     hosts, source, stops = layer
@@ -49,7 +50,7 @@ def test_rows_are_the_simulated_ones_there_and_back(layer, slices):
     np.testing.assert_array_equal(back.counts, wanted.T)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layers(), st.sampled_from((1, 2, 5)))
 def test_nothing_is_passed_on_before_it_has_come_and_nothing_comes_twice(layer, slices):
     hosts, source, _ = layer
@@ -78,7 +79,7 @@ def test_nothing_is_passed_on_before_it_has_come_and_nothing_comes_twice(layer, 
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layers())
 def test_while_one_slice_enters_the_one_before_is_spread(layer):
     legs, slices = Legs.of(*layer), 4

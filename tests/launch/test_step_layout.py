@@ -15,6 +15,7 @@ from engine.launch.step.values import Rows, Slices, Value
 from engine.model import MoEModel
 from engine.overlap.capacity import kept
 from engine.training import TrainingStep
+from tests.cases.examples import examples
 from tests.overlap.capacity_passing import kept_with_passing
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def exchanges(draw):
     return choice, hosted, [Layout(choice, group, hosted, rank, filled, sequences, CPU) for rank in group], filled
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(exchanges(), st.sampled_from(("batch", "capacity")), st.integers(1, 5))
 def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, count):
     choice, hosted, layouts, filled = case
@@ -102,7 +103,7 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
     ).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(exchanges(), st.integers(2, 5))
 def test_parts_are_of_equal_size_as_far_as_tokens_allow(case, count):
     _, _, layouts, _ = case

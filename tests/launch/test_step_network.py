@@ -17,6 +17,7 @@ from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.recorder import Recorder
 from engine.launch.step.network import Network, StepError, last_computations, orders_of, simulated_order
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
+from tests.cases.examples import examples
 from tests.launch.test_local import MODEL, plan_for, recording
 
 CPU = torch.device("cpu")
@@ -105,7 +106,7 @@ def programs(draw):
     return tasks_of(stream, edges, pair, holds), seconds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(programs(), st.sampled_from(POLICIES))
 def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, policy):
     tasks, seconds = case
@@ -135,7 +136,7 @@ def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, pol
         assert not any(start < run.span[task][0] < end for start, end in barred)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(programs(), st.sampled_from(POLICIES))
 def test_in_one_order_whatever_takes_how_long(case, policy):
     """As over NCCL: every rank starts the collectives in the same order, which is the simulation's."""

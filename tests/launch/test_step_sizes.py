@@ -16,6 +16,7 @@ from engine.simulate.training.program import program_of
 from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
 from engine.training import TrainingStep
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_flops_are_those_of_the_products():
     assert step_flops(MODEL, wide, plan_of(overlap=Overlap(irregular=True))) == pytest.approx(flops_of_shapes(STEP, 4))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.floats(6, 12),
     st.integers(2, 8),

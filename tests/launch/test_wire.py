@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.launch.rank.wire import Wire, wires_of
 from engine.plan import Travel
+from tests.cases.examples import examples
 from tests.strategies import make_model
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from(("copies", "gpu", "node")),
     st.sampled_from((None, *FORMATS)),

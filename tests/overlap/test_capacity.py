@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.overlap.capacity import kept
+from tests.cases.examples import examples
 from tests.overlap.capacity_passing import (
     even_bounds,
     kept_by_importance,
@@ -42,7 +43,7 @@ def batches(draw, choices: int = 3) -> tuple[np.ndarray, int, int, np.ndarray]:
     return experts, num_experts, draw(st.integers(0, 12)), np.array([0, *bounds, tokens])
 
 
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=examples(150), deadline=None)
 
 
 @many

@@ -12,6 +12,7 @@ from engine.model import MoEModel
 from engine.overlap.operator_graph import UPDATE_BYTES, Dependency, Gemm, Operator, OperatorGraph, with_backward
 from engine.overlap.transformer import transformer_step
 from engine.training import TrainingStep
+from tests.cases.examples import examples
 
 
 def flops(operators) -> int:
@@ -71,7 +72,7 @@ steps = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(steps)
 def test_flops_are_twice_weights_times_tokens_and_attention(case):
     model, step, graph = case
@@ -86,7 +87,7 @@ def test_flops_are_twice_weights_times_tokens_and_attention(case):
     assert flops(graph.of_phase("dx")) == 2 * visited * step.tokens + 2 * attention
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps)
 def test_every_gradient_costs_as_much_as_its_operator(case):
     _, _, graph = case
@@ -103,7 +104,7 @@ def test_every_gradient_costs_as_much_as_its_operator(case):
             assert operators[f"dx.{forward.name}"].sent == forward.sent
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps)
 def test_numbers_sent_and_updated_are_the_models(case):
     model, step, graph = case
@@ -126,7 +127,7 @@ def test_experts_are_divided_over_the_gpus_and_their_tokens_multiplied(gpus, own
     assert up.parameters == own * model.d_model * model.d_ff
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps)
 def test_program_order_and_the_update_last(case):
     _, _, graph = case
@@ -145,7 +146,7 @@ def test_program_order_and_the_update_last(case):
             assert after.name == f"dx.{operator.name[3:]}"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps)
 def test_weight_gradients_wait_for_their_own_gradient_and_hold_up_only_the_update(case):
     _, _, graph = case
@@ -188,7 +189,7 @@ def test_tied_embeddings_are_reduced_once_when_both_parts_are_there():
     assert len(apart.of_phase("all_reduce")) == len(tied.of_phase("all_reduce")) + 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(steps)
 def test_json_and_networkx_round_trips(case):
     graph = case[2]

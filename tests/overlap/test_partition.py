@@ -13,10 +13,11 @@ from engine.overlap.partition import Range, group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
 from engine.result import Result, Status
 from engine.validate import IllegalError, check_partition
+from tests.cases.examples import examples
 from tests.overlap.order_search import best_order_seconds
 
 COMP, COMM = False, True
-fast = settings(max_examples=60, deadline=None)
+fast = settings(max_examples=examples(60), deadline=None)
 
 
 @st.composite
@@ -109,7 +110,7 @@ def test_a_range_takes_as_long_as_its_replay(instance, data):
                 assert seconds == pytest.approx(cost_of((first, last, parts), instance, None), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(chains(), st.one_of(st.none(), st.integers(1, 4)))
 def test_nothing_beats_the_answer(instance, max_range):
     result = partition(instance, max_range=max_range)
@@ -122,7 +123,7 @@ def test_nothing_beats_the_answer(instance, max_range):
     assert result.status is (Status.OPTIMAL if reached else Status.FEASIBLE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(chains(), st.floats(0.01, 20), st.one_of(st.none(), st.integers(1, 3)))
 def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_range):
     starts = group_starts(instance, group_seconds).tolist()

@@ -20,6 +20,7 @@ from engine.overlap.operator_axes import (
 from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, partition_axes
 from engine.result import Status
 from engine.validate import IllegalError, check_axes
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def solutions(problem: AxisProblem) -> int:
     return sum(legal(problem, dict(zip(problem.domains, axes, strict=True))) for axes in chosen)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_found_and_counted_as_by_enumeration(problem):
     expected = solutions(problem)

@@ -29,6 +29,7 @@ from engine.overlap.weight_gradients.nested import best_nested
 from engine.result import Status, never
 from engine.validate import IllegalError, check_weight_gradients
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
+from tests.cases.examples import examples
 
 EXACT = 1e-9
 ROUNDED = 1e-7
@@ -86,7 +87,7 @@ CROSSING = WeightGradientInstance(
 """Sets that are not nested, and 22 of the 24 that splittable dW would hide: no search can prove it."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances())
 def test_best_equals_every_assignment(instance):
     optimum = every_assignment(instance)
@@ -97,7 +98,7 @@ def test_best_equals_every_assignment(instance):
     assert result.objective <= result.bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(instances())
 def test_no_bound_and_no_way_lies(instance):
     optimum = every_assignment(instance)
@@ -114,7 +115,7 @@ def test_no_bound_and_no_way_lies(instance):
         before = result.objective
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(instances(nested=False))
 def test_cp_sat_alone_equals_every_assignment(instance):
     optimum = every_assignment(instance)
@@ -126,7 +127,7 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_states_alone_equal_every_assignment(instance, share):
     assert sets_are_nested(instance)
@@ -205,7 +206,7 @@ def test_states_know_when_sets_are_not_nested():
     assert schedule_weight_gradients(crossing).objective == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances(alltoalls=5, dws=9))
 def test_the_cut_is_the_maximum_flow(instance):
     assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-7, abs=1e-9)
@@ -217,7 +218,7 @@ def test_the_cut_is_the_maximum_flow_of_a_backward_pass():
         assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(instances(), st.integers(0, 2**32 - 1))
 def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     rng = np.random.default_rng(seed)
@@ -233,7 +234,7 @@ def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     assert schedule_weight_gradients(more).objective >= objective * (1 - ROUNDED)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
 def test_names_and_units_do_not_matter(instance, seed, unit):
     rng = np.random.default_rng(seed)
@@ -247,7 +248,7 @@ def test_names_and_units_do_not_matter(instance, seed, unit):
     assert result.objective == pytest.approx(objective * unit, rel=ROUNDED)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances(alltoalls=4, dws=10))
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
     for options in ({}, {"exact": False}):
@@ -490,7 +491,7 @@ def by_search(graph: nx.DiGraph, alltoalls: list, weight_gradients: list) -> lis
     return [[a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(2, 14), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
 def test_labels_equal_a_search_per_pair(nodes, density, seed):
     rng = np.random.default_rng(seed)

@@ -18,6 +18,7 @@ from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_c
 from engine.placement.transitions import kept, transitions
 from engine.result import Status
 from engine.validate.affinity import check_affinity
+from tests.cases.examples import examples
 from tests.placement.affinity_cases import counts_of, permutation_affinity, planted_affinity, topic_affinity
 
 pytestmark = pytest.mark.slow
@@ -74,7 +75,7 @@ tiny = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(tiny)
 def test_equals_every_placement(instance):
     result = affinity(instance)
@@ -86,7 +87,7 @@ def test_equals_every_placement(instance):
     assert result.objective == result.bound == pytest.approx(best, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(3, 4, 4, 2), (2, 4, 4, 2), (4, 4, 2, 1)]))
 def test_stages_are_lexicographic(seed, shape):
     layers, experts, gpus, gpus_per_node = shape
@@ -270,7 +271,7 @@ def test_polish_only_improves():
     assert instance.cost(polished) < instance.cost(place)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 10**6))
 def test_names_of_gpus_and_copies_of_tokens(seed):
     rng = np.random.default_rng(seed)

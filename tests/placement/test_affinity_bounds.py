@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.placement.affinity.bounds import Window, keep_limit, spectral, spectral_limits
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
+from tests.cases.examples import examples
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def most_kept(counts: np.ndarray, gpus: int) -> float:
     return counts.sum() - AffinityInstance(counts, gpus).cost(place)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(2, 6, 3), (3, 6, 2), (4, 8, 4), (3, 4, 4), (5, 4, 2)]),

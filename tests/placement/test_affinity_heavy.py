@@ -12,6 +12,7 @@ from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.heavy import HEAVY_PER_EXPERT, _charges, _connected, _gains, heavy_limit, triple_limit
 from engine.placement.affinity.kernel import AffinityInstance, affinity
+from tests.cases.examples import examples
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ def limit_of(counts: np.ndarray, gpus: int) -> float:
     return heavy_limit(counts, gpus, spectral_limits(counts, gpus), FAR, time.perf_counter() + FAR, 0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(3, 6, 3), (4, 6, 2), (3, 8, 4), (3, 8, 2), (3, 9, 3), (5, 4, 4), (4, 4, 2)]),

@@ -11,6 +11,7 @@ from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, random_assignment, sorted_assignment
 from engine.result import Status
+from tests.cases.examples import examples
 
 SPEEDS = (1.0, 0.8, 0.5, 0.4)
 
@@ -44,7 +45,7 @@ instances = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(instances)
 def test_equals_every_permutation(instance):
     result = assign(instance)
@@ -81,7 +82,7 @@ def test_cost_adds_up_experts_of_a_gpu():
     assert instance.cost(np.array([0, 0, 1])) == 2 + 2 * 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 12))
 def test_renaming_gpus_and_experts_and_changing_units(seed, gpus):
     tokens, speed = routing(gpus, gpus, seed, "integer")
@@ -92,7 +93,7 @@ def test_renaming_gpus_and_experts_and_changing_units(seed, gpus):
     assert assign(mixed_instance(8 * tokens, speed)).objective == pytest.approx(8 * objective, rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 12))
 def test_more_tokens_never_take_less_time(seed, gpus):
     tokens, speed = routing(gpus, gpus, seed, "integer")

@@ -15,6 +15,7 @@ from engine.placement.coactivation.compile_ahead import compile_ahead
 from engine.placement.coactivation.copies import served, with_copies
 from engine.result import Status
 from engine.validate.coactivation import check_coactivation
+from tests.cases.examples import examples
 from tests.placement.coactivation_cases import planted_tokens, random_tokens, topic_tokens
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def every_placement(instance: CoactivationInstance) -> list[tuple[float, int]]:
     return [(imbalance[0], rows[0]) for rows, imbalance in measured]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(small)
 def test_equals_every_placement(instance):
     result, searched = (
@@ -115,7 +116,7 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     assert searched.objective == exact.objective
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(small, st.integers(0, 2**32 - 1))
 def test_names_of_gpus_and_order_do_not_matter(instance, seed):
     """GPUs renamed with the tokens' sources (whole nodes, and places in them), experts renamed, tokens in another order."""
@@ -137,7 +138,7 @@ def test_names_of_gpus_and_order_do_not_matter(instance, seed):
     assert (ours.objective, ours.bound, ours.status) == (theirs.objective, theirs.bound, theirs.status)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(small)
 def test_every_token_twice_sends_twice_the_rows(instance):
     twice = CoactivationInstance(
@@ -298,7 +299,7 @@ def test_the_validator_finds_what_is_broken():
         check_coactivation([[0, 1, 0, 1]], np.array([[[0, 2], [0, 2]]]), source, 2, cap=1.5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1))
 def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
     instance = made(shape, 4, 12, None, seed)

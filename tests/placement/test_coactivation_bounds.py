@@ -14,6 +14,7 @@ from engine.placement.coactivation.nets import nets_between, nets_of
 from engine.placement.coactivation.relaxation import Relaxation
 from engine.placement.coactivation.search import Task
 from engine.placement.coactivation.swaps import swap, tables_of
+from tests.cases.examples import examples
 from tests.placement.coactivation_cases import planted_tokens, random_tokens, topic_tokens
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ def rows_of(experts: np.ndarray, home: np.ndarray, group: np.ndarray) -> np.ndar
     return np.array([len(groups - {int(own)}) for groups, own in zip(reached, home, strict=True)])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from([(8, 4), (8, 2), (12, 3), (9, 3), (6, 6)]),
     st.integers(1, 6),
@@ -50,7 +51,7 @@ def test_no_step_of_the_bound_is_above_the_optimum(shape, choices, tokens, least
             assert relaxation.evaluate() <= optimum + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_lines_are_under_every_placement_wherever_they_are_drawn(shape, choices, seed):
     """`tangent` at any matrix, even one that is no placement's."""

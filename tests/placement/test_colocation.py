@@ -19,6 +19,7 @@ from engine.placement.colocation.pairs import colocate, pair_weight, random_colo
 from engine.placement.colocation.search import search
 from engine.result import Status
 from engine.validate import IllegalError, check_colocation, check_colocation_heterogeneous
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def proven(result, worth: float) -> None:
     assert result.solution.dtype == np.int64
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 7), seeds, st.sampled_from(KINDS), st.booleans())
 def test_colocation_equals_every_permutation(experts, seed, kind, balanced):
     four = loads(experts, seed, kind, balanced)
@@ -80,7 +81,7 @@ def test_colocation_equals_every_permutation(experts, seed, kind, balanced):
     assert result.objective == best_of_all_pairings(four)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40), seeds, st.sampled_from(KINDS))
 def test_sorting_is_optimal_where_one_number_decides_and_matching_agrees(experts, seed, kind):
     """Theorem 6.2 against the bottleneck assignment; `colocate` takes the sorting there."""
@@ -99,7 +100,7 @@ def test_sorting_is_not_optimal_where_experts_send_and_receive_differently():
     assert min(ratios) >= 1 and np.mean(np.array(ratios) > 1.001) > 0.5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 6), seeds)
 def test_ties_go_to_the_least_sum(experts, seed):
     four = loads(experts, seed, "integer")
@@ -109,7 +110,7 @@ def test_ties_go_to_the_least_sum(experts, seed):
     assert weight[first, result.solution].sum() == pytest.approx(least, rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 30), seeds, st.sampled_from(KINDS))
 def test_colocation_ignores_names_units_directions_and_grows_with_load(experts, seed, kind):
     four, rng = loads(experts, seed, kind), np.random.default_rng(seed)
@@ -123,7 +124,7 @@ def test_colocation_ignores_names_units_directions_and_grows_with_load(experts, 
     assert objective <= colocate(*four).objective <= (objective + 1.0) * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 12), seeds, st.sampled_from(KINDS))
 def test_bottleneck_assignment_and_its_slack(size, seed, kind):
     """The threshold is right: a matching stays within it (`with_slack` would fail), none stays below."""
@@ -172,7 +173,7 @@ def test_random_colocation_is_a_pairing_of_its_seed():
     assert drawn[4] == tuple(random_colocation(6, 4))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.integers(1, 4), seeds, st.sampled_from((*KINDS, "two types", "four types")))
 def test_triples_equal_every_pair_of_permutations(gpus, seed, kind):
     cost = costs(gpus, seed, kind)
@@ -202,7 +203,7 @@ def test_the_proof_finds_what_the_local_search_misses(seed, monkeypatch):
     assert alone.objective == wanted.objective
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 7), seeds, st.sampled_from(("float", "integer", "four types")))
 def test_triples_ignore_names_units_and_which_index_is_which(gpus, seed, kind):
     cost, rng = costs(gpus, seed, kind), np.random.default_rng(seed)
@@ -253,7 +254,7 @@ def _proven_without_cp_sat(cost: np.ndarray) -> bool:
     return colocate_heterogeneous(cost, exact=False).status is Status.OPTIMAL
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 4), seeds, st.sampled_from((*KINDS, "two types", "four types")))
 def test_bounds_are_bounds(gpus, seed, kind):
     cost = costs(gpus, seed, kind)
@@ -416,7 +417,7 @@ def cycle_of(tables, next_gate, places) -> float:
     return max(back_b + (b.aggregate + next_gate).max(), back_a + (a.aggregate + b.aggregate + next_gate).max())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cycles())
 def test_no_pair_of_placements_is_below_the_bound_of_a_cycle(case):
     tables, next_gate = case

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.placement.even_slots import even_slots
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 
@@ -28,7 +29,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_it_is_even_whole_and_moves_as_little_as_it_can(case):
     held, load, speed, slots = case
     even = even_slots(held, load, speed, slots)
@@ -63,7 +64,7 @@ def test_replicas_fill_short_gpus_where_they_help_most():
 
 
 @given(seeds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_it_is_near_the_best_of_all_projections_that_move_as_little(seed):
     """Among all ways to drop and add so few copies, on cases small enough to go through them; a heuristic."""
     rng = np.random.default_rng(seed)

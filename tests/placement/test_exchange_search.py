@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.placement.exchange_search import exchange_search
+from tests.cases.examples import examples
 
 GPUS, EXPERTS = 3, 6
 
@@ -25,7 +26,7 @@ def legal(exact: bool, slots: np.ndarray):
             yield np.array(row)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_it_is_legal_repeatable_and_no_worse_than_its_starts(seed, exact):
     slots = np.array([2, 2, 2]) if exact else np.array([4, 3, 2])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.placement.experts_per_device import pack_experts, packing_choices
 from engine.result import Status
+from tests.cases.examples import examples
 
 GB = 1e9
 positive = st.floats(0.01, 10)
@@ -65,7 +66,7 @@ def test_more_experts_that_are_worse_are_not_taken():
     assert doubled([1, 2, 2], [4, 3, 5], [1, 2, 4], GB, 9 * GB) == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     experts=st.integers(1, 64),
     devices=st.integers(1, 64),

@@ -16,6 +16,7 @@ from engine.placement.joint.search import descend, rename_suffixes, search
 from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Status, never
 from engine.validate.joint import check_joint
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,7 @@ weights = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 modes = st.sampled_from(["worst", "mean"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tiny, weights, modes)
 def test_equals_every_placement(instance, weight, workloads):
     result = place_jointly(instance, weight, workloads, kicks=10)
@@ -109,7 +110,7 @@ def test_equals_every_placement(instance, weight, workloads):
         assert result.bound == pytest.approx(optimum, abs=2e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(tiny, weights, modes, st.integers(0, 6), st.integers(0, 99))
 def test_equals_every_placement_within_the_moves(instance, weight, workloads, max_moves, seed):
     start = random_start(instance, seed)
@@ -161,7 +162,7 @@ def test_nodes_make_far_hops_dearer():
     assert place_jointly(one_price, 1.0).objective != pytest.approx(result.objective)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tiny, st.integers(0, 2**32 - 1), st.booleans())
 def test_limits_hold_for_any_placement(instance, seed, worst):
     place = random_start(instance, seed)
@@ -179,7 +180,7 @@ def test_least_peak():
     assert least_peak(np.array([3.0, 3, 3, 2.5]), even) == 6  # two of the three heaviest, not the mean of 5.75
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tiny, weights, modes, st.integers(0, 2**32 - 1))
 def test_tables_follow_every_change(instance, weight, workloads, seed):
     """Swaps, chains and new names leave the tables that a fresh computation gives, and gains are what swaps change."""

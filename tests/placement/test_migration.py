@@ -12,6 +12,7 @@ from engine.network import Network
 from engine.placement.migration import break_even, fewest_moves, moved, relabelled, transfers
 from engine.simulate.flows import all_to_all
 from engine.validate.replication import check_transfers
+from tests.cases.examples import examples
 from tests.strategies import networks, seeds
 
 
@@ -35,7 +36,7 @@ def test_moved_are_the_copies_that_are_new():
     assert not moved(now, now).any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.booleans())
 def test_fewest_moves_against_every_relabelling(seed, layers, experts, gpus, per_layer):
     rng = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ def test_a_relabelled_placement_is_found_again():
     assert fewest_moves(np.zeros((1, 3, 3), dtype=bool), apart, np.zeros(3, dtype=int)).tolist() == [0, 1, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
 def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, experts):
     rng = np.random.default_rng(seed)

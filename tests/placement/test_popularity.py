@@ -13,6 +13,7 @@ from engine.placement.popularity import estimate_devices, most_popular, pattern_
 from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_popularity
+from tests.cases.examples import examples
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
 
@@ -44,7 +45,7 @@ def checked(case: dict, result) -> float:
     return check_popularity(result.solution, experts=case["num_experts"], **names)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases())
 def test_equals_counting_token_by_token(case):
     result = estimate_devices(**case)
@@ -53,7 +54,7 @@ def test_equals_counting_token_by_token(case):
     assert result.solution.shape == (case["num_experts"],)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_what_changes_nothing_and_what_only_adds(case, seed):
     rng = np.random.default_rng(seed)

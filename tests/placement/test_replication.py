@@ -17,6 +17,7 @@ from engine.placement.replication.groups import _partitions, groups_of_nodes
 from engine.placement.replication.search import search
 from engine.result import Status, never
 from engine.validate.replication import check_replication
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
@@ -75,7 +76,7 @@ def best_by_trying_all(instance: ReplicationInstance) -> float:
     return min(best)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(instances(experts=3, gpus=3, split="equal"), st.booleans())
 def test_equal_split_against_every_placement(instance, exact):
     result = replicate(instance, exact=exact, time_limit=20)
@@ -123,7 +124,7 @@ def test_free_split_against_every_placement(seed):
     assert search.objective <= result.objective * (1 + 1e-6) and result.objective <= search.bound * (1 + 1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(instances(experts=12, gpus=5), st.sampled_from(["best", "eplb"]))
 def test_claims_hold_everywhere(instance, algorithm):
     if algorithm == "eplb" and not instance.alike:
@@ -131,7 +132,7 @@ def test_claims_hold_everywhere(instance, algorithm):
     checked(replicate(instance, algorithm, exact=False, effort=2), instance)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(instances(experts=16, gpus=5))
 def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     """All work is done, and max >= max(mean, heaviest replica)."""
@@ -150,7 +151,7 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
                 assert instance.split == "free" or 1 / balance[load, layer] >= limit * (1 - 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(instances(experts=16, gpus=5, split="equal"), seeds)
 def test_renaming_experts_and_changing_units(instance, seed):
     """A limit does not depend on the names, an answer not on the unit."""
@@ -199,14 +200,14 @@ def test_a_proven_optimum_does_not_depend_on_names():
     assert first.objective == pytest.approx(second.objective, rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(instances(experts=10, gpus=4, even=True))
 def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
     more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
     assert replicate(more, "eplb").bound >= replicate(instance, "eplb").bound * (1 - 1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(instances(experts=12, gpus=4, even=True, split="equal"), seeds)
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
     free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")

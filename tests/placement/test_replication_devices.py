@@ -15,6 +15,7 @@ from engine.placement.devices.search import largest_load, replicas_of_expert
 from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_devices
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def instances(draw, experts: int = 4, devices: int = 3) -> tuple[np.ndarray, int
     return rng.exponential(size=experts) ** 2, devices, cap
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances())
 def test_best_equals_every_hosting(case):
     optimum = brute_force(*case)
@@ -64,7 +65,7 @@ def test_best_equals_every_hosting(case):
     assert optimum * (1 - ROUNDED) <= result.bound <= result.objective
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(instances())
 def test_bound_and_the_other_ways_never_lie(case):
     optimum = brute_force(*case)
@@ -76,7 +77,7 @@ def test_bound_and_the_other_ways_never_lie(case):
         assert (result.status is Status.OPTIMAL) == (result.gap <= EXACT)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(instances(), st.integers(0, 2**32 - 1))
 def test_names_units_and_room(case, seed):
     popularity, devices, cap = case
@@ -88,7 +89,7 @@ def test_names_units_and_room(case, seed):
     assert replicate_devices(popularity, devices + 1, cap).objective <= objective * (1 + EXACT)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.integers(1, 24), st.integers(1, 12), st.integers(0, 4), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1])
 )
@@ -176,7 +177,7 @@ def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     assert replicate_devices(zipf(6, 1), 4, 2).status is status
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(instances(6, 5), st.integers(0, 12))
 def test_counts_make_the_largest_replica_smallest(case, more):
     popularity, devices, _ = case

@@ -10,6 +10,7 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.recording import sglang, vllm
 from engine.recording.server import Server
+from tests.cases.examples import examples
 
 MODEL = MoEModel(name="tiny", layers=2, experts=4, experts_per_token=2, d_model=8, d_ff=8)
 SERVER = Server("http://nobody", 1)
@@ -37,13 +38,13 @@ def choices_or_one_line(decode, *arguments: object) -> None:
 
 
 @given(st.fixed_dictionaries({"meta_info": META | VALUES}) | VALUES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_answer_of_sglang(answer):
     choices_or_one_line(sglang._routing, SERVER, answer, MODEL)
 
 
 @given(st.fixed_dictionaries({"choices": CHOICES | VALUES}, optional={"prompt_routed_experts": VALUES}) | VALUES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_answer_of_vllm(answer):
     choices_or_one_line(vllm._routing, SERVER, answer)
 
@@ -51,7 +52,7 @@ def test_any_answer_of_vllm(answer):
 @given(
     st.dictionaries(st.sampled_from(["expert_distribution_recorder_mode", "enable_eplb", "tp_size", "pp_size"]), VALUES)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_server_info(info):
     try:
         assert sglang.recorder_of(SERVER, info).files >= 1

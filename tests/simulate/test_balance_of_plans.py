@@ -14,6 +14,7 @@ from engine.result import Provenance
 from engine.simulate.metrics import balance_of, metrics
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.simulate.test_training import plan_of as step_plan
 from tests.simulate.test_work import coherent
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
@@ -88,7 +89,7 @@ def planned(draw):
 
 
 @given(planned())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_the_same_with_and_without_a_simulation(case):
     plan, drawn = case
     figures = metrics(plan, drawn)

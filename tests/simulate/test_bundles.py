@@ -26,6 +26,7 @@ from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
 from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.simulate.test_inference import planned
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
 from tests.systems.test_colocated import pair_of_samples, plan_of, planned_pairs
@@ -61,7 +62,7 @@ def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
         return whole, simulate(plan, problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases)
 def test_no_figure_tells_bundles_from_sends(case):
     whole, folded = both(*case)
@@ -81,7 +82,7 @@ def test_no_figure_tells_bundles_from_sends(case):
     assert quick.layers.tolist() == slow.layers.tolist() and quick.parts == slow.parts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases)
 def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     whole, folded = both(*case)
@@ -104,7 +105,7 @@ def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     assert len(steps) == sends.groupby(keys, observed=True).ngroups
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases, st.data())
 def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
     plan, problem = case
@@ -139,7 +140,7 @@ def test_a_gpu_that_aggregates_nothing_waits_for_the_combine_of_the_first_model(
     pd.testing.assert_frame_equal(again.events, whole.layers(1, 1).events, rtol=1e-12, atol=1e-15)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(planned_pairs())
 def test_bundles_of_two_models_are_checked_send_by_send(case):
     _, folded = both(*case)
@@ -176,7 +177,7 @@ def test_bundles_begin_above_a_stated_number_of_pairs():
         assert simulate(plan, problem).bundled
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases)
 def test_timelines_with_bundles_survive_json_and_the_data_folder(case):
     _, folded = both(*case)
@@ -188,7 +189,7 @@ def test_timelines_with_bundles_survive_json_and_the_data_folder(case):
     assert "bundled" not in simulate(*case).to_dict()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seeds, st.integers(0, 40), st.integers(1, 5))
 def test_unions_are_those_of_every_lane_on_its_own(seed, count, lanes):
     rng = np.random.default_rng(seed)

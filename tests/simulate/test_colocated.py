@@ -15,6 +15,7 @@ from engine.plan import SendOrder
 from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
 from engine.simulate.flows import all_to_all
 from engine.timeline import COLUMNS
+from tests.cases.examples import examples
 from tests.simulate.test_flows import fabric, schedule_for
 from tests.strategies import networks, seeds
 
@@ -68,7 +69,7 @@ def bound_of(case: tuple) -> float:
     return colocated_bound(*case[:4], case[6])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(cases())
 def test_every_rule_of_the_pipeline(case):
     """Walks through the events: one computation at a time and in order, every wait kept, nobody waits without cause."""
@@ -110,7 +111,7 @@ def test_every_rule_of_the_pipeline(case):
 ALL_TO_ALLS = (("dispatch", 0), ("dispatch", 1), ("combine", 0), ("combine", 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
 def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(case, turns):
     feeds = {"dispatch": "gate", "combine": "ffn"}
@@ -127,13 +128,13 @@ def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(cas
             ended = sends["end"].max() if len(sends) else start
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cases())
 def test_no_send_order_beats_the_bound(case):
     assert bound_of(case) <= total(colocated_timeline(*case)) * (1 + ROUND_OFF)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(modes=("matched",)))
 def test_the_bound_is_met_where_one_model_has_no_traffic(case):
     compute_a, compute_b, traffic_a, traffic_b, order_a, _, network = case
@@ -238,7 +239,7 @@ def test_a_model_alone_runs_step_by_step():
     assert set(events["model"]) == {0}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
 def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
     compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network = case
@@ -314,7 +315,7 @@ def test_layer_weight_of_one_model_alone_and_of_computation_alone():
     np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seeds)
 def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
     rng = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.simulate.work import Work
 from engine.validate import check_flows
+from tests.cases.examples import examples
 from tests.simulate import reference
 from tests.simulate.test_flows import contended
 from tests.strategies import make_gpu, networks, seeds
@@ -65,7 +66,7 @@ def sends_of(mode: str, schedule, traffic: np.ndarray) -> tuple[np.ndarray, ...]
     return src, dst, size, src
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(networks(most=16), st.sampled_from(KINDS), seeds, st.sampled_from(("concurrent", "random", "shortest")))
 def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, order):
     traffic = traffic_of(kind, network.gpus, seed)
@@ -93,7 +94,7 @@ def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, contenti
     assert np.abs(windowed.end - exact.end).max() <= FLOW * exact.seconds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(networks(most=12), st.sampled_from(KINDS), seeds)
 def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
     traffic = traffic_of(kind, network.gpus, seed)

@@ -11,6 +11,7 @@ from engine.efficiency import Efficiency, lost
 from engine.network import off_diagonal
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all
+from tests.cases.examples import examples
 from tests.simulate.test_flows import MODES, contended, fabric, linked_network, loaded_networks, schedule_for
 from tests.strategies import seeds
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 CLOSE = 1e-7
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(contended=False), st.sampled_from(MODES), seeds)
 def test_whole_shares_change_no_bit(loaded, mode, seed):
     network, traffic = loaded
@@ -63,7 +64,7 @@ def test_fabric_and_links_contend_apart():
     assert flows.end[~over_links].max() == pytest.approx(3.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks())
 def test_no_plain_all_to_all_beats_what_its_ports_reach(loaded):
     network, traffic = loaded
@@ -71,7 +72,7 @@ def test_no_plain_all_to_all_beats_what_its_ports_reach(loaded):
     assert network.bound(traffic) <= least <= all_to_all("concurrent", None, traffic, network).seconds * (1 + CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(linked=False, contended=False), st.floats(0, 2), st.floats(0, 2))
 def test_more_contention_never_lowers_a_bound_and_never_changes_a_matching(loaded, less, more):
     network, traffic = loaded

@@ -12,6 +12,7 @@ from engine.plan.replay import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.validate import check_flows
+from tests.cases.examples import examples
 from tests.simulate.test_flows import fabric, naive_rates, naive_reached, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
@@ -96,7 +97,7 @@ def naive_ends(network: Network, listed: list) -> list[float]:
                     ends[lane[0]] = max(ends[lane[0]], now)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(collectives(most=1), st.sampled_from((0.0, 0.7)))
 def test_alone_it_is_all_to_all_send_by_send(case, start):
     network, [(_, mode, schedule, traffic)] = case
@@ -111,7 +112,7 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
     np.testing.assert_allclose(flows.end, start + wanted.end, **close)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(collectives(least=2))
 def test_together_they_share_as_in_a_naive_simulation(case):
     network, listed = case
@@ -120,7 +121,7 @@ def test_together_they_share_as_in_a_naive_simulation(case):
     assert ends == pytest.approx(naive_ends(network, listed), rel=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(collectives(least=2), st.randoms(use_true_random=False))
 def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case, random):
     network, listed = case
@@ -140,7 +141,7 @@ def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case
         np.testing.assert_allclose(late.flows(name).end, at_once.flows(name).end, rtol=EXACT)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(collectives(least=2))
 def test_bytes_latency_and_the_ports_are_kept(case):
     """Nothing is lost, no send is faster than its ports, no port carries more than it can at any time."""

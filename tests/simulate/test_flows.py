@@ -15,6 +15,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.simulate.flows import Flows, all_to_all
 from engine.validate import IllegalError, check_flows
+from tests.cases.examples import examples
 from tests.strategies import networks, seeds, traffics
 
 pytestmark = pytest.mark.slow
@@ -121,7 +122,7 @@ def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> fl
     return now
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(most=5))
 def test_concurrent_equals_a_naive_simulation(loaded):
     network, traffic = loaded
@@ -130,7 +131,7 @@ def test_concurrent_equals_a_naive_simulation(loaded):
     assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(most=5), seeds)
 def test_sequential_equals_a_naive_simulation(loaded, seed):
     network, traffic = loaded
@@ -142,7 +143,7 @@ def test_sequential_equals_a_naive_simulation(loaded, seed):
     assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(loaded_networks(), st.sampled_from(MODES), seeds)
 def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed):
     network, traffic = loaded
@@ -155,7 +156,7 @@ def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(loaded_networks(), st.sampled_from(MODES), seeds, seeds)
 def test_a_schedule_for_other_traffic_delivers_everything(loaded, mode, seed, other_seed):
     network, traffic = loaded
@@ -165,7 +166,7 @@ def test_a_schedule_for_other_traffic_delivers_everything(loaded, mode, seed, ot
     check_flows(flows, traffic, network, relayed=mode == "two-tier")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(linked=False))
 def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     network, traffic = loaded
@@ -174,7 +175,7 @@ def test_matched_order_takes_its_makespan_and_a_latency_per_phase(loaded):
     assert flows.seconds == pytest.approx(schedule.makespan + schedule.phases * network.latency, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(linked=False, contended=False))
 def test_shared_order_takes_the_bound(loaded):
     network, traffic = loaded
@@ -183,7 +184,7 @@ def test_shared_order_takes_the_bound(loaded):
     assert flows.seconds == pytest.approx(network.bound(traffic), rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(networks(), seeds)
 def test_one_sender_sends_one_after_another(network, seed):
     rng = np.random.default_rng(seed)
@@ -199,7 +200,7 @@ def test_one_sender_sends_one_after_another(network, seed):
     assert np.all(np.sort(flows.start)[1:] >= np.sort(flows.end)[:-1] * (1 - CLOSE))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(), st.sampled_from(MODES), seeds, st.sampled_from((1e-3, 0.5, 7.0, 1e6)))
 def test_without_latency_time_is_proportional_to_bytes(loaded, mode, seed, factor):
     network, traffic = loaded
@@ -209,7 +210,7 @@ def test_without_latency_time_is_proportional_to_bytes(loaded, mode, seed, facto
     assert all_to_all(mode, schedule, factor * traffic, network).seconds == pytest.approx(factor * once, rel=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(), st.sampled_from(("concurrent", "sequential")), seeds)
 def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
     network, traffic = loaded
@@ -228,7 +229,7 @@ def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
     assert there.seconds == pytest.approx(all_to_all(mode, schedule, traffic, network).seconds, rel=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loaded_networks(linked=True), st.sampled_from(("concurrent", "shared")))
 def test_links_do_not_load_the_fabric(loaded, mode):
     network, traffic = loaded

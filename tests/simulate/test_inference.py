@@ -26,6 +26,7 @@ from engine.systems.pieces import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import NEEDS_ROWS, clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ def timeline_of(*events: tuple) -> Timeline:
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(planned())
 def test_check_plan_agrees_with_the_simulation(case):
     plan, problem = case
@@ -82,7 +83,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
     options = {"time_limit": 0.3} if "time_limit" in SYSTEMS[name].options.model_fields else {}
@@ -91,7 +92,7 @@ def test_check_plan_agrees_for_every_system(name, problem):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(planned())
 def test_steps_follow_one_another_and_add_up(case):
     plan, problem = case
@@ -110,7 +111,7 @@ def test_steps_follow_one_another_and_add_up(case):
     assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(planned(modes=("matched", "shared", "sequential", "concurrent")))
 def test_network_lanes_show_the_all_to_alls(case):
     plan, problem = case
@@ -125,14 +126,14 @@ def test_network_lanes_show_the_all_to_alls(case):
             np.testing.assert_allclose(moved, wanted * (1 - np.eye(len(wanted))), rtol=EXACT)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("shared",), linked=False, symmetric=True, contended=False))
 def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
     plan, problem = case
     assert simulate(plan, problem).total == pytest.approx(bound_of_plan(plan, problem), rel=EXACT)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(planned(linked=False))
 def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
     plan, problem = case
@@ -148,7 +149,7 @@ def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
         assert bound == pytest.approx(wanted, rel=EXACT)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(planned())
 def test_metrics_are_shares_and_fit_together(case):
     plan, problem = case
@@ -163,7 +164,7 @@ def test_metrics_are_shares_and_fit_together(case):
     json.dumps(figures.to_dict())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(planned())
 def test_timelines_survive_json(case):
     timeline = simulate(*case)
@@ -220,7 +221,7 @@ def test_an_empty_timeline_has_figures():
     assert set(timeline.seconds_of_kind().values()) == {0}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
@@ -235,7 +236,7 @@ def test_balancedness_is_mean_over_largest():
     assert balancedness(load).tolist() == pytest.approx([2 / 3, 1, 1, 0.5])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(planned(modes=("matched", "shared"), least=3))
 def test_check_plan_sees_a_send_that_is_missing(case):
     plan, problem = case
@@ -252,7 +253,7 @@ def test_check_plan_sees_a_send_that_is_missing(case):
         check_plan(plan.model_copy(update={"send_order": order}), problem)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("concurrent",)))
 def test_a_plan_for_other_sizes_is_refused(case):
     plan, problem = case
@@ -267,7 +268,7 @@ def test_a_plan_for_other_sizes_is_refused(case):
             simulate(plan.model_copy(update={"placement": other}), problem)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(planned())
 def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
     plan, problem = case

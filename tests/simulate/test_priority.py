@@ -11,6 +11,7 @@ from engine.result import Status
 from engine.simulate.priority import POLICIES, best_micro_op, schedule_network
 from engine.simulate.streams import run_streams
 from engine.validate import check_streams
+from tests.cases.examples import examples
 
 TENTH = 0.05 * MS + 1e-12
 times = st.integers(0, 12).map(float)
@@ -48,7 +49,7 @@ def one_at_a_time(alltoall, allreduce, micro_op, overhead, policy):
 
 
 @pytest.mark.parametrize("policy", ["priority", "fifo"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
 def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op, overhead):
     result = schedule_network(alltoall, allreduce, micro_op, overhead, policy)
@@ -63,7 +64,7 @@ def test_equals_serving_one_after_another(policy, alltoall, allreduce, micro_op,
     assert answer.finish == max((end for _, end in wanted.values()), default=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(alltoall=operations, allreduce=operations, micro_op=micro_ops, overhead=overheads)
 def test_an_all_to_all_waits_for_its_like_and_one_piece(alltoall, allreduce, micro_op, overhead):
     """With arrivals so far apart that all-to-alls never meet each other, one piece is all that any waits for."""
@@ -75,7 +76,7 @@ def test_an_all_to_all_waits_for_its_like_and_one_piece(alltoall, allreduce, mic
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(alltoall=operations, allreduce=operations, overhead=overheads)
 def test_bound_and_status(policy, alltoall, allreduce, overhead):
     alone = schedule_network(alltoall, [], None, overhead, policy)
@@ -87,7 +88,7 @@ def test_bound_and_status(policy, alltoall, allreduce, overhead):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(alltoall=operations, allreduce=operations)
 def test_seconds_scale(policy, alltoall, allreduce):
     once = schedule_network(alltoall, allreduce, 1.0, 0.25, policy)
@@ -128,7 +129,7 @@ def test_sizes_that_divide_evenly_up_to_round_off_make_no_extra_piece():
         assert len(schedule_network([], [[0, 0.7]], 0.7 / parts).solution.pieces) == parts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     alltoall=st.lists(st.tuples(times, times), min_size=1, max_size=4),
     allreduce=st.lists(st.tuples(times, st.integers(1, 12).map(float)), min_size=1, max_size=3),

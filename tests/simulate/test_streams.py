@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.errors import IllegalError, InputError
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams, shared_rates
 from engine.validate import check_streams
+from tests.cases.examples import examples
 
 MOST_COLLECTIVES = 4
 EXCLUSIVE = ("priority", "fifo")
@@ -157,7 +158,7 @@ class Ticks:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tasks=steps())
 def test_equals_a_simulation_tick_by_tick(policy, tasks):
     wanted = Ticks(tasks, policy).run()
@@ -171,7 +172,7 @@ def test_equals_a_simulation_tick_by_tick(policy, tasks):
     np.testing.assert_array_equal(end, wanted[1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     tasks=steps(whole=False),
     policy=st.sampled_from(("fair", "priority", "fifo")),
@@ -186,7 +187,7 @@ def test_keeps_every_rule_for_any_shares_of_the_network(tasks, policy, use):
     assert makespan <= tasks.seconds.sum() + tasks.release.max() + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tasks=steps(groups=3), policy=st.sampled_from(("fair", "priority", "fifo")), order=st.permutations([0, 1, 2, 0]))
 def test_groups_are_alike(tasks, policy, order):
     """Duplicated and permuted groups change nothing."""
@@ -196,7 +197,7 @@ def test_groups_are_alike(tasks, policy, order):
     np.testing.assert_array_equal(again[1], end[:, order])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tasks=steps(), policy=st.sampled_from(("fair", "priority", "fifo")))
 def test_twice_the_seconds_are_twice_the_times(tasks, policy):
     start, end = run_streams(tasks, policy)

@@ -29,6 +29,7 @@ from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
 from engine.validate import IllegalError, check_step
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.overlap.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.strategies import cluster_of, clusters, make_gpu, make_model
 
@@ -103,7 +104,7 @@ def planned(draw):
     return plan_of(problem, priority, **parts), problem
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(planned())
 def test_every_simulated_step_is_legal_and_above_its_bound(case):
     plan, problem = case
@@ -161,7 +162,7 @@ def test_a_weight_gradient_under_an_all_to_all_shortens_the_step_by_what_it_hide
     assert plain - moved == pytest.approx(hidden)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(planned())
 def test_faster_hardware_scales_every_time(case):
     plan, problem = case

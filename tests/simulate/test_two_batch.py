@@ -11,6 +11,7 @@ from engine.plan import SendOrder
 from engine.simulate.events import EventLog
 from engine.simulate.two_batch import bound_of_two_batches, log_two_batches
 from engine.simulate.work import Work
+from tests.cases.examples import examples
 from tests.simulate.test_colocated import MODES, model, orders
 from tests.simulate.test_flows import fabric
 from tests.strategies import networks, seeds
@@ -64,7 +65,7 @@ def test_a_combine_hides_under_the_next_layers_attention():
     assert attention.start.min() <= combine.start.min() < combine.end.max() <= attention.end.max()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(networks(), seeds, st.sampled_from(MODES), st.integers(1, 3), st.sampled_from((0.0, 1e-3)))
 def test_rules_and_bound_hold_on_any_network(network, seed, mode, layers, beside):
     rng = np.random.default_rng(seed)

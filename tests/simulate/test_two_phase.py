@@ -20,6 +20,7 @@ from engine.problem import Problem
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
@@ -75,7 +76,7 @@ cases = st.tuples(
 )  # seed, layers, experts, GPUs, most experts beyond the fewest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cases, st.sampled_from(["set", "order"]), st.sampled_from(["lina", "best"]), st.booleans())
 def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renormalise):
     seed, layers, experts, gpus, more = case
@@ -120,7 +121,7 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases)
 def test_fixed_hostings_take_what_the_plain_simulation_says(case):
     """The baseline, and a schedule from the actual choices by a scheduler that takes no time, one batch in all."""
@@ -145,7 +146,7 @@ def test_fixed_hostings_take_what_the_plain_simulation_says(case):
             assert outcome.schemes[scheme].layer[0, layer] == pytest.approx(wanted, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cases, st.sampled_from(["lina", "best"]))
 def test_nothing_is_faster_than_ideal_where_all_ranks_hold_alike(case, packing):
     """Every rank holds the same tokens, so no placement can profit from where tokens start."""
@@ -224,7 +225,7 @@ def problem_gate(problem: Problem) -> float:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cases, st.booleans())
 def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     """Nothing takes time but weights, and of phase one nothing shows."""

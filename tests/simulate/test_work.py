@@ -15,6 +15,7 @@ from engine.simulate.metrics import metrics
 from engine.simulate.work import carriers, work_of
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu, make_model, problems
 from tests.systems.samples import in_nodes
 
@@ -41,7 +42,7 @@ def coherent_plans(draw):
     return coherent(Placement.from_gpu_of_expert(np.array(rows), gpus, problem.model.moe_layers)), problem
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(coherent_plans())
 def test_a_coherent_pass_is_what_every_token_does(case):
     plan, problem = case

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.validate.devices import check_devices, check_popularity
+from tests.cases.examples import examples
 
 COMMON = {"status", "objective", "bound", "runtime"}
 DEVICES = {"popularity": [0.5, 0.2, 0.2, 0.1], "devices": 3, "max_experts_per_device": 2}
@@ -19,7 +20,7 @@ POPULARITY = {
     "devices": 6,
 }
 
-fixed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixed = settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def worth_of(answer: dict, instance: dict) -> float:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.validate import IllegalError, check_axes, check_partition
+from tests.cases.examples import examples
 
 COMMON = {"status", "objective", "bound", "runtime"}
 CHAIN = {
@@ -26,7 +27,7 @@ AXES = {
     ],
 }
 
-fixed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixed = settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def held_against_the_rules(answer: dict, instance: dict) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.plan import Schedule
 from engine.validate import check_assignment, check_schedule
+from tests.cases.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def test_order_without_anything_to_send(solver, mode, traffic):
     assert not any(phase["sends"] for phase in answer["phases"])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.fixed_dictionaries(
@@ -121,7 +122,7 @@ def test_assign(solver):
     assert answer["status"] == "OPTIMAL" and answer["bound"] == pytest.approx(answer["objective"], rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 5).flatmap(
         lambda n: st.fixed_dictionaries(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.network import Network
 from engine.validate import check_relayed
+from tests.cases.examples import examples
 
 INSTANCE = {"traffic": [[0, 3, 1, 0], [2, 0, 0, 0], [1, 1, 0, 5], [0, 9, 2, 0]], "bandwidth": 1, "link_bandwidth": 9}
 
@@ -82,7 +83,7 @@ def held_against_the_rules(answer: dict, instance: dict) -> None:
     assert set(answer) == {"status", "objective", "bound", "runtime", "phases", "relays", "steps"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=4).flatmap(
         lambda sizes: st.fixed_dictionaries(

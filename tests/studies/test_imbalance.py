@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine.balance import Balance
 from engine.errors import InputError
 from engine.studies.imbalance import PRESETS, ImbalanceRecipe, _subsets, hot_pool, imbalanced, load_of_steps
+from tests.cases.examples import examples
 from tests.strategies import make_model
 
 TOKENS = 24_000
@@ -113,7 +114,7 @@ def test_spread_where_half_the_experts_are_too_few():
 
 
 @given(st.integers(1, 9).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size))), st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_subsets_are_distinct(size_and_k, seed):
     size, k = size_and_k
     drawn = _subsets(np.random.default_rng(seed), 50, size, k)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine.studies.judge import RESAMPLES, deviation
 from engine.studies.knee import Knee, knee
 from engine.studies.redundancy import RedundancyPoint
+from tests.cases.examples import examples
 from tests.strategies import seeds
 
 
@@ -86,7 +87,7 @@ def test_what_differs_alike_in_every_draw_is_told_apart():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(-0.3, 0.5), min_size=1, max_size=6), seeds, st.floats(0, 0.2), st.floats(1, 5))
 def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     noise = size * np.random.default_rng(seed).standard_normal((len(gains) + 1, RESAMPLES))

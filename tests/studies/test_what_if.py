@@ -23,9 +23,10 @@ from engine.studies.what_if import Change, changed, is_quick, least, outlook
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=examples(25), deadline=None)
 CASES = ("linear", "rcs", "aurora")
 
 

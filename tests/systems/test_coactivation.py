@@ -18,6 +18,7 @@ from engine.simulate.work import works_of
 from engine.systems import SYSTEMS, run
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems
 from tests.systems.samples import in_nodes
 
@@ -78,7 +79,7 @@ def test_what_it_cannot_plan_for():
         run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(travelling=True), st.sampled_from(("gpu", "node")))
 def test_on_any_cluster_the_plan_is_legal_and_above_its_bound(problem, unit):
     problem = replace(problem, travel=Travel(unit=unit))

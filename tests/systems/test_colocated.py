@@ -18,6 +18,7 @@ from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement
 from engine.validate import IllegalError, check_timeline, refuse_broken
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
 from tests.systems.samples import EIGHT, sample, sample_model
 
@@ -65,7 +66,7 @@ def planned_pairs(draw):
     return plan_of(problem, *chosen, draw(st.sampled_from(("matched", "concurrent")))), problem
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(planned_pairs())
 def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
     plan, problem = case
@@ -108,7 +109,7 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
     return make_problem(first, cluster_of(*cards), model, Datasheet(), second=(second, model))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
 def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
     options = {"seed": seed} if "seed" in system.options.model_fields else {}
@@ -120,7 +121,7 @@ def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem,
     assert result.bound <= result.objective * (1 + 1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.data(), pairs(most=3))
 def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
     """The bound of one run holds for random placements of as many slots, in any order."""
@@ -147,7 +148,7 @@ def test_aurora_beats_what_it_is_compared_with_and_the_papers_method():
     assert note.value >= 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pairs(linked=False), st.integers(0, 99))
 def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
     """A layer's estimate serves the first model first, so the bound of all orders is never above it."""

@@ -23,6 +23,7 @@ from engine.systems.base import Outcome
 from engine.systems.eplb import slots_per_gpu, speed_of_gpu
 from engine.units import digits
 from engine.validate import check_plan, check_replication
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu, problems
 from tests.systems.samples import chained, problem_of, sample, sample_model, sample_problem, with_room_for
 
@@ -107,7 +108,7 @@ def test_more_spare_slots_never_balance_much_worse():
     assert reached[-1] > reached[0] + 0.2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(), st.integers(0, 3), st.sampled_from(("even", "uneven")), st.sampled_from(("best", "eplb")))
 def test_any_plan_is_legal_and_takes_what_the_validator_says(problem, redundant, slots, algorithm):
     counts = slots_per_gpu(problem, redundant, slots)

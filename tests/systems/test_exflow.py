@@ -20,6 +20,7 @@ from engine.systems.base import Outcome
 from engine.units import share, size
 from engine.validate import check_affinity, check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, traces
 from tests.systems.samples import (
     EIGHT,
@@ -60,7 +61,7 @@ def divisible(draw) -> Problem:
     return Problem(trace, cluster, make_model(layers, experts, trace.k), draw(cost_models(cluster)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     divisible(),
     st.sampled_from(("context-coherent", "vanilla")),

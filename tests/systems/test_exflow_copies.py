@@ -15,6 +15,7 @@ from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.exflow import crossing_bytes, executed_instance
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu
 from tests.systems.samples import EIGHT, every_placement, problem_of, sample, sample_model
 
@@ -46,7 +47,7 @@ def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:
     return crossing_bytes(work) - rest, rest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 3), (8, 2)]), st.integers(1, 3), st.integers(1, 4))
 def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(seed, sizes, k, layers):
     experts, gpus = sizes
@@ -76,7 +77,7 @@ def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(se
     assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 2), (6, 3), (4, 4)]))
 def test_no_division_of_a_layer_keeps_more_than_its_limit(seed, sizes):
     experts, gpus = sizes

@@ -20,6 +20,7 @@ from engine.units import digits, share
 from engine.validate import check_joint, check_plan
 from engine.validate.joint import JointCheck
 from engine.workload import ExpertLoad, RoutingTrace, Workload
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu, problems, seeds
 from tests.systems.samples import chained, every_placement, every_row, problem_of, sample_problem, walks
 
@@ -140,7 +141,7 @@ def test_where_nothing_is_proven_the_note_does_not_divide_by_nothing():
     assert outcome.notes["weighted objective"].value.endswith(", a heuristic without a bound")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problems(layers=(1, 2)), st.sampled_from((0.0, 0.3, 1.0)), st.sampled_from(("worst", "mean")))
 def test_any_plan_is_legal_and_takes_what_the_validator_says(problem, weight, over):
     outcome = joint(problem, weight=weight, over=over, time_limit=0.1)
@@ -251,7 +252,7 @@ def test_a_placement_of_other_numbers_of_experts_may_be_in_use():
     assert moves_left(problem, start, 0) is None and moves_left(problem, start, 5) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds)
 def test_the_start_is_the_nearest_of_all_that_may_be_chosen(seed):
     rng = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from engine.systems.pieces import linear_placement
 from engine.validate import IllegalError, check_timeline, refuse_broken
 from engine.validate.joint_order import check_joint_order
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import cluster_of, make_gpu
 from tests.systems.samples import EIGHT, problem_of, sample, sample_model
 from tests.systems.test_colocated import pairs
@@ -48,7 +49,7 @@ def test_the_default_for_two_models_comes_close_to_what_no_order_can_undercut(na
     assert check_timeline(outcome.timeline, plan, problem) == outcome.timeline.total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pairs())
 def test_a_joint_order_is_legal_and_takes_what_it_promises(problem):
     plan = joint_plan(problem)

@@ -15,6 +15,7 @@ from engine.studies.synthetic import Recipe, synthetic
 from engine.systems.aurora_exclusive import assign_layers, fixed_compute, instance_of_layer
 from engine.systems.layer_seconds import LayerSeconds
 from engine.systems.pieces import slots_of_gpu, to_placement
+from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model, problems, seeds
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ def by_pairs(problem: Problem, layer: int, gpu_of_expert: np.ndarray) -> float:
     return float(problem.cost.together(ffn).max() + sum(steps))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(problems(layers=(1, 2)), seeds, st.integers(0, 12))
 def test_experts_that_move_one_by_one_take_what_all_pairs_take(problem, seed, moves):
     rng, gpus = np.random.default_rng(seed), len(problem.cluster.gpus)
@@ -52,7 +53,7 @@ def test_experts_that_move_one_by_one_take_what_all_pairs_take(problem, seed, mo
     assert seconds.afresh(place) == pytest.approx(by_pairs(problem, layer, place), rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(problems(layers=(1, 1)), seeds, st.integers(0, 2))
 def test_no_placement_within_the_slots_is_under_its_instance(problem, seed, spare):
     rng, gpus, experts = np.random.default_rng(seed), len(problem.cluster.gpus), problem.workload.num_experts
@@ -63,7 +64,7 @@ def test_no_placement_within_the_slots_is_under_its_instance(problem, seed, spar
         assert instance.cost(place) <= by_pairs(problem, 0, place) * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems())
 def test_gate_and_aggregation_are_those_of_a_pass(problem):
     home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)

@@ -27,6 +27,7 @@ from engine.systems.aurora_exclusive import instance_of_layer
 from engine.systems.pieces import least_seconds, modes_of, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import NEEDS_ROWS, make_gpu, make_model, planned_or_skipped, problems, seeds
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ def small_problem() -> Problem:
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problem=problems())
 def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
     result = planned_or_skipped(lambda: solve(name, problem))
@@ -146,19 +147,19 @@ def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, probl
         assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
 def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
 def test_bound_holds_against_everything_on_three_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems(layers=(1, 1), least=2, most=3, experts=(2, 4)), seeds)
 def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -179,7 +180,7 @@ def check_bound_against_everything(problem: Problem) -> None:
         assert result.objective <= best * ROUND_OFF
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems(layers=(1, 2)), seeds)
 def test_bound_holds_against_random_placements(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -194,7 +195,7 @@ def test_bound_holds_against_random_placements(problem, seed):
             assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(linked=False, symmetric=True, contended=False), seeds)
 def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, seed):
     """Without start-up times, links, contention and shared processors, and with GPUs that send as fast as they receive, the
@@ -211,7 +212,7 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(contended=False))
 def test_aurora_is_never_slower_than_doing_nothing_once_starting_is_free(problem):
     """With links or different rates out and in the placement is a heuristic, but it begins at the linear one and its
@@ -232,7 +233,7 @@ def without_latency(problem: Problem) -> Problem:
     return Problem(problem.workload, cluster, problem.model, cost)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(problems(linked=False, symmetric=True))
 def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
     problem = without_latency(problem)
@@ -243,7 +244,7 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
         assert total == pytest.approx(bound_of_plan(plan, problem), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems())
 def test_best_order_is_the_best_of_those_tried(problem):
     outcome = outcome_of("aurora", problem)
@@ -277,7 +278,7 @@ def test_shared_order_is_tried_wherever_it_can_win(alike, seed):
     assert result.objective <= shared * ROUND_OFF
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(problems(linked=False, symmetric=True, layers=(1, 1)), seeds)
 def test_instance_of_a_layer_costs_what_the_placement_takes(problem, seed):
     network, model, gpus = problem.network, problem.model, len(problem.cluster.gpus)
@@ -386,7 +387,7 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
     assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(), seeds, st.sampled_from(("matched", "shared", "two-tier", "concurrent")))
 def test_no_order_of_a_mode_beats_what_it_is_left_out_by(problem, seed, mode):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -408,7 +409,7 @@ def test_a_two_tier_plan_may_beat_the_bound_of_straight_bytes_but_none_that_is_c
         assert best.solution.send_order == relayed.solution.send_order and best.bound == relayed.bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(layers=(1, 2), least=2, most=5, experts=(1, 4)), seeds)
 def test_a_bound_of_the_best_order_holds_for_every_mode_and_placement(problem, seed):
     """Of any placement that the recipe could have chosen, with any order that it could have chosen."""
@@ -525,7 +526,7 @@ def test_uneven_slots_are_offered_where_they_help():
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems(), seeds)
 def test_uneven_slots_respect_every_memory(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -537,7 +538,7 @@ def test_uneven_slots_respect_every_memory(problem, seed):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems())
 def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -549,7 +550,7 @@ def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
             assert np.all(slots == experts // gpus)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 30))
 def test_spread_evenly(slots, experts):
     assume(sum(slots) >= experts)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from engine.systems import run
 from engine.validate import check_plan
+from tests.cases.examples import examples
 from tests.strategies import planned_or_skipped, problems
 from tests.systems import toy
 
@@ -76,7 +77,7 @@ def test_optimise_has_it_with_its_options_and_its_plan_in_the_table(answers: dic
     assert set(page["plans"]) == {"Toy", "Linear placement"} and page["plans"]["Linear placement"] == "deployed"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problems())
 def test_its_plans_are_legal(problem) -> None:
     (system,) = toy.SYSTEMS

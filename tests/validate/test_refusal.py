@@ -21,6 +21,7 @@ from engine.systems.base import System
 from engine.training import usual_step
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import NEEDS_ROWS, cluster_of, make_gpu, make_model, planned_or_skipped, problems
 from tests.systems.samples import sample_problem
 from tests.systems.test_colocated import pairs
@@ -53,21 +54,21 @@ def planned(system: System, problem: Problem, **options) -> Plan:
 
 
 @pytest.mark.parametrize("system", WITHOUT_CHOICES, ids=lambda system: system.name)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes(system, problem):
     refuse_broken(planned(system, problem), problem)
 
 
 @pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
     refuse_broken(planned(system, problem, **options), problem)
 
 
 @pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(problem=pairs(most=4))
 def test_what_a_system_plans_for_two_models_passes(system, problem):
     refuse_broken(planned(system, problem), problem)

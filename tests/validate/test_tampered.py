@@ -18,6 +18,7 @@ from engine.simulate.training.pricing import graph_of
 from engine.simulate.training.routing import expert_groups
 from engine.systems import run, systems_for
 from engine.validate import check_plan, check_step, check_timeline, refuse_broken
+from tests.cases.examples import examples
 from tests.formats.fuzzing import EXAMPLES, LONGEST_LINE
 from tests.formats.mutations import places_in, with_change
 from tests.validate.test_refusal import mixed_problem, training_problem
@@ -174,7 +175,7 @@ def changes_of(old: Any) -> list:
 
 
 @given(data=st.data(), case=st.sampled_from(list(CASES)))
-@settings(max_examples=2 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(2) * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_changed_plan_is_refused_or_right(data, case):
     refused(data.draw(tampered(case)), planned(case)[1])
 

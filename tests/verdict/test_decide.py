@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.verdict import WORDS, Evidence, HeldOut, Judgement, Move, Thresholds, decide, verdict_from
 from engine.verdict.words import RULES, reasons
+from tests.cases.examples import examples
 
 LIMITS = Thresholds()
 
@@ -257,7 +258,7 @@ def test_kept_evidence_is_decided_by_any_thresholds(limits, expected):
 gains = st.floats(-0.5, 2.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(gains, min_size=1, max_size=3), st.floats(0, 1), st.floats(0, 0.49), st.floats(0, 1))
 def test_more_noise_never_makes_a_plan_better(values, error, more, persistence):
     """Nor does a lower gain, a lower persistence, or a fuller memory."""

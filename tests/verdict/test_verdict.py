@@ -14,6 +14,7 @@ from engine.systems import SYSTEMS, run
 from engine.verdict import Evidence, Thresholds, evidence_of, running, verdict_from, verdict_of
 from engine.verdict.sources import split_by_origin
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.strategies import seeds
 from tests.verdict.hand import loads, log, plan_of, problem_of
 
@@ -174,7 +175,7 @@ def test_tokens_of_linear_travel_as_those_of_the_plan():
     assert verdict_of(plan, problem_of(A), [A, B]).gain_held_out == pytest.approx(0.25)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seeds, st.sampled_from((16.0, 1000.0)))
 def test_scaling_loads_changes_no_gain(seed, factor):
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from engine.finding import Finding, Origin
 from engine.formats import check_recording, read_workload
 from engine.formats.checks import limited_groups
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
@@ -113,7 +114,7 @@ def test_real_recordings_are_clean():
         assert {finding.severity for finding in check_recording(read_workload(path))} == {"ok"}, path.name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(100, 600), st.sampled_from([0.3, 1, 5]))
 def test_no_false_alarm_on_skewed_routing(seed, tokens, evenness):
     """Six layers of 12 experts, some of them liked far more than others."""

@@ -14,6 +14,7 @@ from engine.formats.checks.phases import distance_of_phases
 from engine.formats.remedies import REMEDIES
 from engine.plan import Placement
 from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.formats.checks.recordings import MODEL, doubts, finding_of, random_load, random_trace, sample
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "deepseek-r1-loads"
@@ -37,7 +38,7 @@ def in_slots(trace: RoutingTrace, plan: Placement, seed: int) -> RoutingTrace:
     return replace(trace, experts=experts, num_experts=20)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_slots_are_folded_back_with_the_plan_that_ran(seed):
     trace, plan = random_trace(seed), placement(seed)

@@ -11,6 +11,7 @@ from engine.formats.checks.profile_rows import Stretch, profile_stretches
 from engine.formats.checks.words import skew_of
 from engine.formats.remedies import REMEDIES
 from engine.workload import RoutingTrace
+from tests.cases.examples import examples
 from tests.formats.checks.recordings import SAMPLES, finding_of, random_trace, sample
 
 
@@ -95,7 +96,7 @@ def test_padding_is_not_taken_for_them():
     assert profile_stretches(replace(trace, experts=experts)) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 900), st.integers(70, 300))
 def test_cutting_brings_the_recording_back(seed, place, rows):
     trace = random_trace(seed, tokens=900, layers=3)

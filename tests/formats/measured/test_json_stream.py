@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.formats.measured import json_stream
 from engine.formats.measured.json_stream import read_members
+from tests.cases.examples import examples
 
 PATH = Path("trace.json")
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -29,7 +30,7 @@ def members(text: str, most: int = 10**6) -> list[tuple[str, object]]:
     st.integers(1, 40),
     st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_members_and_elements_are_those_of_the_whole(other, events, piece, spaced):
     other.pop("events", None)
     text = json.dumps(other | {"events": events, "last": 12345}, indent=2 if spaced else None)

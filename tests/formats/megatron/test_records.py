@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.formats.megatron.records import _parsed, _parsed_together
 from engine.formats.source import Source
+from tests.cases.examples import examples
 from tests.formats.fuzzing import EXAMPLES
 from tests.formats.megatron.recordings import record
 
@@ -55,7 +56,7 @@ def test_lines_that_only_together_are_whole():
     ),
     st.sampled_from([None, (",", ":")]),
 )
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(2) * EXAMPLES, deadline=None)
 def test_together_as_one_by_one(tmp_path_factory, choices, edits, separators):
     lines = lines_of(*choices, separators=separators)
     for place, inserted in edits:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.formats.placements import TARGETS, recognise, write_placement
+from tests.cases.examples import examples
 from tests.formats.placements.cases import NAMES, SINGLE, check, even_cases, held_by, model_of, placed
 
 KEEPS_ORDER = set(TARGETS) - {"exflow"}
@@ -14,7 +15,7 @@ KEEPS_ORDER = set(TARGETS) - {"exflow"}
 
 @pytest.mark.parametrize("target", TARGETS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_what_is_written_keeps_the_rules_and_is_read_back(target, data):
     model, placement = data.draw(even_cases(replicas=target not in SINGLE))
     for name in NAMES[target]:
@@ -30,7 +31,7 @@ def test_what_is_written_keeps_the_rules_and_is_read_back(target, data):
 
 
 @given(st.lists(st.lists(st.sets(st.integers(0, 4), max_size=5), min_size=3, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_table_carries_uneven_placements_and_empty_gpus(rows):
     model = model_of(len(rows) + 1, (0,), 5)
     rows = [[sorted(held) for held in row[:-1]] + [sorted(row[-1] | set(range(5)).difference(*row))] for row in rows]

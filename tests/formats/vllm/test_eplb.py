@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.formats import check_recording, identify, read_workload
 from engine.formats.step_spans import StepSpans
 from engine.model import MoEModel
+from tests.cases.examples import examples
 from tests.formats.faults import refused
 
 META = {
@@ -109,7 +110,7 @@ def test_copies_of_data_parallel_ranks(tmp_path):
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_spans_keep_every_step_in_order(steps, seed):
     loads = np.random.default_rng(seed).integers(0, 9, (steps, 2, 3))
     spans = StepSpans(2, 3)

@@ -15,6 +15,7 @@ from engine.errors import InputError
 from engine.formats import identify, read_workload
 from engine.formats.vllm.encoded_experts import decode
 from engine.model import MoEModel
+from tests.cases.examples import examples
 from tests.formats.faults import refused
 
 # Three rows of two MoE layers with k = 2: two tokens of a prompt and the first generated one; the second was never forwarded.
@@ -89,7 +90,7 @@ def test_forms(tmp_path, form):
 
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 4), st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_all_forms_carry_the_same_choices(rows, layers, k, random):
     ids = [[random.sample(range(256), k) for _ in range(layers)] for _ in range(rows)]
     for form, value in forms_of(ids).items():

@@ -12,10 +12,11 @@ from engine.errors import InputError
 from engine.formats.writers import write_recording
 from engine.formats.writers.moe_balance import MOST_TOKENS
 from engine.workload import DECODE, ExpertLoad, RoutingTrace
+from tests.cases.examples import examples
 from tests.formats.checks.recordings import MODEL, random_trace
 from tests.formats.writers.recordings import loads, traces
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=examples(15), deadline=None)
 
 
 def torch_file(workload, folder, model=None):

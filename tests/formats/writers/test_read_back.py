@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from engine.formats import read_workload
 from engine.formats.writers import write_recording
 from engine.model import MoEModel
+from tests.cases.examples import examples
 from tests.formats.writers.recordings import loads, traces
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=examples(15), deadline=None)
 
 
 @quick

@@ -14,11 +14,12 @@ from engine.errors import InputError
 from engine.formats import read_workload
 from engine.formats.writers import WRITERS, write_recording
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
 from tests.formats.faults import refused
 from tests.formats.fuzzing import EXAMPLES
 from tests.formats.writers.recordings import FINDINGS, loads, traces, traffic, with_findings
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=examples(15), deadline=None)
 
 
 def back(workload, name, to=None, **known):
