@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from app import state
-from app.text import plain
+from app.tables import plain
 from engine import logs
 from engine.errors import InputError
 from engine.workload import digest_of

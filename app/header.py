@@ -4,10 +4,10 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import cached, sidebar, state
+from app.optimise import serving_form
 from app.optimise import step as step_form
-from app.serving import form as serving_form
-from app.text import plain
-from app.visitor import tour
+from app.tables import plain
+from app.visitor import glossary
 from engine.workload import TrafficMatrix
 
 
@@ -22,7 +22,7 @@ def show(title: str, question: str) -> DeltaGenerator:
         st.header(title, anchor=False, width="content")
         st.caption(question, width="stretch")
         actions = st.container(horizontal=True, vertical_alignment="center", width="content")
-    tour.show(title)
+    glossary.show(title)
     if text := state.take_notice():
         st.toast(plain(text))
     if text := state.take_left_out():

@@ -2,6 +2,8 @@
 
 Each is Streamlit's widget of the same name with a key of its own, and takes the same arguments. What a person chose stands in
 the place of the default, as long as it still fits: where its options or limits are others now, the default does.
+
+Input widgets for the options of optimisers, as their schemas say.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from app import state, widgets
+from engine.systems.options import Options, Value
 
 _NEVER = object()
 
@@ -143,3 +146,24 @@ def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
             then(*args, **kwargs)
 
     return more | {"key": drawn_as, "on_change": keep}
+
+
+def key_of(system: str, name: str) -> str:
+    """The key of the input widget of an option."""
+    return f"option-{system}-{name}"
+
+
+def show(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
+    """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
+    different goals. default: in place of the option's own."""
+    schema = options.schemas()[name]
+    key, label = key_of(system, name), schema["title"]
+    value = schema["default"] if default is None else default
+    if "enum" in schema:
+        choices = schema["enum"]
+        return selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=180)
+    if schema["type"] == "boolean":
+        return checkbox(label, value, key=key, help=schema["description"])
+    kind = {"integer": int, "number": float}[schema["type"]]
+    low, high = (None if schema.get(limit) is None else kind(schema[limit]) for limit in ("minimum", "maximum"))
+    return number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)

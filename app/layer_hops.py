@@ -5,12 +5,12 @@ import streamlit as st
 
 from app import cached
 from engine import store
+from engine.compare.affinity import KeepLimits
+from engine.compare.affinity import kept_by_pair as engine_kept_by_pair
+from engine.compare.affinity import sorted_choices as engine_sorted_choices
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement
-from engine.studies.affinity import KeepLimits
-from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
-from engine.studies.affinity import sorted_choices as engine_sorted_choices
 from engine.workload import RoutingTrace
 
 

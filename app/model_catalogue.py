@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from app import cached, samples, state
-from app.text import plain
-from engine.catalogue.matching import models_that_fit
-from engine.catalogue.packaged import PACKAGE, package_folder
+from app.tables import plain
+from engine.catalogue.packaged import PACKAGE, models_that_fit, package_folder
 from engine.formats.packaged import packaged_models
 from engine.model import MoEModel
 from engine.workload import TrafficMatrix, Workload

@@ -5,7 +5,7 @@ import math
 import streamlit as st
 
 from app import cached, kept, state
-from app.text import plain
+from app.tables import plain
 
 KEY, SORT = "choose-plan", "choose-plan-sort"
 SORTS = ("Newest first", "Fastest first", "By name")

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import cached, failing, state, widgets
 from app.launch import watch
-from app.text import plain
+from app.tables import plain
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
 

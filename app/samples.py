@@ -10,7 +10,7 @@ import streamlit as st
 from app import state
 from engine import catalogue, formats
 from engine.catalogue import ClusterPreset, ModelPreset
-from engine.studies.synthetic import Recipe
+from engine.compare.synthetic import Recipe
 
 FOLDER = Path(__file__).parent.parent / "sample_traces"
 

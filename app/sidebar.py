@@ -6,8 +6,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import cached, model_catalogue, plan_chooser, running, samples, state
-from app.serving.model import routing_is_assumed
-from app.text import plain
+from app.optimise.serving_form import routing_is_assumed
+from app.tables import plain
 from app.visitor import glossary, people
 from engine import units
 from engine.costs import choice

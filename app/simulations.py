@@ -12,28 +12,27 @@ from typing import Any
 
 from app import state
 from engine import store
+from engine.compare.what_if import Change, Outlook, outlook_after
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.parallel.pool import Pool, Question
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.provenance import input_digests, simulation_digest
 from engine.serving.choice import choose_operators
-from engine.serving.operators import OperatorSource
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import ServingStep
+from engine.serving.step import OperatorSource, ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
-from engine.simulate.metrics import input_digests, simulation_digest
 from engine.simulate.serving import ServedStep, serve_as_measured
-from engine.store import served as kept_steps
-from engine.studies.what_if import Change, Outlook, outlook_after
+from engine.store import simulated as kept_steps
 from engine.timeline import Timeline
 from engine.workload import digest_of
 
 FEW_SENDS = 10_000
 """About 20 ms of simulation: 8 GPUs and 150 MoE layers."""
 
-_pool = Pool("engine.studies.what_if", compile_ahead)
+_pool = Pool("engine.compare.what_if", compile_ahead)
 _here = threading.Lock()
 
 

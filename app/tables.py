@@ -1,4 +1,9 @@
-"""Tables whose cells a spreadsheet may open: Streamlit's tables can be downloaded, and names in them come out of files."""
+"""Tables whose cells a spreadsheet may open: Streamlit's tables can be downloaded, and names in them come out of files.
+
+A person's text where markdown is read.
+
+How evenly a plan loads its GPUs, in as few words as a page has room for.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +14,8 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
+from engine import units
+from engine.timeline import Balance, over_layers
 from engine.workload import digest_of
 
 FORMULA = ("=", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -106,3 +113,56 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, str):
         return cell(value)
     return [_harmless(part) for part in value] if isinstance(value, list) else value
+
+
+def plain(text: str) -> str:
+    """Nothing in the text is markup."""
+    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:^&=\"'])", r"\\\1", " ".join(text.split()))
+
+
+def sentence(text: str) -> str:
+    """The same of an error or a summary, as a sentence. What begins with a file, an option or another word that is no word
+    stays so."""
+    first, *_ = text.split(" ")
+    begun = f"{text[:1].upper()}{text[1:]}" if re.fullmatch(r"[a-z]+[,:;]?", first) else text
+    return plain(begun if begun.endswith((".", "!", "?")) else f"{begun}.")
+
+
+COLUMN = "Overload factor"
+COLUMN_HELP = (
+    "Load of the fullest GPU over the mean: the mean of the layers, and the 95th percentile of the layers. 1× is even. It "
+    "counts tokens: of GPUs of several types the faster ones are meant to get more. "
+    "The notes on the open plan, below, have the other percentiles."
+)
+
+
+def metric(balance: Balance) -> None:
+    """The overload factor as a figure of a page, with its percentiles and its other names where the pointer rests."""
+    st.metric(COLUMN, units.ratio(balance.mean), help=explanation(balance))
+
+
+def balance_cell(factors: dict[str, float]) -> str:
+    """`1.41× · p95 1.74×` for a table. factors: `Balance.factors`."""
+    return f"{units.ratio(factors['mean'])} · p95 {units.ratio(factors['p95'])}"
+
+
+def explanation(balance: Balance) -> str:
+    """What the factor is, all figures over layers, and what other engines call it."""
+    return (
+        f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
+        f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
+        f"(TensorRT-LLM) and balancedness {units.digits(balance.balancedness)} (EPLB, vLLM, SGLang). It counts tokens: of "
+        "GPUs of several types the faster ones are meant to get more"
+    )
+
+
+def balance_sentence(factors: dict[str, float]) -> str:
+    """All figures in a line. factors: `Balance.factors`."""
+    return f"{units.ratio(factors['mean'])} on average over layers; {over_layers(factors)}"
+
+
+def noted(figures: dict[str, Any]) -> None:
+    """The figure of a plan that was saved with it; nothing of one that an older version saved."""
+    if (balance := figures.get("balance")) is not None:
+        factors = balance["overload_factor"]
+        st.metric(COLUMN, units.ratio(factors["mean"]), help=f"over layers: {over_layers(factors)}")

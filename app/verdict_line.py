@@ -4,12 +4,12 @@ import streamlit as st
 
 from app import cached
 from app.charts import theme as charts
-from app.text import plain, sentence
+from app.tables import plain, sentence
 from engine import units
+from engine.compare.standing import Risk, Span, Standing, gain_in_words, is_loss
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.standing import Risk, Span, Standing, gain_in_words, is_loss
 
 TIMES: dict[Span, str] = {
     "pass": "Simulated pass",

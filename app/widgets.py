@@ -9,17 +9,16 @@ from typing import Any, Literal, NoReturn
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, samples, state
+from app import cached, components, samples, state
 from app.charts.theme import CONFIG, legible, without_title
-from app.components import dim_others
-from app.text import plain
+from app.tables import plain
 from app.visitor import people
 from engine import store, units
 from engine.costs import choice
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.remaining import seconds_left
 from engine.jobs.runner import State
+from engine.jobs.runtimes import seconds_left
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.store.problems import problem_arguments, save_recordings
@@ -51,7 +50,7 @@ def chart(figure: go.Figure, key: str) -> None:
 def gantt(figure: go.Figure, key: str) -> None:
     """`chart`, where the bar under the pointer stands out."""
     chart(figure, key)
-    dim_others.on_hover(key)
+    components.on_hover(key)
 
 
 def needed_problem() -> Problem:

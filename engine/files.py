@@ -2,16 +2,21 @@
 
 What was written is on the disk when a function returns, as a whole, and a reader at any moment, also after a kill or a power
 cut, sees the old content or the new. A file is no more readable than its owner's folder that it is in.
+
+The folder that everything is kept in. It stands apart from what reads the files there, which a rank has no use for.
 """
 
 import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from engine.errors import InputError
 
 TAIL = 65536  # bytes
 
@@ -119,3 +124,19 @@ def _sync_folder(folder: Path) -> None:
         # File systems that know no such thing, and folders that may be written but not read.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
             raise
+
+
+def data_folder() -> Path:
+    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing, and its owner's alone, as
+    whoever can read the name of a session can open it."""
+    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[1] / ".switchyard").resolve()
+    try:
+        make_folder(folder)
+        about = folder.stat()
+    except OSError as error:
+        raise InputError(f"the data folder {folder} cannot be made ({error.strerror}); set SWITCHYARD_DATA") from None
+    open_to_others = stat.S_IMODE(about.st_mode) & ~PRIVATE
+    if open_to_others and about.st_uid == os.geteuid() and not about.st_mode & stat.S_ISVTX:  # as /tmp has
+        with suppress(OSError):  # of a volume that is mounted to be read
+            folder.chmod(PRIVATE)
+    return folder

@@ -10,8 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.cluster import Cluster
-from engine.efficiency import Efficiency
+from engine.cluster import Cluster, Efficiency
 
 
 class MeasuredExchanges(Protocol):

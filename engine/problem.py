@@ -7,9 +7,14 @@ import numpy as np
 
 from engine import units
 from engine.cluster import Cluster
-from engine.communication.chance import touched_by_chance
-from engine.communication.travel import Stops, places_of, rows_by_chance, rows_of_tokens
-from engine.copies import serving_gpus
+from engine.communication.travel import (
+    Stops,
+    places_of,
+    rows_by_chance,
+    rows_of_tokens,
+    serving_gpus,
+    touched_by_chance,
+)
 from engine.costs import CostModel
 from engine.errors import InputError
 from engine.goal import Goal, goal_of
@@ -189,7 +194,7 @@ class Problem:
     def traffic(self, placement: Placement, travel: Travel | None = None) -> np.ndarray:
         """float64[layer, src, dst], read-only: bytes of the dispatch all-to-all; the diagonal is what stays. Combine is its
         transpose (Aurora §2.2), in the number format of its own. With `node` travel every hop is an entry, see
-        `engine.communication.travel`; of a recording without tokens rows are an estimate, see `engine.communication.chance`.
+        `engine.communication.travel`; of a recording without tokens rows are an estimate, see `engine.communication.travel`.
         travel: None: one row per token copy, as plain all-to-all implementations send them."""
         # Simulation, bound and metrics of a plan all ask for it, at 320 GPUs for 48 MB and 0.1 s; so that of the last
         # placement is kept.

@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 
 from pydantic import Field
 
-from engine.finite import require_finite
-from engine.schema import Frozen
+from engine.schema import Frozen, require_finite
 
 Solution = TypeVar("Solution")
 

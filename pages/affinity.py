@@ -2,13 +2,12 @@
 
 import streamlit as st
 
-from app import cached, failing, header, kept, layer_hops, state, widgets
-from app.affinity import layers, study
-from app.affinity.figures import Hops
+from app import affinity, cached, failing, header, kept, layer_hops, state, widgets
+from app.affinity import Hops
 from app.charts import affinity as charts
-from app.text import plain
+from app.tables import plain
 from engine import units
-from engine.studies.affinity import kept_by_pair
+from engine.compare.affinity import kept_by_pair
 from engine.workload import RoutingTrace, TrafficMatrix
 
 PACE = 1.5
@@ -102,7 +101,7 @@ with choices:
         label_visibility="collapsed",
     )
 with actions:
-    playing = layers.plays(trace.layers)
+    playing = affinity.plays(trace.layers)
 
 
 @failing.fragment(run_every=PACE if playing else None)
@@ -110,7 +109,7 @@ def pictures() -> None:
     """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
     left, right = st.columns([11, 9], gap="medium")
     with left:
-        low, high = layers.choose(trace.layers, playing)
+        low, high = affinity.choose(trace.layers, playing)
         pair = layer_hops.layer_pair(digest, (low, high), first_choice)
         grouped = order == "Grouped by GPU"
         stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None
@@ -130,4 +129,4 @@ pictures()
 for sentence in said:
     st.caption(sentence)
 st.divider()
-study.panel(problem, first_choice)
+affinity.panel(problem, first_choice)

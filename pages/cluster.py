@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import header, state, widgets
-from app.cluster import costs, drawing, importing, links, measuring, pairs, presets, summary, table, trust
+from app.cluster import board, measuring, table
 
 actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
@@ -14,23 +14,23 @@ with actions:
     if not newcomer:
         # Another key with every cluster that is opened, which closes it.
         with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
-            presets.gallery()
+            board.gallery()
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
-        importing.show()
+        board.show()
     if cluster is None:
         widgets.sample_button("secondary")
 if cluster is not None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        links.show(cluster)
+        table.show_links(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
-    presets.gallery()
-drawing.board(cluster)
+    board.gallery()
+board.board(cluster)
 if cluster is None:
     st.stop()
-summary.totals(cluster)
+table.totals(cluster)
 
 inventory, between, times, trusted = st.tabs(
     [
@@ -43,11 +43,11 @@ inventory, between, times, trusted = st.tabs(
 with inventory:
     table.show(cluster)
 with between:
-    summary.speeds(cluster)
-    pairs.show()
+    table.speeds(cluster)
+    measuring.show_pairs()
 with times:
     st.caption("Every simulated time uses these costs; each page names them.")
-    costs.choose(cluster, state.model())
+    measuring.choose(cluster, state.model())
     measuring.show(cluster, state.model())
 with trusted:
-    trust.show()
+    measuring.show_trust()

@@ -5,9 +5,7 @@ import time
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, header, state, verdict_line, widgets
-from app.components import scroll_here
-from app.export import panel as export
+from app import cached, components, export, header, state, verdict_line, widgets
 from app.launch import form, history, report, watch
 from app.launch.history import Launched
 
@@ -26,7 +24,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         with actions:
             asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")
         if asked:
-            scroll_here.once(time.time_ns() // 1_000_000)
+            components.once(time.time_ns() // 1_000_000)
     with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
         start = st.container(horizontal=True, wrap=False, vertical_alignment="center")
         widgets.say_inference_only()

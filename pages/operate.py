@@ -2,10 +2,9 @@
 
 import streamlit as st
 
-from app import failing, tables, widgets
-from app.operate import overview
-from app.text import plain, sentence
-from app.visitor import guard, people, presence
+from app import failing, operate, tables, widgets
+from app.tables import plain, sentence
+from app.visitor import people
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -17,7 +16,7 @@ SECONDS = 5
 
 def refuse_others() -> None:
     """Stop here for whoever may not see this: the navigation does not have the page for them, but a login may run out."""
-    if not guard.may_operate(st.context, st.user):
+    if not people.may_operate(st.context, st.user):
         st.error("This page is for whoever runs the studio.", icon=":material/lock:")
         st.stop()
 
@@ -28,38 +27,38 @@ def now() -> None:
     refuse_others()
     checks = health()
     if all(check.well for check in checks):
-        st.success(plain(overview.healthy()), icon=":material/check_circle:")
+        st.success(plain(operate.healthy()), icon=":material/check_circle:")
     else:
         st.error(plain(line(checks)), icon=":material/error:")
     if fault := WEBHOOK.fault:
         st.warning(plain(f"{fault[0].upper()}{fault[1:]}."), icon=":material/webhook:")
-    running, ended = overview.jobs()
+    running, ended = operate.jobs()
     st.subheader(f"Jobs · {len(running)} running or waiting", anchor=False)
     for job in running:
         st.caption(f"{plain(job.request.kind)}, started {widgets.describe_time(job.started)}")
         widgets.job_row(job, runner.GRACE)
     if ended:
         tables.show(
-            overview.jobs_as_text(ended),
+            operate.jobs_as_text(ended),
             hide_index=True,
             height="content",
             alt="Jobs that have ended, newest first",
             column_config={"Why": st.column_config.TextColumn(width="large")},
         )
-    present = presence.visitors()
+    present = people.visitors()
     st.subheader(f"Here now · {len(present)}", anchor=False)
-    tables.show(overview.visitors_as_text(present), hide_index=True, height="content", alt="Visitors of this studio")
+    tables.show(operate.visitors_as_text(present), hide_index=True, height="content", alt="Visitors of this studio")
 
 
 def kept() -> None:
     """What takes space, and what of it may go."""
-    room = overview.room()
+    room = operate.room()
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader(f"Data folder · {units.size(room.taken)}", anchor=False)
         st.caption(f"{units.size(room.free)} of {units.size(room.total)} are free on its disk.")
         tables.show(
-            overview.uses_as_text(room.uses),
+            operate.uses_as_text(room.uses),
             hide_index=True,
             height="content",
             alt="What takes space, the most first",
@@ -67,7 +66,7 @@ def kept() -> None:
         )
     with right:
         try:
-            cleaning = overview.what_would_go()
+            cleaning = operate.what_would_go()
         except InputError as error:
             st.subheader("Removable", anchor=False)
             st.error(sentence(str(error)), icon=":material/error:")
@@ -79,7 +78,7 @@ def kept() -> None:
         st.code("python -m engine clean", language=None)
         if cleaning.going:
             tables.show(
-                overview.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove"
+                operate.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove"
             )
 
 
@@ -87,7 +86,7 @@ with st.container(horizontal=True, horizontal_alignment="distribute", vertical_a
     st.header("Administration", anchor=False, width="content")
     with st.container(horizontal=True, width="content"):
         people.show()
-st.caption(f"Is the studio healthy? Its jobs, who is here, and what takes space. Times are in {overview.zone()}.")
+st.caption(f"Is the studio healthy? Its jobs, who is here, and what takes space. Times are in {operate.zone()}.")
 refuse_others()
 now()
 kept()

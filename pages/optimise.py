@@ -2,10 +2,9 @@
 
 import streamlit as st
 
-from app import cached, failing, header, kept, option_inputs, state, widgets
-from app.optimise import candidates, deployed, estimates, goal, lina, orders, spare, step, studies, travel
-from app.serving import page
-from app.text import plain, sentence
+from app import cached, failing, header, kept, state, studies, widgets
+from app.optimise import deployed, goal, lina, serving_page, spare, step, table
+from app.tables import plain, sentence
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -27,14 +26,14 @@ with form:
     aim = goal.choose()
 problem = widgets.needed_problem()
 if aim == goal.SERVE:
-    serving = page.needed_serving(problem)
+    serving = serving_page.needed_serving(problem)
 
 wanted, options = [], {}
 with form:
     st.subheader("Systems", anchor=False)
     for system in systems_for(problem).values():
         kind = "baseline" if system.baseline else system.paper
-        takes = estimates.beside(problem, system, f"{aim}-{system.name}")
+        takes = goal.beside(problem, system, f"{aim}-{system.name}")
         if kept.checkbox(
             f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
@@ -51,19 +50,19 @@ with form:
             options[system.name] = {}
             for name in names:
                 key, default = spare.default_of(system.name, name)
-                options[system.name][name] = option_inputs.show(f"{aim}-{key}", system.options, name, default)
+                options[system.name][name] = kept.show(f"{aim}-{key}", system.options, name, default)
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)
     if aim == goal.STEP:
         step.summary(problem)
         st.caption(step.assumptions(problem))
     else:
-        travel.choose(problem)
+        goal.choose_travel(problem)
         if aim == goal.SERVE:
-            page.say_how_planned(problem)
+            serving_page.say_how_planned(problem)
         else:
             st.caption(
-                f"Costs: {plain(problem.source_of_times(problem.travel))}. {orders.in_words(problem.network)}Only the "
+                f"Costs: {plain(problem.source_of_times(problem.travel))}. {goal.in_words(problem.network)}Only the "
                 "MoE part of each layer is simulated; attention and dense layers are the same for every plan."
             )
 
@@ -98,7 +97,7 @@ def watch() -> None:
             with failing.saying():
                 plans = [candidate.plan for candidate in cached.answer_of(job).candidates]
                 if plans and widgets.why_not(cached.open_plan(), problem):
-                    best = page.fastest(plans, problem, serving) if aim == goal.SERVE else None
+                    best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
                     state.open_plan(best or min(plans, key=lambda plan: plan.claim.objective).id)
             st.rerun()
 
@@ -128,8 +127,8 @@ with results:
     elif view == "Lina at run time":
         lina.panel(problem)
     elif aim == goal.SERVE:
-        page.results(problem, serving)
+        serving_page.results(problem, serving)
     else:
-        candidates.show(problem, aim)
+        table.show_candidates(problem, aim)
         if aim == goal.ONE:
             deployed.show(problem)

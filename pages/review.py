@@ -4,8 +4,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import header, kept, state, widgets
-from app.review import compare, link, place, plan_list, saved, show
-from app.text import plain, sentence
+from app.review import compare, place, plan_list, show, store
+from app.tables import plain, sentence
 from engine.errors import InputError
 from engine.store.database import LostError
 
@@ -19,20 +19,20 @@ def page(actions: DeltaGenerator) -> None:
             "Nothing is open in this session. Look at a saved plan, or start from the sample.", icon=":material/info:"
         )
         widgets.sample_button()
-    names = saved.workspace_names()
-    workspace = saved.chosen_workspace(names)
+    names = plan_list.workspace_names()
+    workspace = plan_list.chosen_workspace(names)
     if workspace is None:
-        saved.new_workspace()
+        plan_list.new_workspace()
         st.info(
             "Create a workspace to keep plans in, named for what they are for, such as a cluster or a quarter.",
             icon=":material/info:",
         )
         return
-    brief = saved.looked_at(workspace) if state.choice(saved.VIEW) != "Compare" else None
+    brief = plan_list.looked_at(workspace) if state.choice(plan_list.VIEW) != "Compare" else None
     with actions:
         if brief is not None:
             plan_list.fold(names, workspace)
-        saved.save_open_plan(workspace)
+        plan_list.save_open_plan(workspace)
     if brief is not None:
         show.show(*brief)
         return
@@ -45,10 +45,10 @@ def page(actions: DeltaGenerator) -> None:
             required=True,
             label_visibility="collapsed",
             format_func=VIEWS.get,
-            key=saved.VIEW,
+            key=plan_list.VIEW,
         )
-        saved.choose_workspace(names, workspace)
-        saved.new_workspace()
+        plan_list.choose_workspace(names, workspace)
+        plan_list.new_workspace()
     if view == "Compare":
         compare.show(workspace)
     else:
@@ -58,8 +58,8 @@ def page(actions: DeltaGenerator) -> None:
 fault = None
 try:
     if state.asked_link() is not None:
-        saved.look_at_plans()  # it leads to one, whatever was looked at here before
-    if (followed := link.follow()) is not None:
+        plan_list.look_at_plans()  # it leads to one, whatever was looked at here before
+    if (followed := store.follow()) is not None:
         fault = place.go(*followed)
 except LostError:  # said below
     pass
@@ -70,7 +70,7 @@ if fault:
     st.error(plain(fault), icon=":material/link_off:")
 try:
     page(actions)
-    saved.watch()
+    plan_list.watch()
 except InputError as error:
     state.keep_typed()
     st.error(sentence(str(error)), icon=":material/error:")

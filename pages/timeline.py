@@ -2,12 +2,11 @@
 
 import streamlit as st
 
-from app import balance, cached, header, kept, state, verdict_line, widgets
+from app import cached, header, kept, state, tables, timeline, verdict_line, widgets
+from app.charts import gantt
 from app.charts import gantt as charts
-from app.charts import lanes
 from app.review import place
-from app.text import plain
-from app.timeline import bottleneck, bounds, legend, sends, serving, step, together
+from app.tables import plain
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -66,10 +65,10 @@ def download() -> None:
 
 
 if problem.goal is Goal.TRAINING:
-    step.show(shown, problem)
+    timeline.show_step(shown, problem)
     download()
     st.stop()
-if state.serving() is not None and serving.show(shown, problem):
+if state.serving() is not None and timeline.show_serving(shown, problem):
     st.stop()
 
 figures = cached.metrics(plan, problem)
@@ -78,8 +77,8 @@ verdict_line.show_plan(plan, problem)
 place.mark_layer()
 chart = st.container()
 drawn_by = GPUS
-if len(problem.cluster.gpus) > lanes.MOST_LANES:
-    folds = lanes.folds(problem.cluster)
+if len(problem.cluster.gpus) > gantt.MOST_LANES:
+    folds = gantt.folds(problem.cluster)
     drawn_by = kept.segments(
         "One lane per",
         [*folds, GPUS],
@@ -89,7 +88,7 @@ if len(problem.cluster.gpus) > lanes.MOST_LANES:
     ) or next(iter(folds))
 drawable = timelines
 if drawn_by != GPUS:
-    drawable = {name: lanes.fold(timeline, *folds[drawn_by]) for name, timeline in timelines.items()}
+    drawable = {name: gantt.fold(timeline, *folds[drawn_by]) for name, timeline in timelines.items()}
 last_layer = problem.workload.layers - 1
 first, last = 0, last_layer
 if last_layer > 0:
@@ -97,10 +96,10 @@ if last_layer > 0:
         "MoE layers",
         0,
         last_layer,
-        lanes.drawable(drawable, *state.first_layers(last_layer), lanes.MOST_LANES),
+        gantt.drawable(drawable, *state.first_layers(last_layer), gantt.MOST_LANES),
         key="timeline-layers",
     )
-asked, (first, last) = last, lanes.drawable(drawable, first, last, lanes.MOST_LANES)
+asked, (first, last) = last, gantt.drawable(drawable, first, last, gantt.MOST_LANES)
 if last < asked:
     st.warning(
         f"Showing layers {first} to {last}: more than {charts.MOST_BARS:,} bars would stall the browser. "
@@ -109,7 +108,7 @@ if last < asked:
     )
 title = verdict_line.headline(plan, problem)
 lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
-stretches, drawn = lanes.fewer_lanes(drawable, first, last, lanes.MOST_LANES)
+stretches, drawn = gantt.fewer_lanes(drawable, first, last, gantt.MOST_LANES)
 whole_of = len(drawable[name_of(plan.id)].resources)
 if drawn < whole_of:
     noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
@@ -119,7 +118,7 @@ with chart:
     widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
-    bounds.show(plan, problem, figures)
+    timeline.show_bounds(plan, problem, figures)
     st.metric(
         "Exposed communication",
         units.share(figures.exposed_communication / whole),
@@ -129,14 +128,14 @@ with st.container(horizontal=True, gap="medium"):
     st.metric(
         "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
     )
-    balance.metric(figures.balance)
+    tables.metric(figures.balance)
 
 bundled = timelines[name_of(plan.id)].bundled
-legend.show(plan, figures, bundled, folded=drawn_by != GPUS, chosen=drawn < whole_of)
+timeline.show_legend(plan, figures, bundled, folded=drawn_by != GPUS, chosen=drawn < whole_of)
 if bundled:
-    sends.show(plan, problem)
+    timeline.show_sends(plan, problem)
 
-bottleneck.show(plan, problem, timelines[name_of(plan.id)].resources)
+timeline.show_bottleneck(plan, problem, timelines[name_of(plan.id)].resources)
 if plan.goal is Goal.TWO_MODELS:
-    together.show(plan, problem)
+    timeline.show_together(plan, problem)
 download()

@@ -3,14 +3,14 @@
 import streamlit as st
 
 from app import header, state, widgets
-from app.what_if import live, studies, sweeps, synthetic
+from app.what_if import live, studies, sweeps
 from engine.goal import Goal
 
 header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if widgets.problem_or_advice() is None:
     if state.model() and state.cluster() and state.step() is None:
         st.subheader("Or make a synthetic recording for the open model", anchor=False)
-        synthetic.panel()
+        sweeps.synthetic_panel()
     st.stop()
 problem = widgets.needed_problem()
 widgets.say_inference_only()

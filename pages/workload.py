@@ -3,9 +3,8 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, header, kept, model_catalogue, state, tables, widgets
+from app import cached, header, kept, model_catalogue, state, tables, widgets, workload
 from app.charts import workload as charts
-from app.workload import checks, figures, recordings, save, sources, welcome
 from engine.workload import RoutingTrace, TrafficMatrix
 
 ROWS_SHOWN = 1000
@@ -14,9 +13,9 @@ actions = header.show("Workload", "What did I record, and can I trust it?")
 
 welcomed = state.is_empty() and not state.brings_own()
 if welcomed:
-    welcome.show()
+    workload.show_welcome()
 
-sources.show()
+workload.show_sources()
 workload = cached.workload()
 if workload is None:
     if welcomed:
@@ -24,26 +23,26 @@ if workload is None:
     else:
         st.info("Drop a recording, open one of the samples, or take everything at once:", icon=":material/info:")
         widgets.sample_button()
-    recordings.show()
+    workload.show_recordings()
     st.stop()
 
 inspection = cached.inspection()
-has_error = checks.has_error(inspection.findings)
+has_error = workload.has_error(inspection.findings)
 with actions:
     if not has_error:
-        checks.show(workload, inspection.findings)
-    save.popover(workload)
+        workload.show_checks(workload, inspection.findings)
+    workload.popover(workload)
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/arrow_forward:")
 model_catalogue.offer(workload)
-figures.show(inspection)
+workload.show_figures(inspection)
 if has_error:
-    checks.show(workload, inspection.findings)
+    workload.show_checks(workload, inspection.findings)
 
 view = kept.segments(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
 )
 below = st.container()
-recordings.show()  # first: a view that lacks something ends the run
+workload.show_recordings()  # first: a view that lacks something ends the run
 with below:
     if view == "Popularity":
         of = "GPU" if isinstance(workload, TrafficMatrix) else "expert"

@@ -11,9 +11,8 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster, Gpu, Node
+from engine.cluster import Cluster, Efficiency, Gpu, Node
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Line
-from engine.efficiency import Efficiency
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from engine.balance import PERCENTILES, Balance, over_layers
-from engine.timeline import balancedness
+from engine.timeline import PERCENTILES, Balance, balancedness, over_layers
 from tests.cases.examples import examples
 
 LOAD = np.array([[1, 1, 1, 1], [3, 1, 0, 0], [2, 1, 1, 0], [0, 0, 0, 0], [8, 0, 0, 0]], dtype=np.float64)

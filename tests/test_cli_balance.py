@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.compare.imbalance import PRESETS
 from engine.formats import read_plan, read_workload
-from engine.studies.imbalance import PRESETS
 from tests.test_cli import INPUTS, RECORDING, ROOT, SAMPLES, CommandLine
 
 MODEL = SAMPLES / "tiny-moe-beta.json"

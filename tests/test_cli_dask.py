@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from engine.cli import plan
+from engine.compare.comparison import Comparison
 from engine.errors import InputError
 from engine.parallel import ADDRESS, remote
-from engine.systems.comparison import Comparison
 from tests.test_cli import INPUTS, engine, error_line
 
 __all__ = ["engine"]

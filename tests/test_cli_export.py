@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.compare.figures import Metrics
 from engine.formats import read_plan
-from engine.simulate.metrics import Metrics
 from tests.formats.placements import checkers
 from tests.test_cli import CLUSTER, INPUTS, MODEL, SAMPLES, CommandLine
 

@@ -10,7 +10,7 @@ from engine.cli import main
 from engine.errors import InputError
 from engine.formats import read_plan
 from engine.goal import Goal
-from engine.launch.running import run as running
+from engine.launch.running import local as running
 from engine.systems import SYSTEMS
 from tests.test_cli import CLUSTER, SAMPLES, CommandLine
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.columns import LONG, Amounts, Integers
 from engine.errors import InputError
-from engine.schema import Frozen
+from engine.schema import LONG_TEXT, Amounts, Frozen, Integers
 from tests.cases.examples import examples
 
 
@@ -49,8 +48,8 @@ def test_a_short_column_is_a_list_in_json():
 def test_every_column_survives_json_and_has_one_text(ends, more, seed):
     largest, least = ends
     rng = np.random.default_rng(seed)
-    count = rng.integers(min(least, largest), largest, LONG + more, endpoint=True)
-    size = rng.integers(0, 2047 << 52, LONG + more).view(np.float64)  # any finite positive float, bit by bit
+    count = rng.integers(min(least, largest), largest, LONG_TEXT + more, endpoint=True)
+    size = rng.integers(0, 2047 << 52, LONG_TEXT + more).view(np.float64)  # any finite positive float, bit by bit
     document = table(count, size)
     text = document.to_json()
     again = Table.from_json(text, "again")
@@ -62,7 +61,7 @@ def test_every_column_survives_json_and_has_one_text(ends, more, seed):
 
 @pytest.mark.parametrize(("largest", "dtype"), [(255, "u1"), (256, "u2"), (65_535, "u2"), (65_536, "i4")])
 def test_long_whole_numbers_take_the_fewest_bytes(largest, dtype):
-    count = np.zeros(LONG, dtype=np.int64)
+    count = np.zeros(LONG_TEXT, dtype=np.int64)
     count[7] = largest
     assert as_json(count, "count").startswith(f"{dtype}:")
     assert as_json(np.where(count > 0, -1, count), "count").startswith("i4:")

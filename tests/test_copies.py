@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.communication.travel import Stops
-from engine.copies import serving_gpus
+from engine.communication.travel import Stops, serving_gpus
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.network import off_diagonal
@@ -15,7 +15,6 @@ from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics
 from engine.simulate.work import works_of
 from engine.validate import check_plan
 from engine.validate.plan import rows_of_layer

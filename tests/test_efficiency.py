@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster
-from engine.efficiency import Efficiency, lost, shares
+from engine.cluster import Cluster, Efficiency, lost, shares
 from engine.errors import InputError
 from engine.network import Network
 from tests.strategies import cluster_of, clusters, efficiencies, make_gpu

@@ -26,8 +26,8 @@ from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job, State
 from engine.jobs.worker import run
+from engine.launch.rank.failure import RankLogs, log_tail, standing
 from engine.launch.rank.instructions import RankInstructions, read_instructions, write_instructions
-from engine.launch.rank.logs import RankLogs, log_tail, standing
 from engine.store import team
 from engine.store.database import Database
 from engine.workload import RoutingTrace

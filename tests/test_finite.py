@@ -6,10 +6,10 @@ import math
 import pandas as pd
 import pytest
 
+from engine.compare.figures import Metrics
 from engine.errors import InputError
-from engine.finite import json_text
 from engine.result import Result, Status
-from engine.simulate.metrics import Metrics
+from engine.schema import json_text
 from engine.timeline import COLUMNS, Timeline
 
 NO_NUMBERS = pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

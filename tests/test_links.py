@@ -4,7 +4,7 @@ import pytest
 
 from engine import formats
 from engine.catalogue import cluster_presets, gpu_types, node_types
-from engine.catalogue.links import links_of_types, nodes_without_links, usual_links, with_usual_links
+from engine.catalogue.packaged import links_of_types, nodes_without_links, usual_links, with_usual_links
 from engine.cluster import Cluster, Node
 from tests.app.test_drop_zone import SAMPLES
 from tests.costs.silicon import needs_tables

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from engine.catalogue import model_presets
-from engine.catalogue.matching import models_that_fit
-from engine.studies.synthetic import Recipe
+from engine.catalogue.packaged import models_that_fit
+from engine.compare.synthetic import Recipe
 from engine.workload import ExpertLoad, TrafficMatrix
 from tests.strategies import make_model
 

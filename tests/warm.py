@@ -30,8 +30,8 @@ IMPORTED = (
     "engine.jobs.tasks",
     "engine.jobs.studies",
     "engine.jobs.scores",
-    "engine.placement.grouped_exact",
-    "engine.placement.grouped_relaxation",
+    "engine.placement.grouped_assignment",
+    "engine.placement.grouped_assignment",
     "engine.launch.worker",
     "engine.launch.calibration.sweep_rank",
     "engine.launch.step.run",
@@ -69,10 +69,10 @@ def _load() -> None:
     """What a fork would import, the compiled simulation, and what a studio loads with its first page."""
     for module in IMPORTED:
         importlib.import_module(module)
-    from app import collector, warm_up
+    from app import warm_up
 
     warm_up.begin().join()
-    collector.spare()
+    warm_up.spare()
 
 
 def _keep(asking: socket.socket) -> int:

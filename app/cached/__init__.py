@@ -5,27 +5,40 @@ not do it once more. The pages call all of it as `cached.problem()`.
 """
 
 # ruff: noqa: F401  what this package offers
-from app.cached.deployed import Deployed, deployed
-from app.cached.devices import attached, testbed_fault
 from app.cached.figures import (
     balance,
     bound,
     check_launch,
     check_plan,
+    is_soon,
     key_of,
     metrics,
     migration,
+    other_recordings,
     sends_of_layer,
     simulate,
+    standing,
     utilisation,
     waits,
 )
-from app.cached.inputs import inspection, measured_pairs, model_fault, placement_in_use, problem, recording, workload
+from app.cached.inputs import (
+    attached,
+    inspection,
+    measured_pairs,
+    model_fault,
+    placement_in_use,
+    problem,
+    recording,
+    testbed_fault,
+    workload,
+)
 from app.cached.plans import (
     Answer,
     Candidate,
+    Deployed,
     answer_of,
     candidates,
+    deployed,
     forget_saved_plans,
     jobs,
     made_for,
@@ -33,4 +46,3 @@ from app.cached.plans import (
     result_of,
     resume_jobs,
 )
-from app.cached.standing import is_soon, other_recordings, standing

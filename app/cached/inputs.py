@@ -1,4 +1,7 @@
-"""What is open: recordings, and the problem that all inputs make."""
+"""What is open: recordings, and the problem that all inputs make.
+
+What the machine has.
+"""
 
 import json
 from copy import copy
@@ -9,16 +12,18 @@ from app import state
 from app.cached.plans import candidates
 from engine import store
 from engine.cluster import Cluster
+from engine.compare.inspection import Inspection
+from engine.compare.inspection import inspect as engine_inspect
 from engine.costs import choice as cost_choice
-from engine.costs.measured_pairs import MeasuredPairs
-from engine.costs.pair_cluster import PairCluster
+from engine.costs.pair_cluster import MeasuredPairs, PairCluster
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.launch.places.devices import Devices
+from engine.launch.places.devices import attached as engine_attached
+from engine.launch.preparation.place_checks import testbed_fault as engine_testbed_fault
 from engine.model import MoEModel
 from engine.plan import Placement
 from engine.problem import Problem, make_problem
-from engine.studies.inspection import Inspection
-from engine.studies.inspection import inspect as engine_inspect
 from engine.training import balanced_load
 from engine.workload import Workload, digest_of
 
@@ -146,3 +151,14 @@ def placement_in_use() -> Placement | None:
     placement = candidate.plan.placement
     fits = (recording.layers, recording.num_experts, len(cluster.gpus))
     return placement if (placement.layers, placement.experts, placement.gpus) == fits else None
+
+
+@st.cache_resource(ttl=60, show_spinner="Looking for devices")
+def attached() -> Devices:
+    return engine_attached()
+
+
+@st.cache_resource(ttl=60, show_spinner="Trying whether a testbed can be built here")
+def testbed_fault() -> str | None:
+    """Why no testbed can be built on this machine; None when one can."""
+    return engine_testbed_fault()

@@ -1,13 +1,21 @@
-"""The cluster as a picture, nodes of GPUs around one fabric, and how fast its nodes reach each other."""
+"""The cluster as a picture, nodes of GPUs around one fabric, and how fast its nodes reach each other.
 
+A cluster as a small still picture: nodes as boxes, their GPUs as squares in the colour of their type, one fabric below.
+
+How much of the time GPUs compute, with each of two models alone and with both.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, sqrt
 
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SEQUENTIAL, SMALLEST, finish, gpu_colour, plain, write_numbers
+from app.charts.theme import NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, gpu_colour, plain, write_numbers
 from engine.cluster import Cluster, Node
-from engine.units import bandwidth, digits, size
+from engine.compare.contention import Utilisation
+from engine.units import bandwidth, digits, ratio, seconds, share, size
 
 GPUS_ACROSS = 4
 NODES_ACROSS = 4
@@ -210,3 +218,90 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     else:
         title = f"Every node reaches every other at {bandwidth(between[source, target])}"
     return finish(figure, title, min(420, 110 + 34 * len(names)))
+
+
+WIDTH, HEIGHT = 200, 84
+GPUS_ACROSS = 4
+MOST_NODES = 64
+"""More are not told apart in so small a picture."""
+PAD, GAP = 0.5, 0.6
+"""Of a node around its GPUs, and between nodes, in widths of a GPU."""
+
+
+def svg(cluster: Cluster) -> str:
+    """The picture as a text that begins with `<svg`; it has no words, and suits light and dark."""
+    nodes = cluster.nodes[:MOST_NODES]
+    across_gpus = min(GPUS_ACROSS, max(len(node.gpus) for node in nodes))
+    wide = across_gpus + 2 * PAD
+    high = max(ceil(len(node.gpus) / across_gpus) for node in nodes) + 2 * PAD
+    down = ceil(len(nodes) / max(1, round(sqrt(len(nodes) * WIDTH / HEIGHT * high / wide))))
+    across = ceil(len(nodes) / down)  # rows of equal length where there can be
+    side = min(16.0, WIDTH / (across * (wide + GAP)), (HEIGHT - 8) / (down * (high + GAP)))
+    left = (WIDTH - side * (across * (wide + GAP) - GAP)) / 2
+    parts = [f'<line x1="8" x2="{WIDTH - 8}" y1="{HEIGHT - 3}" y2="{HEIGHT - 3}" stroke="{NEUTRAL}" stroke-width="2"/>']
+    for place, node in enumerate(nodes):
+        row, column = divmod(place, across)
+        x, y = left + column * side * (wide + GAP), 1 + row * side * (high + GAP)
+        linked = "" if node.link_bandwidth else ' stroke-dasharray="3 2"'
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{side * wide:.1f}" height="{side * high:.1f}" rx="2" fill="none" '
+            f'stroke="{NEUTRAL}"{linked}/>'
+        )
+        parts += [
+            f'<rect x="{x + side * (PAD + gpu % across_gpus + 0.1):.1f}" y="{y + side * (PAD + gpu // across_gpus + 0.1):.1f}" '
+            f'width="{side * 0.8:.1f}" height="{side * 0.8:.1f}" fill="{gpu_colour(card.type)}"/>'
+            for gpu, card in enumerate(node.gpus)
+        ]
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">{"".join(parts)}</svg>'
+
+
+def exclusive_and_colocated(utilisations: Sequence[Utilisation]) -> go.Figure:
+    """A bar each, the mean over the GPUs, and a dot for every GPU. utilisations: the models alone, then
+    both colocated."""
+    *alone, both = utilisations
+    names = [plain(utilisation.served) for utilisation in utilisations]
+    figure = go.Figure()
+    figure.add_bar(
+        x=[100 * utilisation.mean for utilisation in utilisations],
+        y=names,
+        orientation="h",
+        marker={"color": [NEUTRAL] * len(alone) + [TEAL]},
+        customdata=[
+            f"{share(utilisation.mean)} of {seconds(utilisation.seconds)}<br>GPUs from {share(utilisation.gpu.min())} to "
+            f"{share(utilisation.gpu.max())}"
+            for utilisation in utilisations
+        ],
+        hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        x=100 * np.concatenate([utilisation.gpu for utilisation in utilisations]),
+        y=np.repeat(names, [len(utilisation.gpu) for utilisation in utilisations]),
+        mode="markers",
+        marker={"size": 7, "color": "#FFFFFF", "line": {"width": 1, "color": "#16201F"}},
+        customdata=[gpu for utilisation in utilisations for gpu in range(len(utilisation.gpu))],
+        hovertemplate="GPU %{customdata}: %{x:.1f} %<extra></extra>",
+        showlegend=False,
+    )
+    most = max(float(utilisation.gpu.max()) for utilisation in utilisations)
+    for name, utilisation in zip(names, utilisations, strict=True):
+        figure.add_annotation(
+            x=100 * utilisation.gpu.max(),
+            y=name,
+            text=f"mean {share(utilisation.mean)}",
+            showarrow=False,
+            xanchor="left",
+            xshift=8,
+            font={"size": 12},
+        )
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="GPU utilisation, % (compute time / total)", range=[0, 115 * most or 1])
+    return finish(figure, _title([utilisation.mean for utilisation in alone], both.mean), 64 + 44 * len(names) + 60)
+
+
+def _title(alone: list[float], both: float) -> str:
+    if min(alone) <= 0:
+        return f"Colocated, GPUs compute {share(both)} of the time"
+    gains = sorted(both / mean for mean in alone)
+    times = ratio(gains[0]) if ratio(gains[0]) == ratio(gains[-1]) else f"{ratio(gains[0])} to {ratio(gains[-1])}"
+    return f"Colocated, GPUs compute {share(both)} of the time: {times} that of one model alone"

@@ -1,6 +1,13 @@
-"""Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis."""
+"""Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis.
+
+Which GPUs and layers of a timeline are drawn, where there are more than a browser can show and a person can read.
+
+Who finishes last: the time of a forward pass by the GPU that all wait for, and by layer.
+"""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -8,10 +15,23 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_TITLES, NEUTRAL, SMALLEST, bar, finish, ink, legend_above, plain, range_bar
-from engine.simulate.waits import last_of_steps
+from app.charts.theme import (
+    KIND_COLOURS,
+    KIND_TITLES,
+    MARK,
+    NEUTRAL,
+    SMALLEST,
+    bar,
+    finish,
+    ink,
+    legend_above,
+    plain,
+    range_bar,
+)
+from engine.cluster import Cluster
+from engine.simulate.events import last_of_steps
 from engine.timeline import KINDS, Timeline
-from engine.units import TIME, scale_of, seconds, size
+from engine.units import TIME, scale_of, seconds, share, size
 
 MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
@@ -244,3 +264,150 @@ def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:
             f"from {seconds(event.start)}"
         )
     return texts
+
+
+MOST_LANES = 16
+"""Lanes of a plan that a person can read; more GPUs are folded into lanes of nodes or types."""
+NODES, TYPES = "Nodes", "GPU types"
+MOST_SENDERS = 16
+"""GPUs that are drawn send by send."""
+
+
+def drawable(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[int, int]:
+    """As many of these MoE layers, from the first one, as can be drawn as bars with `most` GPUs."""
+    part, _ = fewer_lanes(shown, first, last, most)
+    return first, min(last, first + layers_that_fit(list(part.values())) - 1)
+
+
+def fewer_lanes(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[dict[str, Timeline], int]:
+    """Timelines of the same more than `most` GPUs with the events of the same few alone, so that they can be compared lane by
+    lane: those that the others wait for in these layers, under any plan, and then those that the first plan keeps busy
+    longest. They come first among the resources. And how many they are."""
+    gpus = len(next(iter(shown.values())).resources)
+    if gpus <= most:
+        return shown, gpus
+    parts = [timeline.layers(first, last).events for timeline in shown.values()]
+    waited_for = sorted({int(gpu) for part in parts for gpu in last_of_steps(part)["resource"]})
+    seconds = parts[0]["end"] - parts[0]["start"]
+    busy = seconds.groupby(parts[0]["resource"]).sum().reindex(range(gpus), fill_value=0.0)
+    ranked = busy.sort_values(ascending=False, kind="stable").index
+    chosen = sorted(list(dict.fromkeys([*waited_for, *ranked]))[: max(most, len(waited_for))])
+    return {name: only(timeline, chosen)[0] for name, timeline in shown.items()}, len(chosen)
+
+
+def only(timeline: Timeline, chosen: Sequence[int]) -> tuple[Timeline, int]:
+    """A timeline with what these GPUs compute and send alone; they come first among its resources. And how many they are."""
+    gpus, events = len(timeline.resources), timeline.events
+    order = list(dict.fromkeys([*chosen, *range(gpus)]))
+    place = np.empty(gpus, dtype=np.int64)
+    place[order] = np.arange(gpus)
+    drawn = events[events["resource"].isin(chosen)]
+    peer = drawn["peer"].to_numpy()
+    moved = drawn.assign(resource=place[drawn["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
+    return replace(timeline, events=moved, resources=tuple(timeline.resources[gpu] for gpu in order)), len(chosen)
+
+
+def fold(timeline: Timeline, group_of_gpu: np.ndarray, names: Sequence[str]) -> Timeline:
+    """A timeline with a lane for every group of GPUs: a bar from when the first of its GPUs begins with a kind
+    of work in a layer until the last one ends, with what they send together.
+
+    group_of_gpu: int64[gpu]; names: of the groups
+    """
+    events = timeline.events.assign(resource=group_of_gpu[timeline.events["resource"].to_numpy()], peer=-1)
+    columns = ["resource", "stream", "model", "layer", "kind"]
+    folded = events.groupby(columns, observed=True, sort=False, as_index=False).agg(
+        start=("start", "min"), end=("end", "max"), peer=("peer", "first"), bytes=("bytes", "sum")
+    )
+    return replace(timeline, events=folded[list(timeline.events.columns)], resources=tuple(names), labels=None)
+
+
+def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    """What the GPUs of a cluster can be folded by, the most telling first: int64[gpu] of their groups, and their names."""
+    nodes, types = cluster.nodes, list(dict.fromkeys(gpu.type for gpu in cluster.gpus))
+    by_node = cluster.node_of_gpu, tuple(f"{node.name} · {len(node.gpus)} GPUs" for node in nodes)
+    type_of_gpu = np.array([types.index(gpu.type) for gpu in cluster.gpus])
+    by_type = (
+        type_of_gpu,
+        tuple(f"{name} × {count}" for name, count in zip(types, np.bincount(type_of_gpu), strict=True)),
+    )
+    found = {NODES: by_node, TYPES: by_type} if len(nodes) > 1 else {TYPES: by_type}
+    many = len(nodes) > MOST_LANES and len(types) > 1
+    return dict(sorted(found.items(), key=lambda item: (item[0] == NODES) == many))
+
+
+def gpus_with_sends(gpus: int, models: int) -> int:
+    """How many of so many GPUs can be drawn with every send of one layer: each sends to all others twice a model, and
+    computes three times."""
+    return max(1, MOST_BARS // (models * (2 * (gpus - 1) + 3)))
+
+
+MOST = 24
+"""GPUs and layers that are drawn, those that are waited for longest."""
+EVEN = 1.02
+"""Times the mean: a slowest layer below it is not worth a finding."""
+
+
+def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
+    """Stacked bars of seconds by kind, one a GPU that anybody waited for; their colours are named by the chart by layer, which
+    stands beside it. waits: as `engine.simulate.events`; names: of every GPU."""
+    times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
+    worst, whole = int(times.index[0]), times.sum() or 1.0
+    title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
+    if len(times) > MOST:
+        title += f" (the {MOST} longest of {len(times)} GPUs that others wait for)"
+    figure = _wait_bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
+    return figure.update_layout(showlegend=False)
+
+
+def by_layer(waits: pd.DataFrame) -> go.Figure:
+    """The same by MoE layer, in their order."""
+    times = waits.groupby("layer")["seconds"].sum()
+    worst, mean = int(times.idxmax()), times.mean() or 1.0
+    longest = times.sort_values(ascending=False).index[:MOST]
+    above = times[worst] / mean
+    title = f"Layer {worst} is slowest: {seconds(times[worst])}, {above:.2f}× mean"
+    if above < EVEN:
+        title = f"All layers take about as long: {seconds(mean)}"
+    if len(times) > MOST:
+        title += f" (the {MOST} slowest of {len(times)})"
+    names = {int(layer): f"layer {layer}" for layer in sorted(longest)}
+    return _wait_bars(waits, "layer", names, worst, title, "MoE layer")
+
+
+def _wait_bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str) -> go.Figure:
+    shown = waits[waits[by].isin(names)]
+    factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
+    times = shown.pivot_table("seconds", ["model", "kind"], by, "sum", fill_value=0.0)[list(names)]
+    traces = []
+    for model, kind in product((0, 1), KINDS):
+        if (model, kind) not in times.index:
+            continue
+        name, own = KIND_TITLES[kind] + SECOND * model, times.loc[model, kind].to_numpy()
+        traces.append(
+            {
+                "type": "bar",
+                "x": own / factor,
+                "y": list(names.values()),
+                "orientation": "h",
+                "name": name,
+                "marker": {
+                    "color": KIND_COLOURS[kind],
+                    "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
+                },
+                "customdata": [seconds(time) for time in own],
+                "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
+            }
+        )
+    figure = go.Figure(traces)
+    figure.add_annotation(
+        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
+        y=names[worst],
+        text=f'<span style="color: {MARK}">◀</span> longest',
+        showarrow=False,
+        xanchor="left",
+        font={"size": SMALLEST},
+    )
+    figure.update_yaxes(autorange="reversed", title=axis)
+    figure.update_xaxes(title=f"time others wait, {unit}", rangemode="tozero")
+    height = 24 * len(names) + 150
+    return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))

@@ -22,7 +22,7 @@ from app.charts.theme import (
     range_bar,
     strokes,
 )
-from engine.simulate.metrics import Metrics
+from engine.compare.figures import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
 

@@ -1,12 +1,31 @@
-"""Predictions against measurements."""
+"""Predictions against measurements.
+
+Measured pairs of GPUs beside what the cluster has for them.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, TEAL, finish, legend_above, plain
+from app.charts.theme import (
+    DIVERGING,
+    KIND_COLOURS,
+    NEUTRAL,
+    SECOND,
+    SEQUENTIAL,
+    TEAL,
+    finish,
+    legend_above,
+    plain,
+    write_numbers,
+)
 from engine import units
-from engine.studies.trust import Prediction
+from engine.cluster import Cluster
+from engine.compare.trust import Prediction
+from engine.costs.pair_cluster import CLOSE, PairCluster
+from engine.units import bandwidth, digits, share, signed
 
 HEIGHT = 460
 COLOURS = (TEAL, KIND_COLOURS["dispatch"], KIND_COLOURS["dense"], KIND_COLOURS["aggregate"])
@@ -53,4 +72,145 @@ def _hover(point: Prediction) -> str:
     return (
         f"<b>{plain(point.of)}</b><br>{point.hardware}, {nodes}, {point.setting}<br>measured {units.seconds(point.measured)}, "
         f"predicted {units.seconds(point.predicted)} ({point.error:+.0%})"
+    )
+
+
+MOST_GPUS = 512
+"""Whose matrices are drawn: a browser is sent some 8 MB for them."""
+NUMBERED_GPUS, NAMED_GPUS, LABELLED_GPUS = 6, 32, 16
+"""Up to how many GPUs the cells have numbers, hovering names hosts and buses, and every row and column has a label."""
+LINED_NODES, CROSSED_GPUS = 64, 64
+"""Up to how many there are lines between nodes, and crosses where a pair was not measured."""
+PLOTS = ("Measured, Gb/s", "Drawn, Gb/s", "Drawn slower (−) or faster (+), %")
+BARS_Y = -0.26
+NARROW = 0.1
+"""Of the logarithm of rates: pairs that are nearly alike look so."""
+WIDEST = 1.0
+"""Relative difference beyond which the colour says no more: what is drawn twice as fast."""
+
+
+def pair_rates(pairs: PairCluster, dark: bool) -> go.Figure:
+    """Three matrices: rates of pairs as measured, as the cluster has them (darker where faster, logarithmic), and the relative
+    difference, none at its middle. Crossed out or empty where a pair was not measured; the title names the worst."""
+    figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=PLOTS)
+    rate_scale = _scale_of_rates(pairs)
+    widest = float(np.clip(np.nanmax(np.abs(pairs.difference)), CLOSE, WIDEST))
+    scales = [
+        *(rate_scale | {"z": np.log10(rate)} for rate in (pairs.measured, pairs.drawn)),
+        {"z": pairs.difference, "zmin": -widest, "zmax": widest, "colorscale": DIVERGING},
+    ]
+    for column, scale in enumerate(scales, start=1):
+        figure.add_trace(_matrix(pairs, scale, column), row=1, col=column)
+        _mark_unmeasured(figure, pairs, column)
+        _draw_nodes(figure, pairs.cluster, column)
+        if len(pairs.names) <= NUMBERED_GPUS:
+            write_numbers(figure, scale, _numbers(pairs, column), dark, row=1, col=column)
+    _label(figure, pairs.cluster)
+    figure.update_annotations(font_size=13)
+    return finish(figure, _title(pairs), 450, top=70)
+
+
+def _scale_of_rates(pairs: PairCluster) -> dict:
+    """The same for measured and drawn: the slowest is a third up the colours, so that it is not taken for an empty cell."""
+    both = np.log10([pairs.measured, pairs.drawn])
+    low, high = float(np.nanmin(both)), float(np.nanmax(both))
+    return {"zmin": low - max(high - low, NARROW) / 2, "zmax": max(high, low + NARROW), "colorscale": SEQUENTIAL}
+
+
+def _matrix(pairs: PairCluster, scale: dict, column: int) -> go.Heatmap:
+    """One of the three, of float32, which halves what the browser is sent. column: its place, from 1."""
+    gpus = len(pairs.names)
+    values = (pairs.measured * 8e-9, pairs.drawn * 8e-9, pairs.difference * 100)[column - 1]
+    unit = "%{customdata:+.4~r} %" if column == 3 else "%{customdata:,.5~r} Gb/s"
+    names = [plain(f"GPU {place} · {name}") for place, name in enumerate(pairs.names)]
+    named = gpus <= NAMED_GPUS
+    return go.Heatmap(
+        **scale | {"z": scale["z"].astype(np.float32)},
+        customdata=values.astype(np.float32),
+        text=[[f"{first}<br>{second}" for second in names] for first in names] if named else None,
+        hovertemplate=f"{'%{text}' if named else 'GPU %{y} with GPU %{x}'}<br>{unit}<extra></extra>",
+        hoverongaps=False,
+        xgap=gpus <= 64,
+        ygap=gpus <= 64,
+        showscale=column != 2,
+        colorbar=_colour_bar(scale, column),
+    )
+
+
+def _colour_bar(scale: dict, column: int) -> dict:
+    """Below the matrices: that of the rates belongs to the first two of them."""
+    low, high = scale["zmin"], scale["zmax"]
+    bar = {"orientation": "h", "y": BARS_Y, "yanchor": "top", "thickness": 8, "outlinewidth": 0}
+    if column == 3:
+        ticks = np.array([low, 0.0, high])
+        return bar | {"x": 0.84, "len": 0.26, "tickvals": ticks, "ticktext": [signed(low), "0", signed(high)]}
+    ticks = np.linspace(low + (high - low) / 3, high, 3)
+    return bar | {"x": 0.325, "len": 0.5, "tickvals": ticks, "ticktext": [bandwidth(10**tick) for tick in ticks]}
+
+
+def _numbers(pairs: PairCluster, column: int) -> list[list[str]]:
+    if column == 3:
+        return [["" if np.isnan(cell) else _whole_percent(cell) for cell in row] for row in pairs.difference]
+    rates = pairs.measured if column == 1 else pairs.drawn
+    return [["" if np.isnan(rate) else digits(rate * 8e-9).replace(",", "") for rate in row] for row in rates]
+
+
+def _whole_percent(difference: float) -> str:
+    rounded = round(100 * difference)
+    return f"{rounded:+d}".replace("-", "−") if rounded else "0"
+
+
+def _mark_unmeasured(figure: go.Figure, pairs: PairCluster, column: int) -> None:
+    first, second = np.nonzero(np.isnan(pairs.measured) & ~np.eye(len(pairs.names), dtype=bool))
+    if len(first) and len(pairs.names) <= CROSSED_GPUS:
+        size = float(np.clip(100 / len(pairs.names), 1, 6))
+        marker = {"symbol": "x-thin", "size": size, "opacity": 0.6, "line": {"color": NEUTRAL, "width": 1}}
+        figure.add_scatter(
+            x=second, y=first, mode="markers", marker=marker, hoverinfo="skip", showlegend=False, row=1, col=column
+        )
+
+
+def _draw_nodes(figure: go.Figure, cluster: Cluster, column: int) -> None:
+    """Lines between nodes, as one trace: plotly takes a second for some ten shapes."""
+    if not 1 < len(cluster.nodes) <= LINED_NODES:
+        return
+    ends = np.cumsum([len(node.gpus) for node in cluster.nodes])[:-1] - 0.5
+    places = [place for end in ends for place in (end, end, None)]
+    across = [-0.5, len(cluster.gpus) - 0.5, None] * len(ends)
+    line = {"color": NEUTRAL, "width": 1}
+    figure.add_scatter(
+        x=places + across,
+        y=across + places,
+        mode="lines",
+        line=line,
+        hoverinfo="skip",
+        showlegend=False,
+        row=1,
+        col=column,
+    )
+
+
+def _label(figure: go.Figure, cluster: Cluster) -> None:
+    """GPUs by their numbers, as on the board; where they are many, only the first of each node."""
+    gpus = len(cluster.gpus)
+    firsts = np.cumsum([0, *(len(node.gpus) for node in cluster.nodes)])[:-1]
+    places = np.arange(gpus) if gpus <= LABELLED_GPUS else firsts[:: -(-len(firsts) // LABELLED_GPUS)]
+    common = {"tickvals": places, "ticktext": places, "showgrid": False, "zeroline": False}
+    figure.update_xaxes(**common, range=[-0.5, gpus - 0.5])
+    figure.update_yaxes(**common, range=[gpus - 0.5, -0.5])
+    figure.update_xaxes(title={"text": "GPU", "standoff": 10})
+    figure.update_yaxes(title="GPU", col=1)
+
+
+def _title(pairs: PairCluster) -> str:
+    off = int((np.triu(np.abs(pairs.difference)) > CLOSE).sum())
+    count = int(np.isfinite(pairs.measured).sum()) // 2
+    if not off:
+        most = float(np.nanmax(np.abs(pairs.difference)))
+        return f"All {count} measured pairs are met within {share(max(most, 0.001))}"
+    first, second = pairs.worst(1)[0]
+    measured, drawn = (bandwidth(matrix[first, second]) for matrix in (pairs.measured, pairs.drawn))
+    return (
+        f"{off} of {count} pairs {'is' if off == 1 else 'are'} more than {share(CLOSE)} off, GPU {first} with GPU {second} "
+        f"most: {measured} measured, {drawn} drawn"
     )

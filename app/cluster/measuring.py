@@ -1,23 +1,39 @@
-"""Measuring the attached devices, and taking the times as costs."""
+"""Measuring the attached devices, and taking the times as costs.
 
+Where times come from: which source computes, which connects, and whether it can for what is open.
+
+The pairs of GPUs that were measured, beside what the open cluster has for them.
+
+How far simulated times are from public measurements.
+"""
+
+import json
+
+import pandas as pd
 import streamlit as st
 
-from app import cached, failing, kept, state, tables, widgets
-from app.text import plain
-from app.visitor import guard
+from app import cached, failing, kept, opening, state, tables, widgets
+from app.charts import trust as charts
+from app.tables import plain
+from app.visitor import people
 from engine import catalogue, store, units
 from engine.catalogue.nvidia import type_of
 from engine.cluster import Cluster
+from engine.compare.trust import SECTIONS, Prediction, Summary, summaries
+from engine.compare.trust.deepep import OLD_PRICING
 from engine.costs import CostModel, Datasheet, Profiled, choice, combine
 from engine.costs.device_profile import DeviceProfile
+from engine.costs.pair_cluster import PairCluster
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.device_calibration import table_of
+from engine.jobs.launches import table_of
 from engine.jobs.runner import Job, State
 from engine.launch.calibration.calibrate import plan_sweep
 from engine.launch.calibration.sweep import MAX_RANKS
 from engine.launch.places.devices import Devices
 from engine.model import MoEModel
+from engine.units import bandwidth, share, signed
+from engine.workload import digest_of
 
 KIND = "calibrate"
 
@@ -68,7 +84,7 @@ def _start(devices: Devices) -> None:
         quick = kept.checkbox("Quick", key="measure-quickly", help="some 5 s instead of some 30 s, with fewer sizes")
         kinds = ("launch", KIND)
         busy = any(not job.state.finished for kind in kinds for job in runner.jobs(store.data_folder(), kind))
-        refused = guard.why_not(st.context, st.user)
+        refused = people.why_not_launch(st.context, st.user)
         pressed = st.button("Calibrate", icon=":material/speed:", disabled=bool(refused or busy))
     if refused:
         st.warning(refused, icon=":material/lock:")
@@ -136,3 +152,162 @@ def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> 
     if reason := choice.why_not(cost, cluster, model):
         raise InputError(reason)
     return cost
+
+
+DATASHEET, SILICON, DEEPEP = "Datasheet", "Measured tables (aiconfigurator)", "DeepEP's exchanges (aiconfigurator)"
+TABLES = ("datasheet", "silicon", "deepep")
+"""Sources that come from no file."""
+PARTS = {"Computation": "GEMMs and passes over memory", "Network": "all-to-alls and all-reduces"}
+
+
+def _label(cost: dict) -> str:
+    return f"{choice.name_in_file(cost)} (file)"
+
+
+def choose(cluster: Cluster, model: MoEModel | None) -> None:
+    """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
+    now = state.cost()
+    parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
+    sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
+    sources |= {_label(cost): cost for cost in state.cost_sources().values()}
+    for part in parts:  # a file that this session knows only from what is in use
+        if part["source"] not in TABLES and part not in sources.values():
+            sources[_label(part)] = part
+    of_part = {"Computation": sources, "Network": sources | {DEEPEP: {"source": "deepep"}}}
+    chosen_sources: list[dict] = []
+    round = digest_of(json.dumps([now, *sources]))[:12]  # a source opened elsewhere makes new inputs
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        for (title, covers), part in zip(PARTS.items(), parts, strict=True):
+            at = next(
+                (
+                    place
+                    for place, source in enumerate(of_part[title].values())
+                    if source["source"] == part["source"] and (source == part or part["source"] in TABLES)
+                ),
+                0,
+            )
+            chosen = st.selectbox(
+                title,
+                list(of_part[title]),
+                at,
+                width=340,
+                help=f"Source of the times of {covers}.",
+                key=f"cost-{title}-{round}",
+            )
+            chosen_sources.append(of_part[title][chosen])
+    opening.show(
+        "cost-file",
+        "Measured times or a profile",
+        "A profile or measured times as JSON, a CSV table (operation, gpu, dtype, m, n, k, bytes, ranks, seconds), what "
+        "nccl-tests prints, or a trace of the PyTorch profiler (.json, .json.gz).",
+    )
+    computation, network = chosen_sources
+    combined = {"source": "combined", "computation": computation, "network": network}
+    _use(computation if computation == network else combined, now, cluster, model)
+    try:
+        st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}; {plain(cluster.reached_in_words)}.")
+    except InputError as error:
+        st.caption(plain(str(error)))
+
+
+def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> None:
+    """Open the chosen costs, or say why they are refused. now: those in use"""
+    try:
+        cost = choice.from_dict(costs)
+        reason = choice.why_not(cost, cluster, model)
+    except InputError as error:
+        reason = str(error)
+    if reason is not None:
+        if costs == now:
+            st.error(f"The costs in use cannot time this cluster and model: {plain(reason)}.", icon=":material/error:")
+            st.button(
+                "Use the datasheet costs",
+                icon=":material/menu_book:",
+                on_click=state.open_cost,
+                args=(state.DATASHEET,),
+            )
+        else:
+            st.error(f"Refused: {plain(reason)}. Still in use: {plain(choice.short(now))}.", icon=":material/error:")
+    elif costs != now:
+        state.open_cost(costs)
+        st.rerun()
+
+
+WORST = 10
+"""Pairs that are listed."""
+
+
+def show_pairs() -> None:
+    """Nothing where no pairs were measured on the hosts of the open cluster."""
+    pairs = cached.measured_pairs()
+    if pairs is None:
+        return
+    st.subheader("Measured pairs", anchor=False)
+    unmeasured = " What was not measured is crossed out or empty." if pairs.is_partial else ""
+    st.caption(
+        "One pair of GPUs at a time, both ways at once, as the logs say, and what the cluster above has for it, edits and all. "
+        f"Mean difference {share(pairs.mean_error)}.{unmeasured}"
+    )
+    if len(pairs.names) <= charts.MOST_GPUS:
+        widgets.chart(charts.pair_rates(pairs, st.context.theme.type == "dark"), "measured-pairs")
+    else:
+        st.caption(f"Matrices of more than {charts.MOST_GPUS} GPUs are not drawn.")
+    with st.expander("Pairs with the largest error"):
+        tables.show(_worst(pairs), hide_index=True)
+
+
+def _worst(pairs: PairCluster) -> list[dict[str, str]]:
+    return [
+        {
+            "Pair": f"{pairs.names[first]} with {pairs.names[second]}",
+            "Measured": bandwidth(pairs.measured[first, second]),
+            "Drawn": bandwidth(pairs.drawn[first, second]),
+            "Difference": signed(pairs.difference[first, second]),
+        }
+        for first, second in pairs.worst(WORST)
+    ]
+
+
+def show_trust() -> None:
+    """A chart and a table, once they are asked for: they take some seconds."""
+    st.caption(
+        "Predictions beside public measurements of real machines. Fitted models use every other point; errors are on "
+        "the rest."
+    )
+    if not kept.toggle("Compare predictions with measurements", key="trust-shown"):
+        return
+    try:
+        sections = _sections()
+    except InputError as error:
+        st.info(plain(str(error)), icon=":material/info:")
+        return
+    held_out = {
+        name: [point for point in points if not point.fitted and not point.of.endswith(OLD_PRICING)]
+        for name, points in sections.items()
+    }
+    old = [point for points in sections.values() for point in points if point.of.endswith(OLD_PRICING)]
+    errors = [abs(point.error) for points in held_out.values() for point in points]
+    title = (
+        f"{len(errors):,} held-out predictions are {units.share(sum(errors) / len(errors))} off on average; without knowing "
+        f"how tokens travel DeepEP's would be {units.share(sum(abs(point.error) for point in old) / len(old))} off"
+    )
+    widgets.chart(charts.predicted_measured(held_out, old, title), "trust")
+    rows = summaries(point for points in sections.values() for point in points)
+    tables.show(pd.DataFrame([_row(row) for row in rows]), hide_index=True)
+
+
+@st.cache_resource(max_entries=1, show_spinner="Predicting what was measured")
+def _sections() -> dict[str, list[Prediction]]:
+    return {name: list(section()) for name, section in SECTIONS.items()}
+
+
+def _row(row: Summary) -> dict[str, str | int]:
+    return {
+        "Predicted": row.of,
+        "On": row.hardware,
+        "Nodes": row.nodes,
+        "Mean error": units.share(row.mean),
+        "Worst": units.share(row.worst),
+        "Points held out": row.points,
+        "Points fitted": row.fitted,
+    }

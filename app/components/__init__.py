@@ -1,0 +1,67 @@
+"""Hovering over a bar of a Gantt chart dims all bars but those of the same work.
+
+The name that a person typed, kept in their browser: every link to a plan begins a session, which knows nobody.
+
+Scrolls the page to where it stands.
+
+The address that somebody asked for, a plan's link or their session's, kept in the browser while they log in.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import streamlit as st
+
+_dim_others_component = st.components.v2.component(
+    "dim_others", js=(Path(__file__).parent / "dim_others.js").read_text(encoding="utf-8")
+)
+
+
+def on_hover(key: str) -> None:
+    """Of the chart that is drawn with a key: the same work is what the first line of the bars' tips names, such as the dispatch
+    of a layer, on all lanes and in all plans of the chart."""
+    _dim_others_component(data={"chart": key}, key=f"dim-others-{key}")
+
+
+KEY = "own-name"
+_own_name_component = st.components.v2.component(
+    "own_name", js=(Path(__file__).parent / "own_name.js").read_text(encoding="utf-8")
+)
+
+
+def remember(name: str | None, recall: Callable[[str], None]) -> None:
+    """Keep a name in the browser; without one, call back with that which the browser keeps, at the run that comes then."""
+    _own_name_component(
+        data={"name": name or ""},
+        key=KEY,
+        default={"name": ""},
+        on_name_change=lambda: recall((st.session_state.get(KEY) or {}).get("name") or ""),
+    )
+
+
+_scroll_here_component = st.components.v2.component(
+    "scroll_here", js=(Path(__file__).parent / "scroll_here.js").read_text(encoding="utf-8"), html="<span></span>"
+)
+
+
+def once(turn: int) -> None:
+    """Scroll here when this is first drawn with a turn; later runs leave the page where the person has it."""
+    _scroll_here_component(data={"turn": turn}, key="scroll-here")
+
+
+_way_back_component = st.components.v2.component(
+    "way_back", js=(Path(__file__).parent / "way_back.js").read_text(encoding="utf-8")
+)
+
+
+def leaving() -> None:
+    """Keep the address of the page; call at every run where somebody may go to a login."""
+    # The browser looks at its address again only where something here is new.
+    at = {"page": st.context.url, "query": st.query_params.to_dict()}
+    _way_back_component(data={"leaving": True, "at": at}, key="way-back-leaving")
+
+
+def back(on_done: Callable[[], None]) -> None:
+    """Go to the address that was kept, if one was. on_done: called once the browser has looked and stays; until then a run may
+    have been broken off before the browser saw this, so it is to be drawn again."""
+    _way_back_component(data={"leaving": False}, key="way-back", default={"done": False}, on_done_change=on_done)

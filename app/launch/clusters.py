@@ -7,12 +7,12 @@ from typing import Any
 import streamlit as st
 
 from app import kept, state
-from app.launch import start
-from app.text import plain, sentence
+from app.launch import history
+from app.tables import plain, sentence
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.running.torchx_application import dry_run
 from engine.workload import digest_of
 
@@ -136,7 +136,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             icon=":material/download:",
             on_click="ignore",
         )
-        refused = start.refusal()
+        refused = history.refusal()
         if not folder and st.button(
             "Write the run folder",
             icon=":material/create_new_folder:",
@@ -144,7 +144,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             disabled=bool(refused or not launch.ready),
         ):
             try:
-                state.keep_run_folder(key, str(start.write(launch)))
+                state.keep_run_folder(key, str(history.write(launch)))
             except InputError as error:
                 st.error(sentence(str(error)), icon=":material/error:")
             else:

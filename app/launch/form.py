@@ -6,27 +6,26 @@ from collections.abc import Sequence
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import balance, cached, kept, widgets
+from app import cached, kept, tables, widgets
 from app.charts import launch as charts
-from app.launch import clusters, start
+from app.launch import clusters, history
 from app.launch.history import Launched
-from app.text import plain, sentence
+from app.tables import plain, sentence
 from engine import store, units
-from engine.balance import Balance
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.goal import Goal
 from engine.jobs.launches import RUN
 from engine.launch.places.destination import Destination
 from engine.launch.places.devices import MOST_RANKS, Devices
-from engine.launch.preparation.launch import Launch, On
+from engine.launch.preparation.launch import Launch, On, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.preparation.settled import usual_ranks
 from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS
 from engine.launch.running.local import command_of
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.timeline import Balance
 
 WHERE = {
     "local": ":material/computer: This machine",
@@ -42,7 +41,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
     place = kept.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
-    devices, refused, fault, destination = cached.attached(), start.refusal(), None, None
+    devices, refused, fault, destination = cached.attached(), history.refusal(), None, None
     on_cluster = place in clusters.FORMS
     if on_cluster:
         destination = clusters.FORMS[place](problem.cluster)
@@ -73,7 +72,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
     with left:
         _preflight(prepared)
         _balances(balances)
-        not_now = fault or (None if on_cluster else start.why_not_now(past))
+        not_now = fault or (None if on_cluster else history.why_not_now(past))
         _start(launch, refused, not_now, prepared, actions)
     with right:
         if on_cluster:
@@ -94,7 +93,7 @@ def _start(
     ):
         try:
             store.save_workload(launch.workload)  # balanced routing was recorded nowhere
-            start.start(launch.to_arguments())
+            history.start(launch.to_arguments())
         except InputError as error:
             st.error(sentence(str(error)), icon=":material/error:")
         else:
@@ -292,8 +291,8 @@ def _preflight(launch: PreparedLaunch) -> None:
 
 
 def _balances(balances: dict[str, Balance]) -> None:
-    lines = [f"{plain(name)}: {balance.sentence(even.factors)}" for name, even in balances.items()]
-    st.caption("  \n".join([f"{balance.COLUMN} on the GPUs of the plan, all tokens", *lines]))
+    lines = [f"{plain(name)}: {tables.balance_sentence(even.factors)}" for name, even in balances.items()]
+    st.caption("  \n".join([f"{tables.COLUMN} on the GPUs of the plan, all tokens", *lines]))
 
 
 def _command(launch: PreparedLaunch) -> None:

@@ -1,18 +1,24 @@
-"""All launches in the data folder, whoever started them: found, searched, listed."""
+"""All launches in the data folder, whoever started them: found, searched, listed.
+
+What starts programs from the page, in one place, so that nothing starts unguarded.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from app import kept, state, tables, widgets
+from app.visitor import people
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.launches import Brief, brief_of
 from engine.jobs.runner import Job, State
-from engine.launch.preparation.launch import PLACES
+from engine.launch.preparation.launch import PLACES, PreparedLaunch
+from engine.launch.running.clusters import new_run_folder
 
 
 @dataclass(frozen=True)
@@ -144,3 +150,39 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
             ],
         }
     )
+
+
+BY = "by"
+"""In the arguments of a launch's job: the name of whoever started it."""
+
+
+def refusal() -> str | None:
+    """Why this visitor may start nothing; None when they may."""
+    return people.why_not_launch(st.context, st.user)
+
+
+def why_not_now(past: list[Launched]) -> str | None:
+    """Why nothing can be started on this machine at this moment; None when it can. past: all launches."""
+    if any(not launch.state.finished and launch.brief.on in ("local", "testbed") for launch in past):
+        return "A launch is running on these devices; one runs at a time."
+    return None
+
+
+def start(arguments: dict[str, Any]) -> None:
+    """Start a launch and watch it. Raises InputError with the reason when this visitor may not, whatever was drawn when the
+    button was."""
+    if reason := refusal():
+        raise InputError(reason)
+    named = arguments | {BY: people.who().name}
+    # What a scheduler runs elsewhere for hours takes nothing here.
+    here = arguments.get("on", "local") in ("local", "testbed")
+    state.add_launch_job(runner.start("launch", named, store.data_folder(), queued=here).id)
+    state.show_launch(None)
+
+
+def write(launch: PreparedLaunch) -> Path:
+    """Write a new run folder for a launch that is submitted by hand. Raises InputError as `start` does."""
+    if reason := refusal():
+        raise InputError(reason)
+    with new_run_folder(launch) as folder:
+        return folder

@@ -1,25 +1,74 @@
-"""What a launch measured, beside what was predicted; or why it did not end well."""
+"""What a launch measured, beside what was predicted; or why it did not end well.
+
+Launches that have ended, noted in the team's database, so that what was measured stands beside the plan.
+"""
 
 from typing import Any
 
 import numpy as np
 import streamlit as st
 
-from app import cached, failing, kept, widgets
+from app import cached, failing, kept, timeline, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
 from app.charts import theme
-from app.launch import notes, start, watch
+from app.launch import history, watch
 from app.launch.history import Launched
-from app.text import plain, sentence
-from app.timeline import step
+from app.tables import plain, sentence
 from engine import units
 from engine.errors import InputError
-from engine.jobs.runner import State
-from engine.launch.preparation.launch import PLACES, Launch
+from engine.jobs.runner import Job, State
+from engine.launch.preparation.launch import PLACES, Launch, plans_in
 from engine.launch.preparation.prepare import prepare
+from engine.plan import Plan
+from engine.store import team
+from engine.store.database import database
 from engine.timeline import Timeline
+
+NOBODY = "the command line"
+"""Whose a launch is that names nobody."""
+
+
+def note(launch: Launched) -> None:
+    """Note every plan of a launch that is done; a database that does not answer is said and holds nothing up."""
+    try:
+        _noted(database().address, launch.job.id, launch)
+    except InputError as error:
+        st.caption(f"Not noted for the team: {plain(str(error))}.")
+
+
+@st.cache_resource(max_entries=1024, show_spinner=False)
+def _noted(address: str, id: str, _launch: Launched) -> int:
+    """How many plans of a launch were noted; done once in the life of the server."""
+    job, brief = _launch.job, _launch.brief
+    result = cached.result_of(job) or {}
+    runs = runs_of(job, result, brief.on, brief.ranks, _launch.started)
+    for run in runs:
+        team.note_run(database(), **run)
+    return len(runs)
+
+
+def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:
+    """The arguments of `note_run` for every plan of a launch. result: its job's; started: seconds since the epoch."""
+    asked = job.request.arguments
+    plans = {plan.id: plan for plan in (Plan.from_dict(plan, "plan") for plan in plans_in(asked))}
+    about = {"device": result.get("device"), "tokens": result.get("tokens"), "ranks": ranks}
+    return [
+        {
+            "id": f"{job.id}-{number}",
+            "plan": plans[run["plan"]],
+            "place": place,
+            "by": asked.get(history.BY) or NOBODY,
+            "at": started,
+            "predicted": run["predicted_seconds"],
+            "measured": run["measured_seconds"],
+            "report": about | {"passes": run["pass_seconds"]},
+        }
+        for number, run in enumerate(result.get("runs", []))
+        if run.get("plan") in plans
+    ]
+
 
 HERE = {"local": "this machine", "testbed": "the emulated links"}
 """What predictions of a launch are for, by where it ran; elsewhere for the machines there."""
@@ -38,7 +87,7 @@ def show(launch: Launched, past: list[Launched]) -> None:
             _relaunch(launch, past)
         st.caption(f"{_what_for(launch)}{started}{ranks}{tokens} · {ended}")
     if launch.state is State.DONE:
-        notes.note(launch)
+        note(launch)
         with failing.saying():
             _measured(launch)
         with st.expander("What the ranks printed", icon=":material/terminal:", on_change="rerun") as logs:
@@ -70,13 +119,13 @@ def _what_for(launch: Launched) -> str:
 
 def _relaunch(launch: Launched, past: list[Launched]) -> None:
     here = launch.brief.on in ("local", "testbed")
-    blocked = start.refusal() or (start.why_not_now(past) if here else None)
+    blocked = history.refusal() or (history.why_not_now(past) if here else None)
     if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
         arguments = launch.job.request.arguments
         try:
             if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
                 raise InputError(f"{failed.name}: {failed.text}")
-            start.start(arguments)
+            history.start(arguments)
         except InputError as error:
             st.error(sentence(str(error)), icon=":material/error:")
         else:
@@ -214,7 +263,7 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
 
 
 def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> None:
-    phase, first, last = step.choose_part(list(pair.values()))
+    phase, first, last = timeline.choose_part(list(pair.values()))
     parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
     title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
     widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")

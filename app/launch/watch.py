@@ -10,7 +10,7 @@ from app.launch.history import Launched
 from engine import units
 from engine.jobs.launches import run_folder
 from engine.jobs.runner import Job
-from engine.launch.rank.logs import Standing, log_tail, standing
+from engine.launch.rank.failure import Standing, log_tail, standing
 
 GRACE = 8.0
 """Seconds in which a stopped launch may end by itself: a testbed takes its network apart."""

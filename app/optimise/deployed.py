@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from app import balance, cached, drop_zone, kept, opening, state, widgets
-from app.text import plain
+from app import cached, kept, opening, state, tables, widgets
+from app.tables import plain
 from engine import units
+from engine.compare.figures import Metrics, cross_node_share, speedup
+from engine.compare.what_if import is_quick
 from engine.errors import InputError
 from engine.formats.placements import open_plan_file
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.metrics import Metrics, cross_node_share, speedup
-from engine.studies.what_if import is_quick
 from engine.systems import System, baseline_for
 from engine.systems.options import Value
 
@@ -73,7 +73,7 @@ def _is_planned(problem: Problem) -> bool:
 
 def receive() -> None:
     """A zone for the file of what is deployed."""
-    drop_zone.show(
+    opening.show(
         "deployed-file",
         "Or its plan file",
         "What your engine runs: SGLang's map (JSON or .pt), TensorRT-LLM's YAML, vLLM's log or vLLM-Ascend's map, a "
@@ -112,7 +112,7 @@ def show(problem: Problem) -> None:
         if figures is not None:
             st.metric("Time, simulated", units.seconds(figures.total), help=f"of a pass; {figures.how_simulated}")
         st.metric("Balancedness", f"{even.balancedness:.3f}", help="mean / largest load of the GPUs; 1 is even")
-        balance.metric(even)
+        tables.metric(even)
         st.metric(
             "Cross-node share",
             "one node" if away is None else units.share(away),

@@ -1,12 +1,25 @@
-"""What a plan is for: one model or two, a training or a serving step; which recordings it must serve, what is deployed."""
+"""What a plan is for: one model or two, a training or a serving step; which recordings it must serve, what is deployed.
+
+How tokens travel to their experts and back, under the plans that are made next.
+
+How long a system is likely to take, as it stands beside its name before it is run.
+
+What the Optimise page says of send orders before anything is planned.
+"""
+
+from typing import Any, get_args
 
 import streamlit as st
 
-from app import samples, state, widgets
-from app.optimise import deployed, step
-from app.serving import form as serving_form
-from engine import formats
+from app import kept, samples, state, widgets
+from app.optimise import deployed, serving_form, step
+from engine import formats, units
+from engine.jobs import runtimes
+from engine.network import Network
+from engine.plan import Travel
+from engine.plan.send_order import Dtype, Replicas
 from engine.problem import Problem
+from engine.systems import System
 
 ONE, TWO, STEP = "Inference latency of one model", "Two models on one cluster", "Training step"
 SERVE = "Serving step"
@@ -121,4 +134,94 @@ def _choose_others(fitting: dict[str, str]) -> list[str]:
         help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each the "
         "same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the same model on "
         "the Workload page.",
+    )
+
+
+UNITS = {"copies": "One row per token copy", "gpu": "One row per GPU", "node": "One row per node"}
+HELP = (
+    "What an engine sends for a token. One row per token copy: each (token, expert) pair, as the papers have it and DeepEP's "
+    "low-latency kernels do. One row per GPU: once to each GPU with one of its experts (NCCL paths). One row per node: once "
+    "over the fabric to each node, and from there over the node's links (DeepEP's normal kernels). With the last two, experts "
+    "that fire together belong together."
+)
+
+
+REPLICAS = {"in turn": None, "fewest": "fewest"}
+REPLICAS_HELP = (
+    "Where an expert has copies. In turn: each serves as many tokens as the others. Fewest: each token goes to the copies that "
+    "touch fewest GPUs or nodes, which the engine has to be able to do."
+)
+
+
+def _replicas(now: Travel) -> Replicas | None:
+    ways = list(REPLICAS)
+    way = st.selectbox(
+        "Copies of an expert",
+        ways,
+        list(REPLICAS.values()).index(now.replicas),
+        width=160,
+        key="travel-replicas",
+        help=REPLICAS_HELP,
+    )
+    return REPLICAS[way]
+
+
+def choose_travel(problem: Problem) -> None:
+    """Controls of what `problem.travel` is."""
+    now = state.travel() or Travel()
+    unit = widgets.segments(
+        "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
+    )
+    formats: dict[str, Dtype | None] = {}
+    own = f"same as the model ({problem.model.dtype})"
+    for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):
+        options = [own, *get_args(Dtype)]
+        dtype = st.selectbox(
+            title,
+            options,
+            options.index(getattr(now, way) or own),
+            width=240,
+            key=f"travel-{way}",
+            help="DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back.",
+        )
+        formats[way] = None if dtype == own else dtype
+    if problem.model.dtype == "fp8" and formats["combine"] is None:
+        st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
+    unit = unit or now.unit
+    replicas = None if unit == "copies" else _replicas(now)
+    chosen = Travel(unit=unit, replicas=replicas, **formats)
+    if chosen != now:
+        state.set_travel(None if chosen == Travel() else chosen)
+        st.rerun()
+    if problem.estimates_rows(chosen):
+        st.caption(
+            "This recording has no tokens: how many rows there are is an estimate, as if tokens chose their experts by "
+            "popularity alone. Experts of real tokens fire together, which saves rows."
+        )
+
+
+LIMIT = "time_limit"
+
+
+def beside(problem: Problem, system: System, key: str) -> str:
+    """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
+    measured. key: of its options, as `option_inputs.show` takes it."""
+    options: dict[str, Any] = {}
+    limit_key = kept.key_of(key, LIMIT)
+    if (limit := st.session_state.get(state.widget_key(limit_key), state.choice(limit_key))) is not None:
+        options[LIMIT] = limit
+    seconds = runtimes.estimate(problem, system, options)
+    if seconds is None:
+        return ""
+    return f" · about {units.roughly(seconds)}" if seconds >= 1 else " · under 1 s"
+
+
+def in_words(network: Network) -> str:
+    """A sentence where ports always reach their whole rate, with a space after it; else nothing."""
+    if network.contended or network.gpus < 3:
+        return ""
+    relays = "" if network.direct else ", but for orders in which the GPUs of a node relay for each other"
+    return (
+        f"Sending everything at once is then nearly as fast as the best order{relays}. What-if shows how much contention "
+        "makes ordering pay. "
     )

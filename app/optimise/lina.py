@@ -6,15 +6,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, kept, state, tables, widgets
+from app import cached, kept, state, studies, tables, widgets
 from app.charts import optimise as charts
-from app.optimise import studies
-from app.text import plain
+from app.tables import plain
 from engine import units
 from engine.errors import InputError
 from engine.problem import Problem
-from engine.simulate.two_phase import device_slots
-from engine.simulate.two_phase_result import PAPER_SLOTS, TwoPhaseOptions
+from engine.simulate.two_phase import PAPER_SLOTS, TwoPhaseOptions, device_slots
 from engine.workload import RoutingTrace
 
 
@@ -33,7 +31,7 @@ def panel(problem: Problem) -> None:
         st.error(plain(str(error)), icon=":material/error:")
         return
     _form(problem, slots)
-    studies.watch("lina", _show, "Nothing simulated yet: press Simulate.")
+    studies.watch_study("lina", _show, "Nothing simulated yet: press Simulate.")
     with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
         _most_popular(problem.workload.load)
 
@@ -101,7 +99,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
                 "packing": packing,
                 "max_experts_per_device": slots,
             }
-            studies.run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
+            studies.start_study("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
 
 def _show(result: dict[str, Any]) -> None:

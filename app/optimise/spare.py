@@ -6,16 +6,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import kept, state, tables, widgets
-from app.charts import redundancy as charts
-from app.serving import judging
-from app.text import plain
-from app.what_if import jobs
+from app import kept, state, studies, tables, widgets
+from app.charts import optimise as charts
+from app.optimise import serving_page
+from app.tables import plain
 from engine import units
+from engine.compare.judge import CONFIDENCE
+from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.problem import Problem
-from engine.studies.judge import CONFIDENCE
-from engine.studies.knee import Knee
-from engine.studies.redundancy import RedundancyPoint
 from engine.systems.options import Value
 
 KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
@@ -59,10 +57,10 @@ def panel(problem: Problem) -> None:
             placeholder="The later half of the open recording",
             key="spare-judged-on",
         )
-    wanted = {"recordings": [problem.workload.digest, *chosen], **judging.arguments(problem)}
-    if st.button("Advise", icon=":material/memory:", disabled=jobs.running(KIND)):
-        jobs.run(KIND, problem, wanted)
-    jobs.watch(
+    wanted = {"recordings": [problem.workload.digest, *chosen], **serving_page.arguments(problem)}
+    if st.button("Advise", icon=":material/memory:", disabled=studies.running(KIND)):
+        studies.start_and_rerun(KIND, problem, wanted)
+    studies.watch_of_problem(
         KIND,
         problem,
         {"serving": None} | wanted,
@@ -95,7 +93,7 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
         f"The band is the {units.share(CONFIDENCE)} interval of the gain, as far as those recordings are samples. Times are of "
         f"{plain(result['unit'])}. Costs: {plain(result['cost_source'])}."
     )
-    jobs.download(points, KIND)
+    studies.download(points, KIND)
 
 
 def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:

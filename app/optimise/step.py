@@ -6,14 +6,14 @@ from typing import get_args
 import streamlit as st
 
 from app import cached, state, uploads
-from app.text import plain
+from app.tables import plain
 from engine import formats, units
+from engine.compare.sensitivity import operators_of
 from engine.errors import InputError
 from engine.overlap.operator_graph import OperatorGraph
 from engine.problem import MEMORY_SHARE, Problem
-from engine.simulate.training.memory import step_state_bytes
-from engine.simulate.training.routing import route
-from engine.studies.operators import operators_of
+from engine.simulate.training.pricing import route
+from engine.simulate.training.step import step_state_bytes
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement
 from engine.training import Gate, TrainingStep, usual_step

@@ -1,19 +1,24 @@
-"""The candidate plans of the session beside each other: figures, proofs, and what a move to each costs."""
+"""The candidate plans of the session beside each other: figures, proofs, and what a move to each costs.
+
+The plans that were found for what is open: how the open one stands, and all beside what is deployed.
+"""
 
 import math
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from app import balance, cached, state, tables, widgets
+from app import cached, state, tables, verdict_line, widgets
+from app.charts import ranked as charts
 from app.charts import step as step_charts
-from app.text import plain
+from app.optimise import goal
+from app.tables import plain
 from engine import units
+from engine.compare.figures import proof_of_plan, speedup
 from engine.errors import InputError
 from engine.problem import Problem
-from engine.simulate.metrics import speedup
-from engine.simulate.proof import proof_of_plan
 from engine.systems.lina import SCHEDULED
 
 MARK, PLAN, TIME, GAIN = 50, 124, 74, 80
@@ -99,7 +104,7 @@ def show(table: pd.DataFrame) -> None:
         "candidates",
         column_config=columns_in_sight(text)
         | {
-            balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
+            tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
             "Above the bound": st.column_config.TextColumn(
                 help="The bound is what no order of this placement's sends can beat, of a training step no schedule"
             ),
@@ -143,7 +148,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         **_over_placements(table),
         "Proof": table["Proof"],
         "Balancedness": table["Balancedness"].map(units.digits),
-        balance.COLUMN: table["Overload"].map(balance.cell),
+        tables.COLUMN: table["Overload"].map(tables.balance_cell),
         "Kept local": table["Kept local"].map(units.share),
         **({"Rows per token": table["Rows"].map(units.digits)} if table["Rows"].notna().any() else {}),
         "Utilisation": table["Utilisation"].map(units.share),
@@ -235,8 +240,50 @@ def notes(row: pd.Series, made_for: dict[str, str]) -> None:
     """What the optimiser found out about the open plan. made_for: see `cached.made_for`"""
     lines = [f"**{plain(row['Plan'])}** · plan `{row['id'][:12]}`"]
     lines.append(f"- {plain(row['proof'])}")
-    lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
+    lines.append(f"- {tables.COLUMN}: {tables.balance_sentence(row['Overload'])}")
     if row["notes"] and made_for:
         lines.append(f"- What its optimiser noted, all of it for {plain(', '.join(made_for.values()))}:")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))
+
+
+def show_candidates(problem: Problem, aim: str) -> None:
+    """The table, what is known of the open plan, and the way on. aim: of `goal`"""
+    table = rows(problem)
+    running = any(not job.state.finished for job in cached.jobs(state.plan_jobs()))
+    if table.empty:
+        if not running:  # else its row says how far a job is
+            st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
+        return
+    shown = table[table["id"] == state.plan_id()]
+    if aim == goal.STEP:
+        decomposition(table, problem)
+    else:
+        widgets.chart(_ranked(table, running), "plans-ranked")
+    if len(shown):
+        st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
+        verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
+        verdict_line.say_made_for(cached.open_plan(), problem)
+    on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
+    st.subheader("Candidate plans", anchor=False)
+    st.caption(f"{on}, fastest first; in the table what is deployed stays on top. Select a row to open its plan.")
+    show(table)
+    if aim == goal.STEP:
+        st.caption(
+            "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
+            "the fullest GPU, without activations."
+        )
+    if len(shown):
+        notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
+    with st.container(horizontal=True):
+        st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+        if aim == goal.ONE:
+            st.page_link(
+                "../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:"
+            )
+
+
+def _ranked(table: pd.DataFrame, running: bool) -> go.Figure:
+    deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+    columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
+    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark", running)

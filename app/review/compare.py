@@ -7,21 +7,20 @@ import pandas as pd
 import streamlit as st
 
 from app import cached, kept, state, tables, widgets
-from app.balance import COLUMN
 from app.charts import review as charts
 from app.review import store
-from app.text import plain
+from app.tables import COLUMN, plain
 from engine import units
-from engine.balance import Balance
+from engine.compare.figures import Metrics, speedup
+from engine.compare.standing import is_loss
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
-from engine.simulate.metrics import Metrics, speedup
-from engine.simulate.standing import is_loss
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
 from engine.store.team_list import ListedPlan
+from engine.timeline import Balance
 from engine.workload import digest_of
 
 SESSION, SAVED = "this session", "saved"

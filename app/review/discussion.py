@@ -6,20 +6,17 @@ from functools import partial
 
 import streamlit as st
 
-from app import failing, state, widgets
-from app.components import scroll_here
+from app import components, failing, state, widgets
 from app.review import news, place, store, thresholds
-from app.review.address import link_to
-from app.review.plan_list import ICONS, NO_REVIEW, STATES, WHOSE, WHOSE_ICONS
-from app.review.saved import QUESTION, attempt, typed
-from app.text import plain, sentence
+from app.review.plan_list import ICONS, NO_REVIEW, QUESTION, STATES, WHOSE, WHOSE_ICONS, attempt, typed
+from app.review.store import link_to
+from app.tables import plain, sentence
 from app.visitor import people
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange, Verdict
-from engine.store.team_approval import why_not
-from engine.store.team_place import Place
+from engine.store.team_approval import Place, why_not
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
@@ -78,7 +75,7 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
     if state.take_return():
-        scroll_here.once(time.time_ns() // 1_000_000)
+        components.once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
         _ask(saved)

@@ -8,12 +8,12 @@ import streamlit as st
 
 from app import failing, state, widgets
 from app.review import store
-from app.text import plain
+from app.tables import plain
 from app.visitor import people
 from engine.errors import InputError
-from engine.store import team, team_looks
+from engine.store import team, team_list
 from engine.store.team import Decision, Review
-from engine.store.team_looks import News
+from engine.store.team_list import News
 
 EVERY = 5
 """Seconds after which what others did is looked for."""
@@ -50,7 +50,7 @@ def show(review: Review | None, anchor: str) -> None:
         except InputError:  # said by the discussion
             return
         visit = _visit(who, name, now)
-        if not (news := team_looks.news_of(now, name, visit.before)):
+        if not (news := team_list.news_of(now, name, visit.before)):
             return
         with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="news"):
             st.markdown(
@@ -73,13 +73,13 @@ def saw(review: str) -> None:
 def _visit(who: str, name: str, now: Review) -> state.Visit:
     """The visit to a review as it is now drawn. What was there when it began counts as seen once it was shown for a while; what
     came since does not, as nobody may sit before the page."""
-    newest, visit = team_looks.newest(now), state.visit(who, now.id)
+    newest, visit = team_list.newest(now), state.visit(who, now.id)
     if visit is None:
-        looked = team_looks.last_look(store.db(), who, now.id)
+        looked = team_list.last_look(store.db(), who, now.id)
         visit = state.Visit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
     visit = replace(visit, shown=newest)
     if not visit.noted:
-        nothing_new = not team_looks.news_of(now, name, visit.before)
+        nothing_new = not team_list.news_of(now, name, visit.before)
         if nothing_new or time.time() - visit.since >= TAKEN_IN:
             visit = _noted(visit)
     state.keep_visit(visit)
@@ -89,7 +89,7 @@ def _visit(who: str, name: str, now: Review) -> state.Visit:
 def _noted(visit: state.Visit) -> state.Visit:
     """Keep that all that was there has been seen. Where that cannot be kept it stays new, which needs no words of its own."""
     with suppress(InputError):
-        team_looks.note_look(store.db(), visit.who, visit.review, visit.opened)
+        team_list.note_look(store.db(), visit.who, visit.review, visit.opened)
         return replace(visit, noted=True)
     return visit
 

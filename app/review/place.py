@@ -2,14 +2,13 @@
 
 import streamlit as st
 
-from app import state
-from app.components import scroll_here
-from app.review import link
-from app.text import plain
+from app import components, state
+from app.review import store
+from app.tables import plain
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.store.team import SavedPlan
-from engine.store.team_place import CHARTS, Place
+from engine.store.team_approval import CHARTS, Place
 from engine.workload import RoutingTrace
 
 TITLES = {"verdict": "Worth it?", "timelines": "Timelines of the brief", "load": "Load of every GPU"}
@@ -55,7 +54,7 @@ def go(saved: SavedPlan, place: Place) -> str | None:
         state.point_at(place)
         return None
     is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
-    if not is_open and (fault := link.open_in_session(saved)):
+    if not is_open and (fault := store.open_in_session(saved)):
         return fault
     if place.kind == "hops":
         pair = (place.number, place.number + 1)
@@ -92,6 +91,6 @@ def mark(chart: str, problem: Problem | None = None) -> Place | None:
     if place is None or chart_of(place) != chart:
         return None
     what = f"{title(place, problem)}, framed below" if place.kind == "gpu" else "this chart"
-    scroll_here.once(turn)
+    components.once(turn)
     st.markdown(f"{ICON} **{plain(f'The comment points to {what}.')}**")
     return place

@@ -26,21 +26,21 @@ from plotly.offline import get_plotlyjs
 
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
-from app.charts import verdict as verdict_charts
+from app.charts import review as verdict_charts
 from app.charts.theme import CONFIG, ink, legible
-from app.review import criteria, place
+from app.review import place, thresholds
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
-from engine.balance import over_layers
+from engine.compare import WORDS, Verdict, break_even
+from engine.compare.figures import proof_of_plan
+from engine.compare.judge import interval
 from engine.goal import Goal
 from engine.problem import Problem
+from engine.provenance import input_digests
 from engine.simulate import bound_of_plan
-from engine.simulate.metrics import input_digests
-from engine.simulate.proof import proof_of_plan
 from engine.store.team import Comment, Decision, Review, Run, SavedPlan
-from engine.studies.judge import interval
-from engine.systems.option_words import in_words
-from engine.verdict import WORDS, Verdict, break_even
+from engine.systems.plan_names import in_words
+from engine.timeline import over_layers
 from engine.workload import RoutingTrace, Workload
 
 WIDTH = 960
@@ -113,10 +113,10 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "verdict": verdict,
         "word": WORDS[verdict.verdict],
         "at": moment(dossier.judged_at),
-        "criteria": criteria.as_text(verdict.criteria).to_dict("records"),
+        "criteria": thresholds.as_text(verdict.criteria).to_dict("records"),
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
         "break_even": break_even,
-        "minutes": criteria.minutes,
+        "minutes": thresholds.minutes,
         "figure": chart(verdict_charts.gains(verdict)) if verdict.parts else None,
     }
 

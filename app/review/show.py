@@ -4,15 +4,14 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import balance, cached, kept, state, tables, verdict_line, widgets
+from app import cached, export, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
-from app.export import panel as export
-from app.review import discussion, link, news, place, report, store, verdict
-from app.review.address import link_to
+from app.review import discussion, news, place, report, store, verdict
 from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
+from app.review.plan_list import corrections, leave_brief
 from app.review.report import Dossier
-from app.review.saved import corrections, leave_brief
-from app.text import plain
+from app.review.store import link_to
+from app.tables import plain
 from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
@@ -72,7 +71,7 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
         with st.container(horizontal=True, gap="medium"):
             own = brief.own.figures
             st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
-            balance.metric(own.balance)
+            tables.metric(own.balance)
     with right:
         numbers = st.container()
         brief = _on_others(brief)
@@ -146,7 +145,7 @@ def _open_button(saved: SavedPlan) -> None:
         icon=":material/route:",
         help="with everything that it was made from, for Timeline, What-if and Launch",
     ):
-        if fault := link.open_in_session(saved):
+        if fault := store.open_in_session(saved):
             st.error(plain(fault), icon=":material/error:")
         else:
             st.rerun()
@@ -189,7 +188,7 @@ def _noted(saved: SavedPlan) -> None:
         ):
             if figures.get(name) is not None:
                 st.metric(label, text(figures[name]))
-        balance.noted(figures)
+        tables.noted(figures)
 
 
 def _timelines(brief: Brief) -> None:

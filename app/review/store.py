@@ -1,27 +1,94 @@
-"""The team's database as the page sees it: what is read, and every write in one place, under the writer's name and role."""
+"""The team's database as the page sees it: what is read, and every write in one place, under the writer's name and role.
+
+Links to saved plans, for anybody who reaches this studio: they name no session.
+
+Tells the operator's webhook that a decision is asked for, or was made; see docs/operating.md for what is sent.
+
+Links that are followed, and a saved plan opened with its inputs in this session.
+"""
 
 import json
 import math
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import streamlit as st
 
 from app import cached, state
-from app.review import announce
 from app.review.brief import Brief, brief_of
 from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
 from engine import store
+from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.metrics import input_digests
-from engine.store import team, team_corrections
-from engine.store.database import Database, database
+from engine.provenance import input_digests
+from engine.store import team, team_list
+from engine.store.database import Database, LostError, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.team import Review, SavedPlan, Verdict, Workspace
-from engine.store.team_place import Place
+from engine.store.team_approval import Place, place_of
+from engine.training import TrainingStep
+from engine.webhook import WEBHOOK, address
 from engine.workload import digest_of
+
+
+def link_to(saved: SavedPlan, review: str | None, place: Place | None = None) -> str:
+    """A link to a saved plan, its review (an id) and what a comment points to; asked for on the Review page."""
+    parameters = {"plan": saved.plan} | ({"review": review} if review else {})
+    parameters |= {} if place is None else {"about": str(place)}
+    here = urlsplit(st.context.url or "")
+    page = f"{here.scheme}://{here.netloc}{here.path}" if here.netloc else "/review"
+    return f"{page}?{urlencode(parameters)}"
+
+
+LONGEST = 500
+"""Characters of a text that are sent."""
+
+
+def requested(review: Review) -> None:
+    """A plan was put up for decision."""
+    _send_news("review.requested", "A decision on a plan is requested", review, review.by)
+
+
+def decided(review: Review, verdict: Verdict, reason: str, by: str) -> None:
+    """Somebody has decided on a plan."""
+    _send_news("review.decided", f"A plan was {verdict}", review, by, verdict, reason)
+
+
+def _send_news(
+    event: str, text: str, review: Review, by: str, verdict: Verdict | None = None, reason: str = ""
+) -> None:
+    with suppress(InputError):  # what is wrong with the setting, or the database now, the operator is told elsewhere
+        if address() is None:
+            return
+        saved, link = review.saved, link_to(review.saved, review.id)
+        names = {workspace.id: workspace.name for workspace in team.workspaces(database())}
+        WEBHOOK.send(
+            {
+                "event": event,
+                "text": f"{text}: {link}",  # nothing that a person wrote: chat services read it as markup
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "workspace": names.get(saved.workspace, ""),
+                "plan": {"id": saved.plan, "name": saved.name},
+                "review": review.id,
+                "question": _short(review.question),
+                "by": by,
+                "verdict": verdict,
+                "reason": _short(reason),
+                "link": link,
+            }
+        )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
 
 NAMES, IN_USE = "names", "in_use_plan"
 """What the inputs of a saved plan have beside the arguments of its problem: recordings' names by digest, and a plan's id."""
@@ -53,7 +120,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
         review = team.open_review(db(), saved.number, question, by, people.login())
-        announce.requested(review)
+        requested(review)
     state.look_at(saved.number, review.id if review else None)
     if there is not None:  # somebody was faster
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
@@ -67,7 +134,7 @@ def saved_in(workspace: str, plan: Plan) -> SavedPlan | None:
 
 def correct(saved: SavedPlan, name: str, note: str) -> None:
     """Give a saved plan another name and note; raises InputError for anybody but who saved it."""
-    team_corrections.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
+    team_list.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
     cached.forget_saved_plans()
 
 
@@ -114,7 +181,7 @@ def _finite(value: Any) -> Any:
 def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
     review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
-    announce.requested(review)
+    requested(review)
     state.look_at(saved.number, review.id)
 
 
@@ -128,7 +195,7 @@ def decide(review: Review, verdict: Verdict, reason: str) -> None:
     approve what they asked for."""
     by = people.writer("plan")
     team.decide(db(), review.id, verdict, reason, by, len(review.decisions), people.login())
-    announce.decided(review, verdict, reason.strip(), by)
+    decided(review, verdict, reason.strip(), by)
 
 
 def plan_of(saved: SavedPlan) -> Plan:
@@ -216,3 +283,74 @@ def _with_risks(
     name: str, id: str, key: tuple[str, ...], baseline: str, others: tuple[str, ...], _brief: Brief
 ) -> Brief:
     return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)
+
+
+def follow() -> tuple[SavedPlan, Place] | None:
+    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not). What a
+    comment points to there is returned, to be gone to.
+    Raises InputError when the address leads nowhere; while the database does not answer, it is followed again later."""
+    link = state.asked_link()
+    if link is None:
+        return None
+    plan, review, about = link
+    try:
+        saved = _find(plan, review)
+    except LostError:
+        raise
+    except InputError:
+        state.write_link(plan, review)
+        state.look_at(None)
+        raise
+    state.write_link(plan, review)
+    state.look_at(saved.number, review or None)
+    state.choose_workspace(saved.workspace)
+    if saved.plan not in state.saved():
+        open_in_session(saved)
+    return (saved, place_of(about)) if about else None
+
+
+def _find(plan: str, review: str) -> SavedPlan:
+    if review:
+        saved = team.find_review(db(), review).saved
+        if saved.plan == plan:
+            return saved
+        raise InputError("this link names a plan and the review of another one; ask for it again")
+    saves = team.saves_of(db(), [plan])
+    if not saves:
+        raise InputError(f"there is no saved plan {plan[:12]!r}; the link may be of another database")
+    return saves[0]
+
+
+def open_in_session(saved: SavedPlan) -> str | None:
+    """Make a saved plan and everything that it was made from the open ones of this session. Where a recording is missing or
+    the plan breaks a rule nothing is opened, and why is returned."""
+    try:
+        _open_inputs(saved)
+    except InputError as error:
+        return str(error)
+    state.add_saved(saved.plan, saved.number)
+    state.open_plan(saved.plan)
+    return None
+
+
+def _open_inputs(saved: SavedPlan) -> None:
+    problem, inputs = problem_of(saved), saved.inputs
+    cached.check_plan(plan_of(saved), problem)
+    model = MoEModel.from_dict(inputs["model"], "model")
+    second = inputs.get("second")
+    recordings = {digest: cached.recording(digest) for digest in recordings_of(saved)}
+    for digest, recording in recordings.items():
+        of_second = second is not None and digest == second["workload"]
+        state.add_recording(recording, MoEModel.from_dict(second["model"], "second model") if of_second else model)
+    state.choose_workload(inputs["workload"])
+    state.open_cluster(Cluster.from_dict(inputs["cluster"], "cluster"))
+    state.open_model(model)
+    state.open_second(second["workload"] if second else None)
+    state.open_step(TrainingStep.from_dict(inputs["step"], "training step") if "step" in inputs else None)
+    state.open_graph(OperatorGraph.from_dict(inputs["graph"], "operator graph") if "graph" in inputs else None)
+    state.open_cost(inputs["cost"])
+    state.set_others([other.digest for other in problem.others])
+    used = inputs.get(IN_USE)
+    if used is not None and used != saved.plan:
+        state.add_saved(used, None)
+    state.set_in_use(used)

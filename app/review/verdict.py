@@ -6,15 +6,15 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, kept, state, tables, widgets
-from app.charts import verdict as charts
-from app.optimise import studies
-from app.review import criteria, place, thresholds
+from app import cached, kept, state, studies, tables, widgets
+from app.charts import review as charts
+from app.optimise import serving_page
+from app.review import place, thresholds
 from app.review.brief import Brief
-from app.serving import judging
-from app.text import plain
+from app.tables import plain
 from app.visitor import people
 from engine import store, units
+from engine.compare import WORDS, Judgement, Thresholds, Verdict, break_even
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import judgements, runner
@@ -23,7 +23,6 @@ from engine.problem import Problem
 from engine.store import team
 from engine.store.database import database
 from engine.units import signed
-from engine.verdict import WORDS, Judgement, Thresholds, Verdict, break_even
 
 ICONS = {
     "do-it": ":green[:material/check_circle:]",
@@ -53,7 +52,7 @@ def show(brief: Brief) -> None:
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     source = problem.source_of_times(plan.travel)
-    studies.watch(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
+    studies.watch_study(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
@@ -96,7 +95,7 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
             "Held out is the later half of the plan's own recordings, where they have an order in time. Open other recordings "
             "of this model on the Workload page to judge it on those too."
         )
-    serving = judging.arguments(problem)
+    serving = serving_page.arguments(problem)
     if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
         serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
@@ -174,7 +173,7 @@ def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: s
     with right:
         if verdict.parts:
             widgets.chart(charts.gains(verdict), f"{kind}-gains")
-    tables.show(criteria.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")
+    tables.show(thresholds.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")
     tables.show(_beside(verdict), hide_index=True, alt="The plan beside no plan and a plan without replicas")
 
 
@@ -220,7 +219,7 @@ def _figures(verdict: Verdict) -> None:
             )
             st.metric(
                 "Break-even time",
-                criteria.minutes(verdict.break_even_minutes) if paid else tables.MISSING,
+                thresholds.minutes(verdict.break_even_minutes) if paid else tables.MISSING,
                 help="at the plan's own pace",
             )
         st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")

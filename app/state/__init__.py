@@ -16,17 +16,19 @@ from app.state.address import (
     was_overtaken,
     write_link,
 )
-from app.state.choices import choice, forget_choices, keep_choice
 from app.state.inputs import (
     add_cost_source,
     add_recording,
+    choice,
     choose_workload,
     cluster,
     config_of,
     cost,
     cost_sources,
+    forget_choices,
     graph,
     is_empty,
+    keep_choice,
     model,
     model_of,
     open_cluster,

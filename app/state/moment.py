@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import streamlit as st
 from streamlit.errors import StreamlitWidgetAlreadyInstantiatedError
 
-from engine.store.team_place import Place
+from engine.store.team_approval import Place
 
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
 _SESSIONS = "sessions_shown"

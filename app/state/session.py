@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from engine.cluster import Cluster
+from engine.compare import Thresholds
 from engine.costs import choice
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -13,7 +14,6 @@ from engine.plan import Travel
 from engine.schema import Frozen, first_fault
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
-from engine.verdict import Thresholds
 
 VERSION = 3
 """Of the text that `Session` is written as. Raise it when a field is renamed or means something else, and let `read` mend

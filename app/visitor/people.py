@@ -1,21 +1,89 @@
-"""Who is looking: whoever logged in where the operator configured a login (OIDC), else a name that a person typed."""
+"""Who is looking: whoever logged in where the operator configured a login (OIDC), else a name that a person typed.
+
+Who may start a launch, which runs programs on this machine, and who may look after the studio.
+
+Who is here: the visitors whose pages are open on this studio, each with the page that was drawn last.
+"""
 
 import contextlib
 import getpass
+import logging
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
 
 import streamlit as st
 from streamlit.errors import Error as StreamlitError
+from streamlit.runtime import Runtime
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from app import state
-from app.components import own_name, way_back
-from app.text import plain, sentence
-from app.visitor import guard, roles
+from app import components, state
+from app.tables import plain, sentence
+from app.visitor import roles
 from app.visitor.roles import Role
+from engine import logs
 from engine.errors import InputError
 from engine.store import team, team_approval
+
+FORWARDED = (
+    *("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Server"),
+    *("X-Real-Ip", "X-Client-Ip", "True-Client-Ip", "Cf-Connecting-Ip", "Fly-Client-Ip", "X-Envoy-External-Address"),
+)
+"""Headers that proxies add."""
+PROXY = "SWITCHYARD_PROXY"
+"""Environment variable: 1 where a proxy stands before the studio, so that no request is a local one."""
+HERE = ("localhost", "127.0.0.1", "::1")
+GUARD_SWITCH = "SWITCHYARD_REMOTE_LAUNCH"
+
+
+def why_not_launch(context: Any, user: Any) -> str | None:
+    """None when this visitor may launch, otherwise the reason for people.
+
+    context, user: `st.context` and `st.user`. Visitors on this machine may; others only when the operator has switched
+    remote launches on and they have logged in. Nobody may whose role is less.
+    """
+    if not roles.includes(role := roles.role_of(user), "launch"):
+        return f"Your role here is {role}: you may not {roles.MEANING['launch']}."
+    if is_local(context):
+        return None
+    if os.environ.get(GUARD_SWITCH) != "1":
+        return (
+            "Launching is off for visitors who are not on this machine. "
+            f"The operator can allow it with {GUARD_SWITCH}=1 and a login."
+        )
+    if not roles.is_logged_in(user):
+        return "Log in to launch: this studio allows launches from other machines only to people it knows."
+    return None
+
+
+def may_operate(context: Any, user: Any) -> bool:
+    """Whether this visitor may see the operator's page: whoever has the role and logged in or is on this machine, and without
+    any roles whoever is on this machine. context, user: as for `why_not`."""
+    if not roles.are_set():
+        return is_local(context)
+    known = roles.is_logged_in(user) or is_local(context)
+    return known and roles.includes(roles.role_of(user), "operate")
+
+
+def is_local(context: Any) -> bool:
+    """Whether a visitor is on this machine. context: `st.context`. A request that came through a proxy is never taken for a
+    local one: the operator says that there is one, it says so itself, or the browser's address, which proxies pass on as
+    the origin, is not one of this machine."""
+    if os.environ.get(PROXY) == "1" or context.ip_address is not None:
+        return False
+    addresses = (context.headers.get("Origin"), f"//{context.headers.get('Host', HERE[0])}")
+    return not any(name in context.headers for name in FORWARDED) and all(map(_is_here, filter(None, addresses)))
+
+
+def _is_here(address: str) -> bool:
+    try:
+        return urlsplit(address).hostname in HERE
+    except ValueError:
+        return False
+
 
 SWITCH = "SWITCHYARD_LOGIN"
 
@@ -64,7 +132,7 @@ def _vouched() -> str:
 
 def _of_this_machine() -> str:
     """The name of the account that runs the studio, for a visitor on the same machine."""
-    if not guard.is_local(st.context):
+    if not is_local(st.context):
         return ""
     try:
         return getpass.getuser()
@@ -121,7 +189,7 @@ def admit() -> None:
 @st.fragment
 def _lead_back() -> None:
     if not state.is_back():
-        way_back.back(state.come_back)
+        components.back(state.come_back)
 
 
 def show() -> None:
@@ -133,7 +201,7 @@ def show() -> None:
         allowed = [roles.MEANING[role] for role in roles.ORDER if roles.includes(person.role, role)]
         st.caption(f"You may {'; '.join(allowed)}.")
         _say_unreadable()
-        if guard.may_operate(st.context, st.user):
+        if may_operate(st.context, st.user):
             st.page_link("../pages/operate.py", label="Administration", icon=":material/monitor_heart:")
         if person.known:
             st.button("Log out", icon=":material/logout:", on_click=_log_out)
@@ -145,7 +213,7 @@ def show() -> None:
 def remember() -> None:
     """Have the browser keep the name that was typed, or tell the one that it keeps."""
     if not who().known:
-        own_name.remember(state.person(), _recall)
+        components.remember(state.person(), _recall)
 
 
 def _recall(name: str) -> None:
@@ -195,7 +263,7 @@ def checked(name: str) -> str:
 
 def _login() -> None:
     if _providers() and not state.has_left():
-        way_back.leaving()
+        components.leaving()
     for provider, label in _providers().items():
         if st.button(label, key=f"login-{provider}", icon=":material/login:"):
             try:
@@ -211,3 +279,49 @@ def _providers() -> dict[str, str]:
     section = st.secrets["auth"]
     named = {provider: f"Log in with {provider}" for provider, value in section.items() if isinstance(value, Mapping)}
     return named if "client_id" not in section else {"default": "Log in"} | named
+
+
+_LOG = logging.getLogger(f"{logs.OURS}.visitors")
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """since, seen: when the page was opened and last drawn, in seconds since the epoch."""
+
+    person: Person
+    local: bool
+    page: str
+    since: float
+    seen: float
+
+
+def note(page: str) -> None:
+    """This visitor is drawing a page; call once a run."""
+    context = get_script_run_ctx()
+    if context is None:
+        return
+    here, now = _here(), time.time()
+    before = here.get(context.session_id)
+    if before is None:
+        for gone in [id for id in list(here) if not _is_open(id)]:
+            here.pop(gone, None)
+        person = who()
+        _LOG.info("a visitor came", extra={"role": person.role, "login": person.known})
+        before = Visitor(person, is_local(st.context), page, now, now)
+    here[context.session_id] = replace(before, person=who(), page=page, seen=now)
+
+
+def visitors() -> list[Visitor]:
+    """Whose pages are open, who was active last first."""
+    present = [visitor for id, visitor in list(_here().items()) if _is_open(id)]
+    return sorted(present, key=lambda visitor: -visitor.seen)
+
+
+def _is_open(id: str) -> bool:
+    return Runtime.exists() and Runtime.instance().is_active_session(id)
+
+
+@st.cache_resource(show_spinner=False)
+def _here() -> dict[str, Visitor]:
+    """By Streamlit's own id of a page, which opens nothing."""
+    return {}

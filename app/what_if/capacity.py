@@ -7,18 +7,17 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, kept, state, tables, widgets
+from app import cached, kept, state, studies, tables, widgets
 from app.charts import what_if_studies as charts
-from app.text import plain
-from app.what_if import jobs
+from app.tables import plain
 from app.what_if.live import outlooks_of, plan_to_study
 from engine import units
 from engine.cluster import Node
+from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.store.problems import problem_arguments
-from engine.studies.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.systems import SYSTEMS, systems_for
 from engine.workload import RoutingTrace, TrafficMatrix
 
@@ -44,7 +43,7 @@ def capacity(problem: Problem) -> None:
     part = _form(
         problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
     )
-    jobs.watch(
+    studies.watch_of_problem(
         "capacity",
         problem,
         {},
@@ -86,10 +85,10 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             "Find the number of GPUs",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=not target or not sizes or jobs.running("capacity"),
+            disabled=not target or not sizes or studies.running("capacity"),
         ):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
-            jobs.run(
+            studies.start_and_rerun(
                 "capacity",
                 problem,
                 {
@@ -142,7 +141,7 @@ def _show(problem: Problem, chosen: str, result: dict[str, Any], complete: bool)
         if opens and st.button(opens, icon=":material/dns:", key="what-if-grown"):
             state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
             st.rerun(scope="app")
-        jobs.download_table(to_download(points, result, prices, price), "capacity")
+        studies.download_table(to_download(points, result, prices, price), "capacity")
 
 
 def _prices(part: Sequence[Node]) -> dict[str, float | None]:

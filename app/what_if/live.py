@@ -1,4 +1,7 @@
-"""The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
+"""The upper half of the What-if page: sliders, and what the open plan and a baseline then take.
+
+The study of contention on the What-if page: from where on ordering sends pays.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,19 +9,19 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, failing, kept, simulations, state, verdict_line, widgets
+from app import cached, failing, kept, simulations, state, studies, verdict_line, widgets
 from app.charts import what_if as charts
-from app.text import plain
+from app.tables import plain
 from engine import units
+from engine.compare.contention import CONTENTIONS, ContentionPoint
+from engine.compare.what_if import Change, Outlook, is_quick
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.metrics import input_digests
+from engine.provenance import input_digests
 from engine.store.problems import problem_arguments
-from engine.studies.contention import CONTENTIONS
-from engine.studies.what_if import Change, Outlook, is_quick
 from engine.systems import proposed_for, systems_for
 from engine.workload import RoutingTrace
 
@@ -342,3 +345,38 @@ class _Kept:
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
     return _Kept()
+
+
+def contention(problem: Problem) -> None:
+    """A plan's placement with all sends at once and with its sends in order, over the range of the slider."""
+    st.caption(
+        "At what contention ordering starts to pay: the plan's placement with all sends at once, and with orders in which few "
+        "or none meet at a port."
+    )
+    try:
+        plan, _ = plan_to_study(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
+    if st.button(
+        "Run the contention study", icon=":material/play_arrow:", type="primary", disabled=studies.running("contention")
+    ):
+        studies.start_and_rerun("contention", problem, wanted)
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [ContentionPoint.from_dict(point) for point in result["points"]]
+        if points:
+            widgets.chart(charts.contention(points, result["pays_from"], complete), "what-if-pays")
+            st.caption(f"{plain(result['plan'])}. {_saved(problem, result)} Costs: {plain(result['cost_source'])}.")
+            studies.download(points, "contention")
+
+    studies.watch_of_problem(
+        "contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
+    )
+
+
+def _saved(problem: Problem, result: dict[str, Any]) -> str:
+    """What orders can save as things are, at the most."""
+    now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
+    return f"{now} no order of this placement can save more than {units.share(result['most_saved'])} of all at once (bound)."

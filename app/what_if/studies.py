@@ -5,30 +5,27 @@ from typing import Any
 
 import streamlit as st
 
-from app import kept, state, widgets
-from app.charts import what_if_curve
+from app import kept, state, studies, widgets
+from app.charts import what_if_studies
 from app.charts import what_if_studies as charts
-from app.text import plain
-from app.what_if import jobs
+from app.tables import plain
 from app.what_if.capacity import capacity
-from app.what_if.contention import contention
-from app.what_if.live import MOST_NOISE, others_of, plan_to_study, sliders_of, system_for
-from app.what_if.synthetic import panel as synthetic_panel
+from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, sliders_of, system_for
+from app.what_if.sweeps import synthetic_panel
 from engine import units
-from engine.errors import InputError
-from engine.problem import Problem
-from engine.studies.curve import CurvePoint
-from engine.studies.imprecision import (
+from engine.compare.imprecision import (
     LEVELS,
     MOST_SEEDS,
+    NOISES,
     PAPER_LOSS,
     ImprecisionPoint,
     check_levels,
     contenders_of,
     gains,
 )
-from engine.studies.noise import NOISES
-from engine.studies.sensitivity import SensitivityPoint
+from engine.compare.sensitivity import CurvePoint, SensitivityPoint
+from engine.errors import InputError
+from engine.problem import Problem
 from engine.systems import systems_for
 
 KINDS = {
@@ -97,9 +94,9 @@ def curve(problem: Problem) -> None:
             f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
-        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=jobs.running("curve")):
+        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.running("curve")):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
-            jobs.run(
+            studies.start_and_rerun(
                 "curve",
                 problem,
                 {
@@ -111,17 +108,19 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    jobs.watch("curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time.")
+    studies.watch_of_problem(
+        "curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time."
+    )
 
 
 def _show_curve(result: dict[str, Any], complete: bool) -> None:
     points = [CurvePoint.from_dict(point) for point in result["points"]]
     if points:
         widgets.chart(
-            what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
+            what_if_studies.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
         )
         st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
-        jobs.download(points, "curve")
+        studies.download(points, "curve")
 
 
 def _tag(result: dict[str, Any]) -> str:
@@ -155,9 +154,9 @@ def sensitivity(problem: Problem) -> None:
             "Run the sensitivity study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=jobs.running("sensitivity"),
+            disabled=studies.running("sensitivity"),
         ):
-            jobs.run("sensitivity", problem, wanted | {"share": percent / 100})
+            studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
 
     def show(result: dict[str, Any], complete: bool) -> None:
         points = [SensitivityPoint.from_dict(point) for point in result["points"]]
@@ -166,9 +165,11 @@ def sensitivity(problem: Problem) -> None:
                 charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
             )
             st.caption(f"{plain(result['plan'])}. {_how(result)} Costs: {plain(result['cost_source'])}.")
-            jobs.download(points, "sensitivity")
+            studies.download(points, "sensitivity")
 
-    jobs.watch("sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")
+    studies.watch_of_problem(
+        "sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
+    )
 
 
 def imprecision(problem: Problem) -> None:
@@ -197,9 +198,9 @@ def imprecision(problem: Problem) -> None:
             "Run the imprecision study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=levels is None or jobs.running("imprecision"),
+            disabled=levels is None or studies.running("imprecision"),
         ):
-            jobs.run(
+            studies.start_and_rerun(
                 "imprecision",
                 problem,
                 {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}},
@@ -222,9 +223,11 @@ def imprecision(problem: Problem) -> None:
             f"{result['seeds']} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
             f"{plain(result['cost_source'])}."
         )
-        jobs.download(points, "imprecision")
+        studies.download(points, "imprecision")
 
-    jobs.watch("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")
+    studies.watch_of_problem(
+        "imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute."
+    )
 
 
 def _gain_in_words(points: list[ImprecisionPoint], titles: dict[str, str]) -> str:

@@ -1,14 +1,24 @@
 """What the package aiconfigurator-core knows beside its measurements: GPUs, as a second catalogue, and the `config.json` of
-some ninety models. Only its data files are read, and only when somebody asks."""
+some ninety models. Only its data files are read, and only when somebody asks.
 
+Which models a recording may come from, by what it shows of one: MoE layers, experts and experts per token.
+
+Links that GPUs bring to a node: the NVLink that is on the board they come on, as their datasheets have it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.catalogue import GpuType, fastest_first, gpu_types
-from engine.cluster import Node
+from engine.catalogue import GpuType, cluster_presets, fastest_first, gpu_types
+from engine.catalogue.nvidia import FASTEST_PCIE, LINKS, NVLINK_LATENCY
+from engine.cluster import Cluster, Node
 from engine.errors import InputError
+from engine.model import MoEModel
+from engine.workload import TrafficMatrix, Workload
 
 PACKAGE = "aiconfigurator-core"
 VECTOR_SHARE = 1 / 16
@@ -114,3 +124,75 @@ def _gpu_type(path: Path) -> GpuType | None:
 def _title(system: str) -> str:
     """`H100-PCIe` of `h100_pcie`, and `RTX-PRO-6000-SERVER` of `rtx_pro_6000_server`."""
     return "-".join("PCIe" if part == "pcie" else part.upper() for part in system.split("_"))
+
+
+USE = {"name", "batch", "sequence_length"}
+"""What of a model is its name, or how it is run: models that differ in these alone are one."""
+
+
+def models_that_fit(workload: Workload, models: Mapping[str, MoEModel]) -> list[tuple[str, ...]]:
+    """Names of the models that a recording may come from, those of identical sizes together, in the order of `models`; none
+    for a traffic matrix, which fits them all. A recording that does not tell experts per token fits any number of them."""
+    if isinstance(workload, TrafficMatrix):
+        return []
+    same: dict[str, list[str]] = {}
+    for name, model in models.items():
+        shown = (workload.layers, workload.num_experts, workload.k)
+        if shown == (len(model.moe_layers), model.experts, workload.k and model.experts_per_token):
+            same.setdefault(model.model_dump_json(exclude=USE), []).append(name)
+    return [tuple(names) for names in same.values()]
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """What `Node` says of its links. bandwidth: bytes/s out of each GPU in one direction; latency: seconds, assumed."""
+
+    bandwidth: float
+    latency: float = NVLINK_LATENCY
+
+
+@lru_cache
+def links_of_types() -> dict[str, NodeLinks]:
+    """By GPU type, those that come with NVLink; not cards whose bridge is sold apart. Of types that only the package has, those
+    whose nodes it links faster than PCIe could."""
+    ours = {
+        kind: NodeLinks(links.nvlink * links.nvlinks)
+        for kind, links in LINKS.items()
+        if links.nvlinks and not links.bridge
+    }
+    packaged = {kind: packaged_node(kind, kind) for kind in packaged_gpu_types() if kind not in LINKS}
+    return ours | {
+        kind: NodeLinks(node.link_bandwidth, node.link_latency)
+        for kind, node in packaged.items()
+        if node.link_bandwidth > FASTEST_PCIE
+    }
+
+
+def usual_links(types: Sequence[str]) -> NodeLinks | None:
+    """The links of a node of these GPUs; None for a single GPU, for several types, and where they come with none."""
+    return links_of_types().get(types[0]) if len(types) > 1 and len(set(types)) == 1 else None
+
+
+def nodes_without_links(cluster: Cluster) -> list[Node]:
+    """Nodes without links whose GPUs come with some. A node that a preset has just so is meant so: its source says it."""
+    of_presets = {node.digest for preset in cluster_presets().values() for node in preset.cluster.nodes}
+    return [
+        node
+        for node in cluster.nodes
+        if node.link_bandwidth is None
+        and usual_links([gpu.type for gpu in node.gpus])
+        and node.digest not in of_presets
+    ]
+
+
+def with_usual_links(cluster: Cluster) -> Cluster:
+    """The same, with the usual links in those nodes."""
+    lacking = {node.name for node in nodes_without_links(cluster)}
+    return cluster.model_copy(
+        update={"nodes": tuple(_linked(node) if node.name in lacking else node for node in cluster.nodes)}
+    )
+
+
+def _linked(node: Node) -> Node:
+    links = usual_links([gpu.type for gpu in node.gpus])
+    return node.model_copy(update={"link_bandwidth": links.bandwidth, "link_latency": links.latency})

@@ -26,8 +26,7 @@ from engine.cli import (
     upkeep,
     verdict,
 )
-from engine.errors import InputError
-from engine.formats.source import one_line
+from engine.errors import InputError, one_line
 
 GROUPS = (
     record,

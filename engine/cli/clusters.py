@@ -10,7 +10,7 @@ from engine import formats, store
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.running import clusters
 from engine.launch.running.torchx_application import dry_run
 from engine.plan import Plan

@@ -15,7 +15,7 @@ from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.formats.nvidia_topo import read_topology
-from engine.jobs.device_calibration import describe_calibration, table_of
+from engine.jobs.launches import describe_calibration, table_of
 from engine.launch.calibration.calibrate import DTYPES, plan_sweep
 from engine.launch.calibration.calibrate import calibrate as calibrate_devices
 from engine.launch.calibration.sweep import Sweep

@@ -7,7 +7,7 @@ from typing import Any
 from engine import formats
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, write
-from engine.costs.port_fit import with_fit
+from engine.costs.pair_cluster import with_fit
 from engine.errors import InputError
 from engine.units import seconds, share
 

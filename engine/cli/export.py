@@ -8,6 +8,7 @@ from engine import formats, store
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, add_travel, deployed_for, plans_and_problem
 from engine.cli.output import answer, write
+from engine.compare.redundancy import EvenProjection, project_evenly
 from engine.errors import InputError
 from engine.formats import perfetto
 from engine.formats.placements import TARGETS, Export, open_plan_file, write_placement
@@ -15,7 +16,6 @@ from engine.formats.source import fault, one_clear_line, read_json_object
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
 from engine.simulate import simulate
-from engine.studies.even import EvenProjection, project_evenly
 from engine.timeline import Timeline
 from engine.units import ratio, seconds
 

@@ -18,10 +18,10 @@ from engine.jobs.launches import describe_run
 from engine.launch.places.destination import SCHEDULERS
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.rank.tiers import uses_nodes
+from engine.launch.rank.instructions import uses_nodes
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
-from engine.launch.running.run import run as run_launch
+from engine.launch.running.local import run as run_launch
 from engine.validate import refuse_broken_launch
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from engine.errors import InputError
 from engine.files import write_atomically
-from engine.finite import json_text
 from engine.result import Stop
+from engine.schema import json_text
 from engine.systems.base import Report
 
 

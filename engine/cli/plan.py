@@ -11,16 +11,15 @@ from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, add_travel, new_problem, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, write
-from engine.errors import InputError
-from engine.formats.source import one_line
+from engine.compare.comparison import Choice, Comparison
+from engine.compare.sensitivity import describe_graph, operators_of
+from engine.errors import InputError, one_line
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.store.problems import save_inputs
-from engine.studies.operators import describe_graph, operators_of
 from engine.systems import SYSTEMS, TRAINING, System, systems_for
-from engine.systems.comparison import Choice, Comparison
 from engine.validate import refuse_broken
 
 INFEASIBLE = 3

@@ -12,7 +12,7 @@ from engine import formats
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.errors import InputError
-from engine.recording import dumps, sglang, vllm
+from engine.recording import sglang, vllm
 from engine.recording.per_request import Recorded, record_requests, save_requests
 from engine.recording.prompts import read_prompts
 from engine.recording.server import API_KEY, Server, check_url
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
         "--from-folder",
         type=Path,
         metavar="DIR",
-        help=f"SGLang's recorder: the server's {dumps.FOLDER_VARIABLE} (by default {dumps.USUAL_FOLDER}), as it is reachable "
+        help=f"SGLang's recorder: the server's {sglang.FOLDER_VARIABLE} (by default {sglang.USUAL_FOLDER}), as it is reachable "
         "here; its files are copied from there",
     )
     command.add_argument(
@@ -111,9 +111,9 @@ def _from_recorder(options: argparse.Namespace) -> int:
     """SGLang's recorder for a time, and its files where they can be reached."""
     server = Server(check_url(options.sglang), options.timeout)
     if options.from_folder:
-        dumps.check_folders(options.from_folder, options.output)
+        sglang.check_folders(options.from_folder, options.output)
     recorder = sglang.recorder_of(server, sglang.read_info(server))
-    before = set(dumps.dumps_in(options.from_folder)) if options.from_folder else set()
+    before = set(sglang.dumps_in(options.from_folder)) if options.from_folder else set()
     with stopped_by_signals(*HANG_UP) as stop, progress() as report:
         seconds = sglang.record_window(server, options.seconds, stop, report)
     content: dict[str, Any] = {"engine": "sglang", "from": "recorder", "mode": recorder.mode, "seconds": seconds}
@@ -125,15 +125,15 @@ def _from_recorder(options: argparse.Namespace) -> int:
     if options.from_folder:
         # Signals anew: the first Ctrl-C ended the recording and is to keep it, a further one ends the wait.
         with stopped_by_signals() as stop:
-            written = dumps.wait_for_dumps(options.from_folder, before, recorder.files, options.timeout, stop)
-        content["files"] = [str(path) for path in dumps.copy_dumps(written, options.output)]
+            written = sglang.wait_for_dumps(options.from_folder, before, recorder.files, options.timeout, stop)
+        content["files"] = [str(path) for path in sglang.copy_dumps(written, options.output)]
         if len(written) < recorder.files:
             content["notes"].append(
                 f"{len(written)} of {recorder.files} files, one a rank: the others are on the machines of their ranks"
             )
     else:
         host = urlsplit(server.url).hostname
-        content["copy_from"] = f"{host}:{dumps.USUAL_FOLDER}/{dumps.PATTERN}"
+        content["copy_from"] = f"{host}:{sglang.USUAL_FOLDER}/{sglang.PATTERN}"
     answer(options, content, _recorder_as_text)
     return 0
 
@@ -145,7 +145,7 @@ def _recorder_as_text(content: dict[str, Any]) -> str:
         count = content["expected_files"]
         lines.append(
             f"the server wrote {count} file{'s' * (count > 1)} on its own machine, which HTTP does not give out. Copy "
-            f"{content['copy_from']}, or what lies where its {dumps.FOLDER_VARIABLE} says: the newest, with several nodes from "
+            f"{content['copy_from']}, or what lies where its {sglang.FOLDER_VARIABLE} says: the newest, with several nodes from "
             "each. Next time --from-folder does it, where that folder can be reached from here"
         )
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])

@@ -10,17 +10,16 @@ from engine import formats, store
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
+from engine.compare.inspection import inspect
 from engine.errors import InputError
-from engine.finding import Finding
 from engine.formats.placements import open_plan_file
 from engine.formats.remedies import REMEDIES, mend, what_was_done
 from engine.formats.source import MAX_FILE_BYTES
 from engine.formats.writers import WRITERS, write_recording, writer_for
 from engine.model import MoEModel
 from engine.plan import Placement
-from engine.studies.inspection import inspect
 from engine.units import size
-from engine.workload import Workload
+from engine.workload import Finding, Workload
 
 
 def add(commands: Commands) -> None:

@@ -9,11 +9,10 @@ from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, add_travel, read_cost, read_recording, read_travel
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.cli.step import add_step, read_serving
+from engine.compare.judge import CONFIDENCE, Judge
+from engine.compare.redundancy import RedundancyPoint, Replication, knee, most_slots, planned_and_judged, redundancy
 from engine.errors import InputError, StoppedError
 from engine.problem import make_problem
-from engine.studies.judge import CONFIDENCE, Judge
-from engine.studies.knee import knee
-from engine.studies.redundancy import RedundancyPoint, Replication, most_slots, planned_and_judged, redundancy
 from engine.units import seconds, share, signed, size
 
 

@@ -7,9 +7,9 @@ from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, add_travel, plans_and_problem
 from engine.cli.output import answer, progress, stopped_by_signals, write
-from engine.finite import json_text
+from engine.compare.figures import metrics, speedup
+from engine.schema import json_text
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics, speedup
 
 
 def add(commands: Commands) -> None:

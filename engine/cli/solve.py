@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from engine.cli.command import Commands, add_command
 from engine.errors import InputError
-from engine.finite import long_json_text
+from engine.schema import long_json_text
 from engine.solve import KERNELS, Options, solve
 
 MOST_CHARACTERS = 48 * 2**20

@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 
 from engine import formats
+from engine.compare.judge import Serving
 from engine.errors import InputError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem
 from engine.serving.choice import OPERATORS, choose_operators
 from engine.serving.step import ServingStep
-from engine.studies.judge import Serving
 
 
 def add_step(command: argparse.ArgumentParser, required: bool) -> None:

@@ -8,12 +8,12 @@ from engine import formats
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
+from engine.compare.imbalance import PRESETS, USUAL_STEPS, ImbalanceRecipe
+from engine.compare.inspection import inspect
+from engine.compare.synthetic import Recipe
 from engine.errors import InputError
 from engine.files import replace_atomically
-from engine.formats.writers.npz import write_npz
-from engine.studies.imbalance import PRESETS, USUAL_STEPS, ImbalanceRecipe
-from engine.studies.inspection import inspect
-from engine.studies.synthetic import Recipe
+from engine.formats.writers import write_npz
 from engine.workload import RoutingTrace
 
 USUAL_TOKENS = 16_384

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.balance import over_layers
+from engine.timeline import over_layers
 from engine.units import digits, quantity, ratio, seconds, share, size
 
 OVERLOAD = "\noverload: largest / mean GPU load, p50 · p95 · worst over layers"

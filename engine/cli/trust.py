@@ -5,7 +5,7 @@ import argparse
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
-from engine.studies.trust import predictions, summaries
+from engine.compare.trust import predictions, summaries
 
 
 def add(commands: Commands) -> None:

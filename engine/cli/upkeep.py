@@ -12,10 +12,8 @@ from engine.store import data_folder
 from engine.store.database import address, database
 from engine.units import size
 from engine.upkeep import retention
-from engine.upkeep.backup import backup
-from engine.upkeep.disk import KINDS
-from engine.upkeep.health import health, line
-from engine.upkeep.restore import restore
+from engine.upkeep.backup import backup, restore
+from engine.upkeep.health import KINDS, health, line
 from engine.upkeep.retention import Cleaning
 
 SESSIONS = KINDS["sessions"]

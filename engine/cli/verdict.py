@@ -11,10 +11,10 @@ from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, add_travel, plans_and_problem, read_recording, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.cli.step import add_step, read_serving
+from engine.compare import WORDS, Thresholds, roles_of, running, verdict_of
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.units import digits, seconds, share, signed, size
-from engine.verdict import WORDS, Thresholds, roles_of, running, verdict_of
 from engine.workload import Workload
 
 

@@ -8,8 +8,15 @@ import time
 
 import numpy as np
 
-from engine.communication.bounds import matched_bound, pair_seconds
-from engine.communication.order import Sends, checked_traffic, matched_schedule, rotation, status_of
+from engine.communication.order import (
+    Sends,
+    checked_traffic,
+    matched_bound,
+    matched_schedule,
+    pair_seconds,
+    rotation,
+    status_of,
+)
 from engine.errors import StoppedError
 from engine.plan import Schedule
 from engine.result import Provenance, Result, Stop, library_versions, never

@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, hstack, vstack
 
 from engine.communication.order import order
-from engine.communication.two_networks import order_on
+from engine.communication.two_tier import order_on
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.result import Stop, never

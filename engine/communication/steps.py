@@ -13,7 +13,7 @@ import pandas as pd
 from engine.communication.relays import Domains, Relays, counted
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
-from engine.plan.replay import replay
+from engine.plan.plan import replay
 
 BALANCE, CROSS, SPREAD = 0, 1, 2
 """The step of a stage's hops, counted from its first one."""

@@ -1,9 +1,8 @@
 """How long a thing takes. Every source of times is a `CostModel`; a page always says which one a number came from."""
 
-from engine.costs.alpha_beta import AlphaBeta, CostProfile, Line, fit_line
+from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.costs.base import CostModel
-from engine.costs.combined import Combined, combine
-from engine.costs.datasheet import Datasheet
+from engine.costs.choice import Combined, combine
 from engine.costs.deepep import DeepEP
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled

@@ -15,7 +15,7 @@ import pandas as pd
 
 from engine.cluster import Cluster, Gpu
 from engine.costs.base import CostModel
-from engine.costs.silicon_tables import MILLISECONDS, folder_of, installed_package, newest
+from engine.costs.silicon import MILLISECONDS, folder_of, installed_package, newest
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network

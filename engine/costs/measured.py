@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from engine.costs.alpha_beta import CostProfile, Line, fit_line
 from engine.errors import InputError
-from engine.ranges import Amount, Seconds
-from engine.schema import Frozen
+from engine.schema import Amount, Frozen, Seconds
 
 MAX_POINTS = 1_000_000
 

@@ -1,17 +1,123 @@
-"""A cluster drawn from measured pairs of GPUs: ports to the fabric and links of nodes as they meet the pairs best."""
+"""A cluster drawn from measured pairs of GPUs: ports to the fabric and links of nodes as they meet the pairs best.
+
+Ports that meet a matrix of measured pair rates best, as far as a rate for each port can.
+
+Between GPUs of different nodes a pair has the slower of its two ports (see `engine.network`). The fit is in the logarithms:
+twice as fast and half as fast are as wrong.
+
+What ports reach with several sends, fitted to measurements in which different numbers of them met.
+
+An all-to-all over r ranks has r - 1 sends at every port, a send to one peer while another one sends to it has one. For each
+number of sends a line is fitted, start-up + seconds a byte · bytes that leave a GPU, and the slopes are compared: what an
+all-to-all takes to post its sends one after another is in its start-up, and no loss of rate.
+
+Measured pairs of GPUs as they are kept, to be looked at beside what a cluster has for them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
+from pydantic import Field, model_validator
+from scipy.optimize import isotonic_regression
 
 from engine import catalogue
 from engine.catalogue.nvidia import FABRIC_LATENCY, type_of
-from engine.cluster import Cluster, Gpu, Node
-from engine.costs.pair_fit import fit_bottlenecks
+from engine.cluster import MOST_GPUS, Cluster, Efficiency, Gpu, Node, Point
+from engine.costs.alpha_beta import fit_line
+from engine.costs.measured import CollectiveTimes
 from engine.errors import InputError
 from engine.network import Network
+from engine.schema import Amounts, Frozen, Integers
 from engine.units import bandwidth, share
+
+MAX_SWEEPS = 200
+
+
+def fit_bottlenecks(rate: np.ndarray) -> np.ndarray:
+    """float64[gpu]: rates of ports of which the slower one of each pair comes nearest to what was measured.
+
+    rate: float64[gpu, gpu] bytes/s, symmetric, NaN where a pair was not measured; the diagonal does not count. A GPU that no
+    pair was measured with gets NaN. The sum of squared differences of logarithms is brought down from three starts, by turns
+    exactly for each GPU alone and exactly for all in the order that they have, until nothing moves: a local minimum, and an
+    exact answer (difference 0) where there is one, as the fastest rate of every GPU is one of the starts. The fastest port is
+    drawn as fast as it was seen to be.
+    """
+    measured = np.isfinite(rate) & ~np.eye(len(rate), dtype=bool)
+    known = measured.any(axis=1)
+    fitted = np.full(len(rate), np.nan)
+    if not known.any():
+        return fitted
+    logs = np.where(measured, np.log(np.where(measured, rate, 1.0)), np.nan)[np.ix_(known, known)]
+    starts = np.nanmax(logs, axis=1), np.nanmedian(logs, axis=1), _slowest_first(logs)
+    settled = [_settle(logs, start) for start in starts]
+    fitted[known] = np.exp(min(settled, key=lambda ports: _misfit(logs, ports)))
+    return fitted
+
+
+def _slowest_first(logs: np.ndarray) -> np.ndarray:
+    """float64[gpu]: each port the mean of its pairs with those that are faster, the slowest of all that are left in turn."""
+    ports, left = np.nanmean(logs, axis=1), np.arange(len(logs))
+    while len(left) > 1:
+        pairs = logs[np.ix_(left, left)]
+        count = np.isfinite(pairs).sum(axis=1)
+        if not count.any():
+            break
+        mean = np.where(count, np.nansum(pairs, axis=1) / np.maximum(count, 1), np.inf)
+        slowest = int(np.argmin(mean))
+        ports[left[slowest]] = mean[slowest]
+        left = np.delete(left, slowest)
+    return ports
+
+
+def _settle(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
+    best = _misfit(logs, ports)
+    for _ in range(MAX_SWEEPS):
+        ports = min(ports, _all_in_order(logs, ports), key=lambda tried: _misfit(logs, tried))
+        for gpu in range(len(ports)):
+            peers = np.flatnonzero(np.isfinite(logs[gpu]))
+            ports[gpu] = _best_port(logs[gpu, peers], ports[peers])
+        before, best = best, _misfit(logs, ports)
+        if before - best <= 1e-12 * max(before, 1.0):
+            break
+    return ports
+
+
+def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
+    """The best ports (float64[gpu]) of those that rise in the order of these: then each pair has the port of the earlier one,
+    and what remains is an isotonic regression of the means."""
+    order = np.argsort(ports, kind="stable")
+    later = np.triu(logs[np.ix_(order, order)], 1)
+    later[np.tril_indices(len(order))] = np.nan
+    count = np.isfinite(later).sum(axis=1)
+    mean = np.where(count, np.nansum(later, axis=1) / np.maximum(count, 1), ports[order])
+    rising = isotonic_regression(
+        mean, weights=np.maximum(count, 1e-9)
+    ).x  # without a later pair a port is only in order
+    fitted = np.empty(len(order))
+    fitted[order] = rising
+    return fitted
+
+
+def _best_port(wanted: np.ndarray, peers: np.ndarray) -> float:
+    """The x with the least sum of (min(x, peers) - wanted)², the largest such x. wanted, peers: float64[peer]."""
+    order = np.argsort(peers)
+    wanted, peers = wanted[order], peers[order]
+    count = np.arange(len(peers), 0, -1)
+    after = np.cumsum(wanted[::-1])[::-1]  # of the peers from here on, which are faster than x in this stretch
+    squares = np.cumsum((wanted**2)[::-1])[::-1]
+    slower = np.concatenate([[0.0], np.cumsum((peers - wanted) ** 2)[:-1]])
+    below = np.concatenate([[-np.inf], peers[:-1]])
+    x = np.clip(after / count, below, peers)
+    cost = slower + squares - 2 * x * after + count * x**2
+    ties = np.flatnonzero(cost <= cost.min() + 1e-15)
+    return float(x[ties[-1]])
+
+
+def _misfit(logs: np.ndarray, ports: np.ndarray) -> float:
+    return float(np.nansum((np.minimum(ports[:, None], ports) - logs) ** 2))
+
 
 CLOSE = 0.1
 """Relative difference up to which a drawn pair meets its measurement."""
@@ -206,3 +312,125 @@ def _about(fitted: PairCluster, smallest: float) -> list[str]:
         )
     notes.append("only GPUs that a pair names are drawn, with the catalogue's memory and computing rates")
     return notes
+
+
+SENDING = ("all_to_all", "send_receive")
+
+
+@dataclass(frozen=True)
+class PortFit:
+    """points: of `Efficiency`; start_up: seconds of the fewest sends; error: mean relative error of the lines on their own
+    times."""
+
+    points: tuple[Point, ...]
+    start_up: float
+    error: float
+
+
+def fit_ports(collectives: Sequence[CollectiveTimes], rate: float | None) -> PortFit:
+    """Shares of a port's rate (bytes/s; None: of what the fewest sends reach) and a start-up that these measurements tell, with
+    no share above 1 or above that of fewer sends. Others than all-to-alls and sends to one peer are
+    left out. Raises InputError where nothing is left, or all of it for some number of sends is of one size."""
+    from scipy.optimize import isotonic_regression
+
+    sends, size, seconds = _measured(collectives)
+    if not len(sends):
+        raise InputError("what ports reach needs times of all-to-alls or of sends to one peer")
+    met, counts = np.unique(sends, return_counts=True)
+    lines = [fit_line(size[sends == number], seconds[sends == number]) for number in met]
+    rising = isotonic_regression([line.beta for line in lines], weights=counts).x
+    whole = rising[0] if rate is None else 1 / rate
+    if not whole:
+        raise InputError("times that do not grow with the bytes say nothing of ports; measure larger sizes")
+    points = tuple(zip(met.tolist(), (whole / np.maximum(rising, whole)).tolist(), strict=True))
+    error = float(np.average([line.error for line in lines], weights=counts))
+    return PortFit(points, lines[0].alpha, error)
+
+
+def _measured(collectives: Sequence[CollectiveTimes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sends that meet at a port (int64[time]), bytes that leave a GPU (float64[time]) and seconds (float64[time])."""
+    rows = [
+        (times.ranks - 1, size * (times.ranks - 1) / times.ranks, seconds)
+        if times.operation == "all_to_all"
+        else (1, size, seconds)
+        for times in collectives
+        if times.operation in SENDING
+        for size, seconds in times.points
+    ]
+    sends, size, seconds = np.array(rows).reshape(-1, 3).T
+    return sends.astype(np.int64), size, seconds
+
+
+def with_fit(
+    cluster: Cluster, collectives: Sequence[CollectiveTimes], ports: str | None, origin: str, relative: bool = False
+) -> tuple[Cluster, PortFit]:
+    """The cluster with what these measurements tell of its ports: what they reach, and the start-up of a send.
+
+    ports: "fabric" or "links", those that the measurements went over; None: the only ones that the cluster has. What it says of
+    the others stays. relative: other ports were measured, slower or faster ones, so that only the shares of what the fewest
+    sends reached count, and no start-up. Raises InputError as `fit_ports`, where the choice is missing, and where there are no
+    such ports.
+    """
+    network = Network.of(cluster.model_copy(update={"efficiency": None}))
+    linked = network.linked.sum(axis=1) > 1
+    if ports is None:
+        ports = "links" if linked.all() and len(cluster.nodes) == 1 else "fabric"
+        if ports == "fabric" and linked.any():
+            raise InputError(f"{cluster.name} has links and a fabric; say which of them was measured: fabric or links")
+    if ports == "links" and not linked.any():
+        raise InputError(
+            f"the GPUs of {cluster.name} have no links of their own to one another; what was measured is the fabric"
+        )
+    rate = network.link[linked].min() if ports == "links" else min(network.send.min(), network.receive.min())
+    fit = fit_ports(collectives, None if relative else float(rate))
+    before = cluster.efficiency or Efficiency()
+    efficiency = {"fabric": before.fabric, "links": before.links, ports: fit.points, "origin": origin[:300]}
+    fitted = cluster.model_copy(update={"efficiency": Efficiency.from_dict(efficiency, "the fit")})
+    if relative:
+        return fitted, fit
+    if ports == "fabric":
+        return fitted.model_copy(update={"latency": fit.start_up}), fit
+    nodes = [
+        node.model_copy(update={"link_latency": fit.start_up} if node.link_bandwidth else {}) for node in cluster.nodes
+    ]
+    return fitted.model_copy(update={"nodes": tuple(nodes)}), fit
+
+
+class MeasuredPairs(Frozen):
+    """Pairs that ran alone, a row each. hosts, buses: of every GPU, GPUs of a host together; first, second: both GPUs of a pair
+    by their place there; rate: bytes/s of both ways at once."""
+
+    hosts: tuple[str, ...] = Field(min_length=2, max_length=MOST_GPUS)
+    buses: tuple[str, ...]
+    first: Integers
+    second: Integers
+    rate: Amounts
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.buses) != len(self.hosts):
+            raise ValueError("every GPU needs a host and a bus")
+        if not len(self.first) == len(self.second) == len(self.rate):
+            raise ValueError("every pair needs two GPUs and a rate")
+        if not len(self.rate):
+            raise ValueError("no pair was measured")
+        if not ((self.first >= 0).all() and (self.first < self.second).all() and self.second.max() < len(self.hosts)):
+            raise ValueError(f"a pair is two of the {len(self.hosts)} GPUs, the first of them first")
+        if not (self.rate > 0).all():
+            raise ValueError("a rate is above 0")
+        return self
+
+    @classmethod
+    def of(cls, pairs: PairTimes) -> Self:
+        """Their rates, without start-ups."""
+        first, second = np.nonzero(np.triu(np.isfinite(pairs.rate), 1))
+        return cls(hosts=pairs.hosts, buses=pairs.buses, first=first, second=second, rate=pairs.rate[first, second])
+
+    def beside(self, cluster: Cluster) -> PairCluster | None:
+        """The pairs beside what the cluster has for them; None for a cluster whose nodes are not these hosts with as many GPUs
+        each, in this order."""
+        if [node.name for node in cluster.nodes for _ in node.gpus] != [node_name(host) for host in self.hosts]:
+            return None
+        measured = np.full((len(self.hosts), len(self.hosts)), np.nan)
+        measured[self.first, self.second] = measured[self.second, self.first] = self.rate
+        return held_against(cluster, self.hosts, self.buses, measured)

@@ -6,12 +6,9 @@ from functools import cached_property
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.base import CostModel
-from engine.costs.collectives import with_measured
-from engine.costs.curve import REACH, Curve
-from engine.costs.datasheet import Datasheet
-from engine.costs.gemm_table import GemmTable
+from engine.costs.alpha_beta import Datasheet, Line, fit_line
+from engine.costs.base import CostModel, with_measured
+from engine.costs.gemm_table import REACH, Curve, GemmTable
 from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError
 from engine.network import Network

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.cluster import Cluster, Gpu
+from engine.cluster import Cluster, Efficiency, Gpu, lost
 from engine.costs.base import CostModel
-from engine.costs.combined import Combined
-from engine.efficiency import Efficiency, lost
+from engine.costs.choice import Combined
 from engine.model import MoEModel
 from engine.network import MeasuredExchanges, Network
 from engine.workload import digest_of

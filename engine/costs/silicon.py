@@ -1,27 +1,187 @@
-"""Times measured on real GPUs, from the tables of the package aiconfigurator-core."""
+"""Times measured on real GPUs, from the tables of the package aiconfigurator-core.
+
+The measured tables inside the package aiconfigurator-core, as arrays in SI units.
+
+Only its data files are read, never its query classes, which are internal and change. What is known of the files:
+
+* GEMM: `latency` in ms of every (m, n, k) of a grid, dense but for the largest n with the largest k; one file an
+  inference engine. SGLang's is read: alone among them it has the same complete grid for every GPU.
+* NCCL: `latency` in ms over `message_size` in elements, 2 bytes each for `half`, of the buffer that every GPU holds, its
+  own part of an all-to-all included; 2, 4 and 8 GPUs of one node only. Eight-bit rows of as many bytes take as long,
+  which is how the unit is known.
+* Folders are named by version; the newest that has what is asked for counts.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
+from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Line
-from engine.costs.base import CostModel
-from engine.costs.collectives import with_measured
-from engine.costs.datasheet import Datasheet
+from engine.costs.alpha_beta import Datasheet, Line
+from engine.costs.base import CostModel, with_measured
+from engine.costs.gemm_table import Curve, GemmTable, never_falling
 from engine.costs.measured import CollectiveTimes, sent_line
-from engine.costs.silicon_tables import (
-    GEMM_DTYPES,
-    MACHINES,
-    Machine,
-    collective_curve,
-    gemm_table,
-    installed_package,
-    measured_counts,
-)
 from engine.errors import InputError
 from engine.network import Network
+
+NCCL_OPERATIONS = {"all_to_all": "alltoall", "all_reduce": "all_reduce"}
+GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
+MILLISECONDS = 1e-3
+HALF_BYTES = 2
+
+
+class Machine(NamedTuple):
+    """Where a GPU type's tables are, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
+
+    folder: str
+    link_bandwidth: float
+
+
+MACHINES = {
+    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, whose memory is a third faster
+    "A100-80": Machine("a100_sxm", 300e9),
+    "H100": Machine("h100_sxm", 450e9),
+    "H200": Machine("h200_sxm", 450e9),
+    "B200": Machine("b200_sxm", 900e9),
+    "L40S": Machine("l40s", 32e9),
+}
+"""GPU types of the catalogue that were measured."""
+
+
+def folder_of(gpu_type: str) -> str | None:
+    """Where the tables of a GPU type are: one of our catalogue, or one that only the package has; None for any other."""
+    if gpu_type in MACHINES:
+        return MACHINES[gpu_type].folder
+    return system_of(gpu_type) if gpu_type in packaged_gpu_types() else None
+
+
+def installed_package() -> str:
+    """Package and version, as it is installed; raises InputError when it is absent."""
+    _data_folder()
+    return f"{PACKAGE} {version(PACKAGE)}"
+
+
+@lru_cache
+def gemm_table(folder: str, dtype: str) -> GemmTable | None:
+    """The GEMMs of a machine, None where the dtype was not measured. Raises InputError when the package is absent."""
+    for file in newest(folder, "gemm/sglang", "gemm_perf.parquet"):
+        rows = pd.read_parquet(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
+        rows = rows.loc[lambda table: table.gemm_dtype == dtype]
+        if rows.empty:
+            continue
+        cube = rows.groupby(["m", "n", "k"]).latency.median().unstack("k")
+        # Some machines have a few odd widths besides the grid: without k to go with them they are left out.
+        wide = cube.notna().mean(axis=1).groupby("n").mean() > 0.5
+        cube = cube[cube.index.get_level_values("n").isin(wide.index[wide])]
+        m, n = (cube.index.unique(name).to_numpy(np.float64) for name in ("m", "n"))
+        k = cube.columns.to_numpy(np.float64)
+        seconds = cube.to_numpy(np.float64).reshape(len(m), len(n), len(k)) * MILLISECONDS
+        # The one corner too large to measure: as fast per multiplication as with the next smaller n.
+        gap = np.isnan(seconds[:, -1, -1])
+        seconds[gap, -1, -1] = seconds[gap, -2, -1] * n[-1] / n[-2]
+        if np.isnan(seconds).any():
+            continue
+        for array in (m, n, k, seconds):
+            array.flags.writeable = False
+        return GemmTable(m, n, k, seconds)
+    return None
+
+
+def moe_table(folder: str, dtype: str) -> pd.DataFrame:
+    """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
+    d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
+    names = {
+        "num_tokens": "tokens",
+        "hidden_size": "d_model",
+        "inter_size": "d_ff",
+        "topk": "experts_per_token",
+        "num_experts": "experts",
+    }
+    for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
+        rows = pd.read_parquet(file)
+        alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
+        rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
+        if not rows.empty:
+            return (rows.groupby([*names.values()]).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+    return pd.DataFrame(columns=[*names.values(), "seconds"])
+
+
+def nvlink_table(folder: str) -> pd.DataFrame:
+    """TensorRT-LLM's exchanges of 16-bit rows, top-8 of 256 experts evenly loaded, 7168 wide: columns kind (dispatch, combine),
+    ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""
+    for file in newest(folder, "comm/trtllm", "trtllm_alltoall_perf.parquet"):
+        rows = pd.read_parquet(file)
+        plain = rows.moe_dtype == "bfloat16"
+        kinds = {"alltoall_dispatch": "dispatch", "alltoall_combine": "combine"}
+        rows = rows[plain & rows.op_name.isin(kinds)]
+        rows = rows.assign(kind=rows.op_name.map(kinds)).rename(
+            columns={"moe_ep_size": "ranks", "num_tokens": "tokens"}
+        )
+        if not rows.empty:
+            return (
+                (rows.groupby(["kind", "ranks", "tokens"]).latency.median() * MILLISECONDS)
+                .rename("seconds")
+                .reset_index()
+            )
+    return pd.DataFrame(columns=["kind", "ranks", "tokens", "seconds"])
+
+
+@lru_cache
+def collective_table(folder: str, operation: str, gpus: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """(float64[size] bytes of each GPU's buffer, ascending; float64[size] seconds as measured) of a collective, None where it
+    was not measured on so many GPUs."""
+    for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
+        rows = pd.read_parquet(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"])
+        asked = (rows.op_name == NCCL_OPERATIONS[operation]) & (rows.nccl_dtype == "half") & (rows.num_gpus == gpus)
+        if asked.any():
+            times = rows[asked].groupby("message_size").latency.median()
+            sizes, seconds = times.index.to_numpy(np.float64) * HALF_BYTES, times.to_numpy(np.float64) * MILLISECONDS
+            sizes.flags.writeable = seconds.flags.writeable = False
+            return sizes, seconds
+    return None
+
+
+def collective_curve(folder: str, operation: str, gpus: int) -> Curve | None:
+    """The curve through `collective_table`."""
+    table = collective_table(folder, operation, gpus)
+    return None if table is None else Curve(table[0], never_falling(table[1]))
+
+
+@lru_cache
+def measured_counts(folder: str) -> tuple[int, ...]:
+    """Numbers of GPUs with an all-to-all, ascending."""
+    counts: set[int] = set()
+    for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
+        rows = pd.read_parquet(file, columns=["op_name", "num_gpus"])
+        counts |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
+    return tuple(sorted(counts))
+
+
+def newest(folder: str, part: str, name: str) -> list[Path]:
+    """The files of all versions, newest first."""
+    files = (_data_folder() / folder / part).glob(f"*/{name}")
+    return sorted(files, key=lambda file: [int(digits) for digits in _numbers(file.parent.name)], reverse=True)
+
+
+def _numbers(text: str) -> list[str]:
+    return "".join(char if char.isdigit() else " " for char in text).split()
+
+
+@lru_cache
+def _data_folder() -> Path:
+    if (folder := package_folder()) is not None:
+        return folder / "systems" / "data"
+    raise InputError(
+        f"the silicon costs need the package {PACKAGE} (Linux x86-64 only), which is not installed; use the datasheet, an "
+        "α–β profile or measured times"
+    )
+
 
 LEFT_OUT_ERROR = 0.11
 """Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
@@ -40,7 +200,7 @@ class Silicon(CostModel):
     size, rows and columns side by side, k by adding up. 16-bit floats stand for each other: only bf16 was measured. An
     expert is its two GEMMs, as everywhere; the fused kernels of serving engines are faster on few tokens.
 
-    Collectives are NCCL's inside one node, up to `engine.costs.curve.REACH` times the largest buffer measured. Nothing was
+    Collectives are NCCL's inside one node, up to `engine.costs.gemm_table.REACH` times the largest buffer measured. Nothing was
     measured between nodes.
     """
 

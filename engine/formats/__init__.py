@@ -11,7 +11,6 @@ from typing import TypeVar
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.finding import Finding, Origin
 from engine.formats import huggingface, packaged
 from engine.formats.checks import check_recording
 from engine.formats.cost_files import OF_ONE_PAIR, findings_of_times, is_of_one_pair, read_collectives, read_costs
@@ -23,7 +22,7 @@ from engine.model import MoEModel
 from engine.plan import Plan
 from engine.schema import Frozen
 from engine.serving.sizes import TransformerSizes
-from engine.workload import Workload
+from engine.workload import Finding, Origin, Workload
 
 Document = TypeVar("Document", bound=Frozen)
 Preset = TypeVar("Preset")

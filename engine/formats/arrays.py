@@ -1,7 +1,12 @@
-"""From arrays to workloads, with the checks that every format shares."""
+"""From arrays to workloads, with the checks that every format shares.
+
+Loads of physical slots, which hold copies of experts, as loads of experts.
+
+Which model layer each layer of a recording is, as far as the open model tells.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -184,3 +189,46 @@ def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) 
     if faulty.any():
         at = first(faulty)
         raise source.fault(f"{what} must be a number of at least 0, not {quoted(amounts[at])}", place(at))
+
+
+def fold_slots(counts: np.ndarray, physical_to_logical: np.ndarray, experts: int) -> np.ndarray:
+    """float64[..., layer, expert]: what the slots of every expert counted together.
+
+    counts: float64[..., layer, slot]; physical_to_logical: int[layer, slot], the expert in every slot, where each of the
+    `experts` has a slot in every layer
+    """
+    folded = np.empty((*counts.shape[:-1], experts))
+    for layer, expert_of_slot in enumerate(physical_to_logical):
+        order = np.argsort(expert_of_slot, kind="stable")
+        first_slot = np.searchsorted(expert_of_slot[order], np.arange(experts))
+        folded[..., layer, :] = np.add.reduceat(counts[..., layer, order], first_slot, axis=-1)
+    return folded
+
+
+def model_layers_of(source: Source, layers: int) -> tuple[int, ...] | None:
+    """The model layer of each of `layers` recorded layers, that are all MoE layers or all decoder layers of the open model;
+    None where there is no model, or one with other numbers of layers."""
+    if source.model is None:
+        return None
+    if layers == len(source.model.moe_layers):
+        return source.model.moe_layers
+    return tuple(range(layers)) if layers == source.model.layers else None
+
+
+def model_layers_named(source: Source, numbers: Sequence[int]) -> tuple[int, ...] | None:
+    """The model layer of each recorded layer, of which the recording gives a number that counts MoE layers or decoder layers.
+
+    None where there is no model, and where both ways of counting would fit.
+    """
+    if source.model is None:
+        return None
+    moe, decoder = source.model.moe_layers, set(source.model.moe_layers)
+    if len(moe) == source.model.layers and decoder.issuperset(numbers):
+        return tuple(numbers)
+    of_moe_layers = all(0 <= number < len(moe) for number in numbers)
+    of_decoder_layers = decoder.issuperset(numbers)
+    if tuple(numbers) == moe or (of_decoder_layers and not of_moe_layers):
+        return tuple(numbers)
+    if (of_moe_layers and not of_decoder_layers) or len(numbers) == len(moe):
+        return tuple(moe[number] for number in numbers)
+    return None

@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.finding import Finding, Origin
-from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, Place, check_amounts, expert_load, place_in
-from engine.formats.format import Format, of_one_file
-from engine.formats.glance import Glance
-from engine.formats.layer_numbers import model_layers_of
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, Place, check_amounts, expert_load, model_layers_of, place_in
+from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.source import Source, read_json
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, Finding, Origin
 
 NAME = "bare-list"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from engine.costs import CollectiveTimes, CostProfile, MeasuredTimes
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
-from engine.finding import Finding
 from engine.formats.format import BELONGS
-from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, nccl_tests, times_table
+from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.recognition import identify
 from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
+from engine.workload import Finding
 
 
 def _calibration(path: Path) -> DeviceProfile:
@@ -27,7 +27,7 @@ _READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
     "deepxtrace": deepxtrace.refuse,
     "measured-times": lambda path: MeasuredTimes.from_dict(read_json_object(path), path.name),
     "measured-times-table": times_table.read_measurements,
-    "nccl-tests": nccl_tests.read_nccl_tests,
+    "nccl-tests": nccl_pairs.read_nccl_tests,
     "profiler-trace": kineto.read_kineto,
 }
 """By the name of the format."""

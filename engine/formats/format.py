@@ -1,13 +1,173 @@
-"""What an outside format is to us: a name, how its files are told by what is in them, and who reads them."""
+"""What an outside format is to us: a name, how its files are told by what is in them, and who reads them.
 
+A look at a file: as much of it as tells what it is, each part parsed when it is first asked for.
+"""
+
+import csv
+import json
+import struct
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from engine.formats.glance import Glance
-from engine.formats.source import Source
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.formats.number_lists import loads
+from engine.formats.source import MAGIC, MAX_CONTAINERS, PARSER_ERRORS, Source, read_json
 from engine.workload import Workload
+
+HEAD_BYTES = 64 * 1024
+MAX_LINE_BYTES = 16 * 1024**2
+"""Of one line of JSON; the loads of a few hundred layers fit many times."""
+MAX_SAFETENSORS_HEADER = 16 * 1024**2
+"""Of some 200,000 tensors, more than the largest models and recordings have."""
+
+
+class Glance:
+    """What of a file can be seen without reading it as a recording. Every part is None, or empty, where the file has no such
+    part; nothing here raises on damaged files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 64 KiB."""
+        with self.path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+
+    @cached_property
+    def magic(self) -> str | None:
+        """`.npz`, `.npy`, `.parquet` or `.gz` by the first bytes; `.npz` is any zip archive."""
+        return next((kind for kind, (magic, _) in MAGIC.items() if self.head.startswith(magic)), None)
+
+    @cached_property
+    def is_text(self) -> bool:
+        return self.magic is None and b"\0" not in self.head
+
+    @cached_property
+    def archived(self) -> tuple[str, ...]:
+        """Names in a zip archive."""
+        if self.magic != ".npz":
+            return ()
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                return tuple(archive.namelist())
+        except PARSER_ERRORS:
+            return ()
+
+    @cached_property
+    def is_torch(self) -> bool:
+        """Whether it is what `torch.save` writes: a zip archive with a `data.pkl`."""
+        return any(name.endswith("/data.pkl") for name in self.archived)
+
+    @cached_property
+    def pickled(self) -> bytes:
+        """The first 64 KiB of the structure in what `torch.save` writes, never loaded: keys stand in it as texts."""
+        if not self.is_torch:
+            return b""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                name = next(name for name in self.archived if name.endswith("/data.pkl"))
+                with archive.open(name) as file:
+                    return file.read(HEAD_BYTES)
+        except PARSER_ERRORS:
+            return b""
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors in a safetensors file."""
+        if len(self.head) < 9 or self.head[8:9] != b"{":
+            return ()
+        (size,) = struct.unpack("<Q", self.head[:8])
+        if not 2 <= size <= min(MAX_SAFETENSORS_HEADER, self.path.stat().st_size - 8):
+            return ()
+        try:
+            with self.path.open("rb") as file:
+                header = json.loads(file.read(8 + size)[8:])
+        except PARSER_ERRORS:
+            return ()
+        return tuple(name for name in header if name != "__metadata__") if isinstance(header, dict) else ()
+
+    @cached_property
+    def first_line(self) -> str:
+        """The first line with something in it, of it at most `MAX_LINE_BYTES`; "" of a binary file."""
+        return self._first_line[0].decode(errors="replace").strip()
+
+    @cached_property
+    def _first_line(self) -> tuple[bytes, bool]:
+        """(the first line with something in it, whether there is something after that)"""
+        if not self.is_text:
+            return b"", False
+        with self.path.open("rb") as file:
+            for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
+                if text := line.removeprefix(b"\xef\xbb\xbf").strip():
+                    return text, any(rest.strip() for rest in iter(lambda: file.read(HEAD_BYTES), b""))
+        return b"", False
+
+    @cached_property
+    def record(self) -> dict:
+        """The JSON object in the first line, where that is whole: what a file of JSON lines begins with. Lists of numbers may
+        be arrays, here and in `json`."""
+        line = self.first_line
+        if not line.startswith("{") or not line.endswith("}"):
+            return {}
+        try:
+            text = line.encode()
+            record = loads(text, MAX_CONTAINERS) or json.loads(text)
+        except PARSER_ERRORS:
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether the text begins as JSON does, whole or not."""
+        return self.first_line[:1] in ("{", "[")
+
+    @cached_property
+    def json(self) -> object:
+        """The JSON in the whole file."""
+        if not self.is_json:
+            return None
+        if self.record:
+            return None if self._first_line[1] else self.record
+        try:
+            return read_json(self.path, arrays=True)
+        except PARSER_ERRORS:  # an InputError is a ValueError
+            return None
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Keys of the JSON object in the file."""
+        return frozenset(self.json) if isinstance(self.json, dict) else frozenset()
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of a JSON list of lists of numbers; () of others. By the first of each."""
+        shape, inner = [], self.json
+        while isinstance(inner, list) and inner:
+            shape.append(len(inner))
+            inner = inner[0]
+        return tuple(shape) if shape and isinstance(inner, int | float) and not isinstance(inner, bool) else ()
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Column names in lower case: of a Parquet file, or the cells of the first line of a text with commas."""
+        try:
+            if self.magic == ".parquet":
+                names = pq.read_schema(self.path).names
+            elif self.is_text and not self.is_json:
+                names = next(csv.reader([self.first_line]))
+            else:
+                names = []
+        except (*PARSER_ERRORS, pa.ArrowException):
+            return ()
+        return tuple(str(name).strip().lower() for name in names)
+
 
 Kind = Literal[
     "routing",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from engine.formats.glance import MAX_LINE_BYTES
+from engine.formats.format import MAX_LINE_BYTES
 from engine.formats.number_lists import loads
 from engine.formats.source import MAX_CONTAINERS, fault, quoted
 

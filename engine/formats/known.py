@@ -13,12 +13,12 @@ from engine.formats import (
     tensorrt_llm,
 )
 from engine.formats.format import Format
-from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_tests, times_table
+from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.placements import detection
-from engine.formats.vllm import ascend_loads, eplb, request_archives, responses, route_logs
+from engine.formats.vllm import eplb, requests, responses, route_logs
 
 FORMATS: tuple[Format, ...] = (
-    *request_archives.FORMATS,
+    *requests.FORMATS,
     *kineto.FORMATS,  # before those that parse the whole of a JSON file
     *numpy_files.FORMATS,
     *eplb.FORMATS,
@@ -26,14 +26,14 @@ FORMATS: tuple[Format, ...] = (
     *sglang.FORMATS,
     *route_logs.FORMATS,
     *moe_balance.FORMATS,
-    *ascend_loads.FORMATS,
+    *eplb.ASCEND_FORMATS,
     *detection.FORMATS,  # permutations are lists too
     *bare_lists.FORMATS,
     *studio_documents.FORMATS,
     *huggingface.FORMATS,
     *times_table.FORMATS,
     *aiconfigurator.FORMATS,
-    *nccl_tests.FORMATS,
+    *nccl_pairs.FORMATS,
     *deepxtrace.FORMATS,
     *nvidia_topo.FORMATS,
     *megatron.FORMATS,

@@ -10,16 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.finding import Finding, Origin
-from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, MAX_RANKS, routing_trace
-from engine.formats.format import Format
-from engine.formats.glance import Glance
+from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, MAX_RANKS, model_layers_named, routing_trace
+from engine.formats.format import Format, Glance
 from engine.formats.json_lines import records
-from engine.formats.layer_numbers import model_layers_named
 from engine.formats.number_lists import array_of_lists
-from engine.formats.recording_names import in_order, without_ids
-from engine.formats.source import Source, quoted
-from engine.workload import RoutingTrace
+from engine.formats.source import Source, in_order, quoted, without_ids
+from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "moe-balance"
 _Key = tuple[str, str]

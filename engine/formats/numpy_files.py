@@ -10,6 +10,8 @@ numbers stand beside them, and alone offer remedies. Archives of single requests
 
 In an `.npy` the kind of number decides: integers are a routing log [tokens, layers] or [tokens, layers, k], floats are
 traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be either and is refused.
+
+What stands before the numbers in NumPy's `.npy` (numpy.lib.format): a version, then a Python dict of shape and dtype.
 """
 
 import math
@@ -17,12 +19,11 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import IO, Annotated, BinaryIO
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from engine.finding import Finding, Origin
 from engine.formats.arrays import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -34,12 +35,33 @@ from engine.formats.arrays import (
     traffic_matrix,
     whole_numbers,
 )
-from engine.formats.format import Format, of_one_file
-from engine.formats.glance import Glance
-from engine.formats.npy_header import read_header
+from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fault, quoted
 from engine.schema import first_fault
-from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
+
+_NPY_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether its first index runs fastest, and dtype of the numbers that `file` is left in front of.
+
+    Raises ValueError for versions after 2.0, which are for names that no plain numbers have, and with what else NumPy raises on
+    damaged headers (`PARSER_ERRORS`).
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _NPY_HEADER_READERS:
+        raise ValueError(f".npy version {version[0]}.{version[1]} is not a plain array of numbers")
+    try:
+        shape, fortran_order, dtype = _NPY_HEADER_READERS[version](file)
+    except TypeError:  # a header like {[]: 0}, which NumPy lets Python complain about
+        raise ValueError("the header of the .npy is damaged") from None
+    if any(
+        type(size) is not int or size < 0 for size in shape
+    ):  # True is an int to NumPy, until it makes an array of it
+        raise ValueError(f"the header of the .npy has a shape {shape}")
+    return shape, fortran_order, dtype
+
 
 FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
 """Readers and remedies leave a few; each is a box on a page."""

@@ -18,8 +18,7 @@ import numpy as np
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn, draw, type_of
 from engine.errors import InputError
-from engine.formats.format import Format
-from engine.formats.glance import Glance
+from engine.formats.format import Format, Glance
 from engine.formats.source import check_file, fault, one_clear_line, quoted
 
 EXTENSIONS = (".txt", ".log", ".out")

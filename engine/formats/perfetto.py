@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from engine.finite import json_text
+from engine.schema import json_text
 from engine.timeline import STREAMS, Timeline
 
 LANES_PER_STREAM = 1000

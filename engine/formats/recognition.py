@@ -1,16 +1,26 @@
-"""What a file is, by its content, and which files together are one recording."""
+"""What a file is, by its content, and which files together are one recording.
 
+Well-known files that are no recordings: what they are, and what to bring in their place. They are told apart only once
+nothing else here has taken a file, so that this list cannot hide a format.
+
+Folders and archives as the files in them.
+"""
+
+import shutil
+import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 from engine.errors import InputError, one_line
-from engine.formats.format import BELONGS, Format
-from engine.formats.glance import Glance
+from engine.formats.format import BELONGS, Format, Glance
 from engine.formats.known import FORMATS
 from engine.formats.source import (
     MAGIC,
+    MAX_FILE_BYTES,
+    MAX_UNPACKED_BYTES,
     check_beginning,
     check_size,
     check_there,
@@ -19,8 +29,169 @@ from engine.formats.source import (
     quoted,
     read_json,
 )
-from engine.formats.strangers import stranger
-from engine.formats.unpack import files_inside
+
+_SQLITE = b"SQLite format 3\0"
+_RECORD = "record routing from the server (How to record, docs/recording.md)"
+_CONFIG = "open the config.json beside it for the model"
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """is_: in a sentence, after "FILE: is"; instead: what to do; tells: whether a file is one of these"""
+
+    is_: str
+    instead: str
+    tells: Callable[[Glance], bool]
+
+
+def stranger(glance: Glance) -> Stranger | None:
+    """The well-known file that this is, if any."""
+    return next((known for known in STRANGERS if known.tells(glance)), None)
+
+
+def _is_list_of_events(glance: Glance) -> bool:
+    """Chrome traces may be a bare list of events."""
+    events = glance.json
+    return isinstance(events, list) and bool(events) and isinstance(events[0], dict) and {"ph", "pid"} <= set(events[0])
+
+
+def _is_nsight(glance: Glance) -> bool:
+    """A report, by its name, as its content is NVIDIA's own; or an export to SQLite, by its tables."""
+    if glance.head.startswith(_SQLITE):
+        return b"CUPTI_ACTIVITY" in glance.head
+    return glance.path.suffix.lower() in (".nsys-rep", ".qdrep") and not glance.is_text
+
+
+def _has_one(glance: Glance, *words: bytes) -> bool:
+    return glance.is_text and any(word in glance.head for word in words)
+
+
+STRANGERS = (
+    Stranger(
+        "a tokenizer of Hugging Face, which says nothing of routing",
+        f"{_CONFIG}, and {_RECORD}",
+        lambda glance: {"added_tokens", "model"} <= glance.keys or "tokenizer_class" in glance.keys,
+    ),
+    Stranger("the index of a checkpoint's safetensors files", _CONFIG, lambda glance: "weight_map" in glance.keys),
+    Stranger(
+        "a generation_config.json, which has no sizes of the model",
+        _CONFIG,
+        lambda glance: "transformers_version" in glance.keys and "model_type" not in glance.keys,
+    ),
+    Stranger(
+        "a safetensors file without token counts or routing: weights of a model, by all appearance",
+        _CONFIG,
+        lambda glance: bool(glance.tensors),
+    ),
+    Stranger(
+        "a model in GGUF",
+        "open the config.json of the model that it was made from",
+        lambda glance: glance.head[:4] == b"GGUF",
+    ),
+    Stranger(
+        "a report of Nsight Systems",
+        "its times are not read; profile with the PyTorch profiler and export a Chrome trace (.json), or run python -m engine "
+        "calibrate on the machine",
+        _is_nsight,
+    ),
+    Stranger(
+        "a database of SQLite", "save its table as CSV or Parquet", lambda glance: glance.head.startswith(_SQLITE)
+    ),
+    Stranger(
+        "a Chrome trace that is a bare list of events",
+        'times are read from traces of the PyTorch profiler: export_chrome_trace writes {"traceEvents": [...]}',
+        _is_list_of_events,
+    ),
+    Stranger(
+        "a log of vLLM without routing",
+        _RECORD,
+        lambda glance: _has_one(
+            glance, b"Avg prompt throughput", b"Initializing a V1 LLM engine", b"vLLM API server version"
+        ),
+    ),
+    Stranger(
+        "a log of SGLang without routing",
+        _RECORD,
+        lambda glance: _has_one(
+            glance, b"server_args=ServerArgs(", b"Prefill batch. #new-seq", b"Decode batch. #running-req"
+        ),
+    ),
+)
+
+
+MOST_FILES = 4096
+"""In a folder or archive: as many as there are ranks, with some requests of each."""
+
+
+def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
+    """The files in a folder, or in an archive (zip, tar, tar.gz), which is unpacked into `scratch`, a folder of the caller's;
+    by name, hidden ones left out. None for any other file, and for archives without `scratch`. Raises InputError for too many
+    or too large ones."""
+    with one_clear_line(path):
+        if path.is_dir():
+            return _in_folder(path)
+        if scratch is not None and path.is_file() and path.stat().st_size and is_archive(path):
+            return _in_archive(path, scratch)
+        return None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file holds files of other formats: a zip of anything but NumPy arrays or tensors, or a tar."""
+    glance = Glance(path)
+    if glance.magic == ".npz":
+        return not glance.is_torch and not all(name.endswith(".npy") for name in glance.archived)
+    return (glance.magic == ".gz" or b"ustar" in glance.head[:512]) and tarfile.is_tarfile(path)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            files.append(path)
+            if len(files) > MOST_FILES:
+                raise fault(folder, f"holds more than {MOST_FILES:,} files; give those of one recording")
+    if not files:
+        raise fault(folder, "is an empty folder")
+    return files
+
+
+def _in_archive(path: Path, scratch: Path) -> list[Path]:
+    check_size(path)
+    into = scratch / f"{len(list(scratch.iterdir()))}-{path.stem}"
+    into.mkdir()
+    files, unpacked = [], 0
+    with zipfile.ZipFile(path) if Glance(path).magic == ".npz" else tarfile.open(path) as archive:
+        for name, size, open_member in _members(archive):
+            inside = PurePosixPath(name.replace("\\", "/"))
+            if any(part.startswith(".") for part in inside.parts) or "__MACOSX" in inside.parts:
+                continue  # hidden files, and names that climb out of the folder
+            unpacked += size
+            if unpacked > MAX_UNPACKED_BYTES or size > MAX_FILE_BYTES or len(files) >= MOST_FILES:
+                raise fault(
+                    path,
+                    f"holds more than {MOST_FILES:,} files, {MAX_FILE_BYTES // 1024**2} MB in one or "
+                    f"{MAX_UNPACKED_BYTES // 1024**3} GB in all; give those of one recording",
+                )
+            target = into.joinpath(*(part for part in inside.parts if part != "/"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open_member() as member, target.open("wb") as file:
+                shutil.copyfileobj(member, file)
+            files.append(target)
+    if not files:
+        raise fault(path, "is an archive without files")
+    return sorted(files)
+
+
+def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
+    """(name, bytes, how to open it) of every regular file."""
+    if isinstance(archive, zipfile.ZipFile):
+        for entry in archive.infolist():
+            if entry.filename and not entry.is_dir():  # zipfile asks for the last letter of a name
+                yield entry.filename, entry.file_size, lambda entry=entry: archive.open(entry)
+        return
+    for entry in archive:
+        if entry.isfile():
+            yield entry.name, entry.size, lambda entry=entry: archive.extractfile(entry)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import InputError
-from engine.finding import Finding, Origin
-from engine.formats import slots
-from engine.formats.checks.copies import blocks_in_turn, factor_of_counts, is_rounded, ranks_alike, tokens_of_ranks
+from engine.formats import arrays
+from engine.formats.checks.copies import (
+    blocks_in_turn,
+    factor_of_counts,
+    is_rounded,
+    ranks_alike,
+    skew_of,
+    tokens_of_ranks,
+)
 from engine.formats.checks.layers import empty_layers
 from engine.formats.checks.profile_rows import profile_stretches
-from engine.formats.checks.traffic import silent_layers
-from engine.formats.checks.words import skew_of
+from engine.formats.checks.totals import silent_layers
 from engine.plan import Placement
-from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ def fold_slots(workload: Workload, placement: Placement) -> RoutingTrace | Exper
         if (counts := getattr(workload, name)) is not None:
             # Slots that are not counted have no tokens.
             spare = [(0, 0)] * (counts.ndim - 1) + [(0, expert_of_slot.shape[1] - counts.shape[-1])]
-            columns[name] = slots.fold_slots(np.pad(counts, spare), expert_of_slot, experts)
+            columns[name] = arrays.fold_slots(np.pad(counts, spare), expert_of_slot, experts)
     return _noted(replace(workload, **columns), "fold-slots", text)
 
 

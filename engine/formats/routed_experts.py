@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.errors import InputError
 from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first
-from engine.formats.npy_header import read_header
+from engine.formats.numpy_files import read_header
 from engine.formats.source import MAX_FILE_BYTES, PARSER_ERRORS, quoted
 
 _WIRE_DTYPES = {"int32": np.dtype("<i4"), "uint16": np.dtype("<u2"), "uint8": np.dtype("u1")}

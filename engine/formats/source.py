@@ -1,14 +1,18 @@
-"""The file being read: what is checked before any parsing, and the one way to complain about it."""
+"""The file being read: what is checked before any parsing, and the one way to complain about it.
+
+Which files of a folder belong together, by their names: those of one run differ in numbers and ids alone.
+"""
 
 import csv
 import json
 import lzma
+import re
 import struct
 import tarfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,3 +221,19 @@ def read_json_object(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = Fals
 
 
 _JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+
+
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
+_ID = re.compile(rf"{_UUID}|{_WORD}|\d+")
+
+
+def without_ids(path: Path) -> str:
+    """The file's name with `#` for every UUID, long word with several digits (a request's id) and number in it:
+    `routes-layer12.jsonl` and `routes-layer3.jsonl` are both `routes-layer#.jsonl`."""
+    return _ID.sub("#", path.name)
+
+
+def in_order(sources: Sequence[Source]) -> list[Source]:
+    """The files by the numbers in their names, which are those of time more often than the order of letters: 2 before 10."""
+    return sorted(sources, key=lambda source: [part.zfill(20) for part in re.split(r"(\d+)", source.path.name)])

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.formats.format import Format, Kind
-from engine.formats.glance import Glance
+from engine.formats.format import Format, Glance, Kind
 
 
 def _is_plan(glance: Glance) -> bool:

@@ -25,14 +25,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from engine.finding import Finding, Origin
 from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
 from engine.formats.bare_lists import loads_of_table
-from engine.formats.format import Format, of_one_file
-from engine.formats.glance import Glance
+from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
 from engine.formats.source import Source, line_ends, quoted
-from engine.workload import TrafficMatrix, Workload
+from engine.workload import Finding, Origin, TrafficMatrix, Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _NUMBERS_ALONE = r"\s*([+-]?[\d.].*|[+-]?(nan|inf(inity)?)|)\s*"

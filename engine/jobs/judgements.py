@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from engine import store
+from engine.compare import Judgement, Thresholds, evidence_of
+from engine.compare.judge import Judge, Serving
+from engine.compare.redundancy import Replication, counts_of, knee, most_slots, planned_and_judged, redundancy
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import Context, replace_result
@@ -14,10 +17,6 @@ from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep
 from engine.store.problems import problem_from
-from engine.studies.judge import Judge, Serving
-from engine.studies.knee import knee
-from engine.studies.redundancy import Replication, counts_of, most_slots, planned_and_judged, redundancy
-from engine.verdict import Judgement, Thresholds, evidence_of
 
 
 def verdict(arguments: dict[str, Any], context: Context) -> dict[str, Any]:

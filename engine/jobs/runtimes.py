@@ -3,6 +3,8 @@
 What ships with Switchyard are runs of `tests/benchmarks/bench_runtimes.py`, through which a power law in layers, experts and
 GPUs is laid for each system. Runs of this machine, which jobs note in the data folder, say by what factor it is faster or
 slower here.
+
+How much longer a running job will take, from how far its reports say it is.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import functools
 import json
 import math
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +22,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 from scipy.optimize import lsq_linear
 
-from engine.data_folder import data_folder
-from engine.files import append, tail, write_atomically
+from engine.files import append, data_folder, tail, write_atomically
 from engine.goal import Goal
+from engine.jobs.protocol import first_progress
+from engine.jobs.runner import Job, State
 from engine.parallel.processes import processors
 from engine.problem import Problem
 from engine.schema import Frozen
@@ -196,3 +200,21 @@ def machine() -> str:
             if line.startswith("model name"):
                 return f"{processors()} × {line.partition(':')[2].strip()}"
     return f"{processors()} × {platform.processor() or platform.machine()}"
+
+
+def seconds_left(job: Job) -> float | None:
+    """Seconds until a job is likely to end; 0 where it takes longer than its reports let expect. None while nothing can be
+    said: it waits, is stopped or has ended, or has not come far enough."""
+    latest = job.progress
+    if latest is None or job.state is not State.RUNNING or latest.done is None or latest.done >= 1:
+        return None
+    first = first_progress(job.folder) or latest
+    so_far, done = latest.time - first.time, latest.done - (first.done or 0.0)
+    if latest.expected is not None:
+        # What has done nothing yet goes by what it expected; the further it is, the more its own pace counts.
+        yet = (1 - latest.done) * ((1 - latest.done) * latest.expected + so_far)
+    elif done > 0 and so_far > 0:
+        yet = (1 - latest.done) * so_far / done
+    else:
+        return None
+    return max(0.0, yet - (time.time() - latest.time))

@@ -7,24 +7,23 @@ from typing import Any
 import numpy as np
 
 from engine import store
+from engine.compare.comparison import candidate_of_plan
+from engine.compare.figures import metrics
 from engine.errors import InputError, StoppedError
 from engine.jobs.protocol import Context
 from engine.parallel import in_order
 from engine.placement.joint.front import FrontPoint, front
 from engine.placement.joint.instance import JointInstance
-from engine.placement.joint.row_starts import with_starts
-from engine.placement.joint.rows import RowsInstance
+from engine.placement.joint.rows import RowsInstance, with_starts
 from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
+from engine.provenance import input_digests
 from engine.result import Provenance, Status, Stop, library_versions
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import input_digests, metrics
-from engine.simulate.two_phase import two_phase
-from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, System, run
 from engine.systems.base import Draft, Report
-from engine.systems.comparison import candidate_of_plan
 from engine.systems.joint import START_SHARE, instance_of, moves_left, moves_to, start_of
 from engine.systems.options import Value
 from engine.systems.pieces import to_placement

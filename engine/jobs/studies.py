@@ -5,6 +5,13 @@ from typing import Any
 
 from engine import store
 from engine.cluster import Node
+from engine.compare.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
+from engine.compare.capacity import capacity
+from engine.compare.contention import CONTENTIONS, contention_curve, most_saved, ordered, pays_from
+from engine.compare.imprecision import imprecision
+from engine.compare.sensitivity import curve, is_simulated, parameters_of, seconds_of, sensitivity
+from engine.compare.sweep import sweep, trials_of
+from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.protocol import Context
@@ -12,14 +19,6 @@ from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.simulate import bound_of_plan, simulate
 from engine.store.problems import problem_from
-from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
-from engine.studies.capacity import capacity
-from engine.studies.contention import CONTENTIONS, contention_curve, most_saved, ordered, pays_from
-from engine.studies.curve import curve
-from engine.studies.imprecision import imprecision
-from engine.studies.sensitivity import is_simulated, parameters_of, seconds_of, sensitivity
-from engine.studies.sweep import sweep, trials_of
-from engine.studies.what_if import Change, changed
 from engine.systems import run, systems_for
 from engine.workload import RoutingTrace
 

@@ -7,17 +7,18 @@ from functools import partial
 from typing import Any
 
 from engine import store
+from engine.compare.comparison import Choice, Comparison
+from engine.compare.figures import Metrics
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runtimes
 from engine.jobs.protocol import Context
 from engine.problem import Problem
+from engine.provenance import metrics_digests, simulation_digest
 from engine.simulate.compile_ahead import compile_ahead
-from engine.simulate.metrics import Metrics, metrics_digests, simulation_digest
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, TRAINING
 from engine.systems.base import Outcome
-from engine.systems.comparison import Choice, Comparison
 
 
 def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -34,7 +34,7 @@ Handler = Callable[[dict[str, Any], Context], dict[str, Any]]
 HANDLERS = {
     "optimise": "engine.jobs.tasks:optimise",
     "launch": "engine.jobs.launches:launch",
-    "calibrate": "engine.jobs.device_calibration:calibrate_devices",
+    "calibrate": "engine.jobs.launches:calibrate_devices",
     "affinity": "engine.jobs.studies:affinity_study",
     "sweep": "engine.jobs.studies:sweep_study",
     "sensitivity": "engine.jobs.studies:sensitivity_study",

@@ -3,15 +3,25 @@
 An operator allows some combinations of axes of its inputs and outputs; a tensor keeps one axis throughout, for changing
 it needs data of other parts and would stop the pipeline. CP-SAT finds an assignment. Counting all of them does not list
 them: tensors are summed out one by one, which stays small as long as the operators form something like a chain.
+
+Some places that all tables allow, by CP-SAT.
+
+Which weight gradients may run under which all-to-alls, read off the dependencies of a training step.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
 
 from engine.errors import InputError
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.solver import solve
 
 Axis = int | str
 """A dimension counted from 0, -1 for a tensor that every part uses whole, or a name such as `irregular`."""
@@ -81,7 +91,7 @@ def partition_axes(
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not
     decided. There is nothing to minimise: `objective` and `bound` are 0.
     """
-    from engine.overlap.axes_by_cp_sat import some_places  # see engine.solver
+    pass  # FOLD  # see engine.solver
 
     start = time.perf_counter()
     tables = problem.tables()
@@ -164,3 +174,67 @@ def _join(a: Table, b: Table) -> Table:
         )
     rows = {row + more: ways * others for row, ways, partners in pairs for more, others in partners}
     return a[0] + tuple(b[0][i] for i in fresh), rows
+
+
+def some_places(
+    sizes: Mapping[str, int],
+    tables: Iterable[tuple[tuple[str, ...], set[tuple[int, ...]]]],
+    seconds: float,
+    seed: int,
+    stop: Stop,
+) -> tuple[Status, dict[str, int] | None]:
+    """OPTIMAL with a place for every tensor, INFEASIBLE if there are none, CANCELLED or TIME_LIMIT if it was not decided.
+
+    sizes: places in each tensor's domain; tables: tensors with the combinations of their places that are allowed
+    """
+    model = CpModel()
+    place = {tensor: model.new_int_var_from_domain(Domain(0, size - 1), tensor) for tensor, size in sizes.items()}
+    for tensors, rows in tables:
+        model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
+    answer, solver = solve(model, seconds, seed, stop)
+    if answer in (OPTIMAL, FEASIBLE):
+        return Status.OPTIMAL, {tensor: solver.value(variable) for tensor, variable in place.items()}
+    if answer == INFEASIBLE:
+        return Status.INFEASIBLE, None
+    return Status.CANCELLED if stop() else Status.TIME_LIMIT, None
+
+
+def overlappable(
+    graph: nx.DiGraph, alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
+) -> NDArray[np.bool_]:
+    """bool[w, m]: whether no path leads from the dW to the all-to-all or back (Lancet section 4.1).
+
+    graph: an edge from every operator to those that need its output; alltoalls, weight_gradients: names of its nodes, in
+    the order of the columns and rows. Instead of one search per pair, the all-to-alls before and after every node are
+    sets of bits that go once through the graph. Raises InputError for a graph with a cycle and for names that are not in
+    it or come twice.
+    """
+    if not graph.is_directed():
+        raise InputError("graph: wanted a directed graph, an edge from every operator to those that need its output")
+    names = [*alltoalls, *weight_gradients]
+    missing = [name for name in names if name not in graph]
+    if missing:
+        raise InputError(f"{missing[0]!r} is not an operator of the graph")
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InputError(f"{twice!r} comes twice among the all-to-alls and weight gradients")
+    try:
+        order = list(nx.topological_sort(graph))
+    except nx.NetworkXUnfeasible:
+        raise InputError("graph: operators depend on each other in a circle") from None
+    own = {name: 1 << column for column, name in enumerate(alltoalls)}
+    before = _reached(order, graph.predecessors, own)
+    after = _reached(reversed(order), graph.successors, own)
+    dependent = [before[name] | after[name] for name in weight_gradients]
+    rows = [[not bits >> column & 1 for column in range(len(alltoalls))] for bits in dependent]
+    return np.array(rows, dtype=bool).reshape(len(weight_gradients), len(alltoalls))
+
+
+def _reached(order: Iterable[Hashable], sources, own: dict[Hashable, int]) -> dict[Hashable, int]:
+    """The bits of every node's all-to-alls: its own, and those of its sources, which come earlier in `order`."""
+    bits: dict[Hashable, int] = {}
+    for node in order:
+        bits[node] = own.get(node, 0)
+        for source in sources(node):
+            bits[node] |= bits[source]
+    return bits

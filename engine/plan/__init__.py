@@ -2,9 +2,8 @@
 
 from engine.plan.placement import Placement
 from engine.plan.plan import Claim, Execution, Plan, Reaction
-from engine.plan.send_order import OrderMode, Schedule, SendOrder
+from engine.plan.send_order import OrderMode, Schedule, SendOrder, Travel, TravelUnit
 from engine.plan.training import Overlap, PartitionRange, Pipeline, Priority
-from engine.plan.travel import Travel, TravelUnit
 
 __all__ = [
     "Claim",

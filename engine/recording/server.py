@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-from engine.errors import InputError
-from engine.formats.source import MAX_FILE_BYTES, one_line, quoted
+from engine.errors import InputError, one_line
+from engine.formats.source import MAX_FILE_BYTES, quoted
 
 API_KEY = "SWITCHYARD_API_KEY"
 """The environment variable with the key that a server asks for (`--api-key` of SGLang and vLLM)."""

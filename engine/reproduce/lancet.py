@@ -9,11 +9,11 @@ import pandas as pd
 
 from engine.catalogue import model_presets, node_types
 from engine.cluster import Cluster
+from engine.compare.figures import metrics
 from engine.costs import CostModel, Datasheet
 from engine.overlap.weight_gradients import schedule_weight_gradients
 from engine.problem import Problem, make_problem
 from engine.result import Stop, never
-from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.catalogue.packaged import installed_folder, packaged_gpu_types
-from engine.costs.silicon_tables import MACHINES, folder_of, installed_package
+from engine.costs.silicon import MACHINES, folder_of, installed_package
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.serving.operators import Kind, Operator
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import ServingStep
+from engine.serving.step import Kind, Operator, ServingStep
 
 BACKEND = "sglang"
 WIDE, NODE = {"context": "deepep_ht", "generation": "deepep_ll"}, 8

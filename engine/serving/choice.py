@@ -6,10 +6,9 @@ from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.serving.aiconfigurator import AiconfiguratorOperators
-from engine.serving.operators import OperatorSource
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import ServingStep
+from engine.serving.step import OperatorSource, ServingStep
 
 OPERATORS = ("aiconfigurator", "datasheet")
 

@@ -10,9 +10,8 @@ from pydantic import TypeAdapter
 from engine.cluster import Cluster
 from engine.model import MoEModel
 from engine.problem import MEMORY_SHARE
-from engine.serving.operators import Operator, by_kind, seconds_of
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import BYTES_PER_KV, ServingStep
+from engine.serving.step import BYTES_PER_KV, Operator, ServingStep, by_kind, seconds_of
 
 HALF_BYTES = 2
 ROUND_OFF = 1e-9

@@ -7,9 +7,8 @@ import numpy as np
 from engine.cluster import Gpu
 from engine.costs import Datasheet
 from engine.model import MoEModel
-from engine.serving.operators import Kind, Operator
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import BYTES_PER_KV, ServingStep
+from engine.serving.step import BYTES_PER_KV, Kind, Operator, ServingStep
 
 ACTIVATION_BYTES = 2
 """Activations outside of 8-bit GEMMs are 16 bits wide."""

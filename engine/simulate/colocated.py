@@ -18,8 +18,7 @@ from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
-from engine.simulate.fabric import Fabric
-from engine.simulate.lockstep import Lockstep
+from engine.simulate.fabric import Fabric, Lockstep
 from engine.simulate.work import Work, works_of
 from engine.timeline import Timeline
 

@@ -2,19 +2,103 @@
 
 Flows that meet at a port share it max-min fairly, as concurrent TCP or RDMA streams do, with what so many of them reach there
 together (`Network.share`); every send starts with a latency during which no byte moves.
+
+When sends that share ports max-min fairly have ended at the latest, compiled (numba): a bound that needs no levels.
+
+A two-tier order as it runs: relays over the links of nodes beside the ports between them, step by step.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numba import njit
 
-from engine.communication.bounds import meeting_seconds
+from engine.communication.order import meeting_seconds
+from engine.communication.steps import Steps
 from engine.errors import StoppedError
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
-from engine.plan.replay import replay
-from engine.simulate import equal_shares, fair_share, sequences
-from engine.simulate.two_tier import relayed_sends
+from engine.plan.plan import replay
+from engine.simulate import fair_share
+from engine.simulate.fair_share import DONE, Sends, rate_at
+
+
+@njit(cache=True, nogil=True)
+def latest_end(sends: Sends, capacity: np.ndarray, reached: np.ndarray, window: float) -> float:
+    """Seconds at which sends that all start at 0 have ended at the latest, however wide the windows of `run`. Arguments as
+    there; of the sends nothing is written.
+
+    Max-min fairness gives a send at least the lower of the equal shares of its two ports. Here it gets just that, of ports that
+    divide by all sends that have not ended here, which are at least those that have not ended there, and more sends never reach
+    more together: so none ends earlier here.
+    """
+    source, sink = sends.source.astype(np.uint32), sends.sink.astype(np.uint32)  # no compiled look for negative indices
+    size, latency = sends.size, sends.latency
+    total, ports = len(size), len(capacity)
+    users, active, left = np.zeros(ports, dtype=np.int64), np.arange(total).astype(np.uint32), size.copy()
+    for send in range(total):
+        users[source[send]] += 1
+        users[sink[send]] += 1
+    share = np.empty(ports)
+    now, last, moving = 0.0, 0.0, total
+    while moving:
+        for port in range(ports):
+            share[port] = rate_at(port, users[port], capacity, reached) / max(users[port], 1)
+        earliest, next_arrival = np.inf, np.inf
+        for place in range(moving):
+            send = active[place]
+            if latency[send] > now:
+                next_arrival = min(next_arrival, latency[send])
+            else:
+                earliest = min(earliest, now + left[send] / min(share[source[send]], share[sink[send]]))
+        until = min(max(earliest, now + window), next_arrival)
+        still = 0
+        for place in range(moving):
+            send = active[place]
+            active[still] = send
+            still += 1
+            if latency[send] > now:
+                continue
+            rate = min(share[source[send]], share[sink[send]])
+            ends = now + left[send] / rate
+            left[send] -= rate * (until - now)
+            if ends <= until or left[send] <= DONE * size[send]:
+                last = max(last, ends)
+                users[source[send]] -= 1
+                users[sink[send]] -= 1
+                still -= 1
+        now, moving = until, still
+    return last
+
+
+def relayed_sends(schedule: Schedule, traffic: np.ndarray, network: Network) -> tuple[np.ndarray, ...]:
+    """The columns of `Flows`: src, dst (int64[send]), bytes, start and end (float64[send], seconds).
+
+    A step begins when the one before has ended everywhere. In it the sends of a node over its links go at the constant rates
+    that its busiest link allows, those between two nodes at the rate of the slower one, and each kind has its own start-up.
+    What one GPU sends another over links is a single send, from the first step that has some of it to the end of the last
+    one: in nodes of eight a stage has several times as many relays as sends over ports. traffic: float64[src, dst] bytes,
+    diagonal ignored.
+    """
+    steps = Steps.of(schedule, traffic, network)
+    step, src, dst, size = steps.sends()
+    domain = steps.domains.of_gpu
+    over_links = domain[src] == domain[dst]
+    over_ports = np.maximum(steps.ports[0, step, domain[src]], steps.ports[1, step, domain[dst]])
+    took = network.start_up(src, dst) + np.where(over_links, steps.links[step, domain[src]], over_ports)
+    length = np.zeros(len(steps.links))
+    np.maximum.at(length, step, took)
+    start = (np.cumsum(length) - length)[step]
+    end = start + took
+
+    pair, send = np.unique(src[over_links] * network.gpus + dst[over_links], return_inverse=True)
+    first, last = np.full(len(pair), np.inf), np.zeros(len(pair))
+    np.minimum.at(first, send, start[over_links])
+    np.maximum.at(last, send, end[over_links])
+    whole = (pair // network.gpus, pair % network.gpus, np.bincount(send, size[over_links], len(pair)), first, last)
+    columns = (src, dst, size, start, end)
+    return tuple(np.append(column[~over_links], part) for column, part in zip(columns, whole, strict=True))
+
 
 EXACT_SENDS = 1024
 """Up to so many sends that share ports, every end is an event of its own (32 GPUs where all pairs differ)."""
@@ -91,7 +175,7 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     if not bound:
         return Flows(src, dst, size, start, end)
     window = (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound
-    latest = equal_shares.latest_end(sends, capacity, network.share, window)
+    latest = latest_end(sends, capacity, network.share, window)
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
 
 
@@ -112,7 +196,7 @@ def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.nda
     same_sender = src[order[1:]] == src[order[:-1]]
     follower = np.full(len(src), -1)
     follower[order[:-1][same_sender]] = order[1:][same_sender]
-    start, end = sequences.run(
+    start, end = fair_share.run_sequences(
         out, into, size.astype(np.float64), network.start_up(src, dst), follower, network.capacity, network.share, hurry
     )
     if np.isnan(end).any():

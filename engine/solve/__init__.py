@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from engine.errors import InputError
-from engine.finite import TOO_FAR_APART, long_json_text
 from engine.result import Status
+from engine.schema import TOO_FAR_APART, long_json_text
 from engine.solve import (
     affinity,
     assign,

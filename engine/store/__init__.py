@@ -1,7 +1,7 @@
 """What is kept: recordings, documents, sessions and what was simulated as files in the data folder, the team's work in a
 database."""
 
-from engine.data_folder import data_folder
+from engine.files import data_folder
 from engine.store.files import (
     alone_with_sessions,
     config_path,

@@ -22,9 +22,8 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 
-from engine.data_folder import data_folder
 from engine.errors import InputError
-from engine.files import PRIVATE_FILE
+from engine.files import PRIVATE_FILE, data_folder
 from engine.store.files import scratch
 
 FILE, URL = "switchyard.db", "DATABASE_URL"

@@ -14,13 +14,11 @@ from typing import TypeVar, get_args
 import numpy as np
 from filelock import FileLock
 
-from engine.data_folder import data_folder
 from engine.errors import InputError
-from engine.files import PRIVATE_FILE, make_folder, open_atomically, write_atomically
-from engine.finding import Origin
+from engine.files import PRIVATE_FILE, data_folder, make_folder, open_atomically, write_atomically
 from engine.formats.source import one_clear_line
 from engine.schema import Frozen
-from engine.workload import Workload
+from engine.workload import Origin, Workload
 
 Document = TypeVar("Document", bound=Frozen)
 VERSION = 1

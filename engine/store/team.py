@@ -17,8 +17,7 @@ from engine.errors import InputError
 from engine.plan import Plan
 from engine.store import tables
 from engine.store.database import Database
-from engine.store.team_approval import Signature, Whose, whose, why_not
-from engine.store.team_place import Place, place_of
+from engine.store.team_approval import Place, Signature, Whose, place_of, whose, why_not
 
 LONGEST_TEXT = 20_000
 State = Literal["open", "approved", "rejected"]

@@ -10,7 +10,7 @@ from engine.result import Stop
 from engine.systems.aurora_colocated import colocating
 from engine.systems.aurora_exclusive import AuroraOptions, exclusive, exclusive_printed
 from engine.systems.base import Draft, Report, System
-from engine.systems.colocated_baselines import RandomColocationOptions, random_colocation, same_model_packing
+from engine.systems.baselines import RandomColocationOptions, random_colocation, same_model_packing
 
 
 def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:

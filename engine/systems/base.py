@@ -9,9 +9,9 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder, Travel
 from engine.problem import Problem
+from engine.provenance import input_digests
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import input_digests
 from engine.systems.options import Options, Value
 from engine.timeline import Timeline
 from engine.units import share

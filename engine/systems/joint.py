@@ -16,9 +16,9 @@ from scipy.optimize import linear_sum_assignment
 from engine.errors import InputError
 from engine.placement.coactivation import CoactivationInstance
 from engine.placement.joint.bounds import most_balancedness
-from engine.placement.joint.kernel import JointInstance, place_jointly
-from engine.placement.joint.row_starts import with_starts
-from engine.placement.joint.rows import RowsInstance, rows_instance
+from engine.placement.joint.instance import JointInstance
+from engine.placement.joint.kernel import place_jointly
+from engine.placement.joint.rows import RowsInstance, rows_instance, with_starts
 from engine.placement.transitions import require_room, transitions
 from engine.plan import SendOrder
 from engine.problem import Problem

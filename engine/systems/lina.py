@@ -17,8 +17,7 @@ from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.simulate.two_phase import device_slots, two_phase
-from engine.simulate.two_phase_result import TwoPhaseOptions, TwoPhaseResult
+from engine.simulate.two_phase import TwoPhaseOptions, TwoPhaseResult, device_slots, two_phase
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
 from engine.units import digits, ratio, share

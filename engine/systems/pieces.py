@@ -6,10 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from engine.communication.bounds import meeting_bound, one_peer_bound
-from engine.communication.order import order
-from engine.communication.two_networks import Kernel, order_on
-from engine.communication.two_tier import fewest_seconds, two_tier
+from engine.communication.order import meeting_bound, one_peer_bound, order
+from engine.communication.two_tier import Kernel, fewest_seconds, order_on, two_tier
 from engine.errors import InputError, StoppedError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment

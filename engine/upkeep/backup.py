@@ -1,20 +1,108 @@
-"""A backup of the data folder and the team's database in one file, made while studios run."""
+"""A backup of the data folder and the team's database in one file, made while studios run.
+
+What a backup is: a zip file with what it is of, the rows of the team's database and the files of the data folder.
+
+    manifest.json              a `Manifest`
+    database/TABLE.jsonl       one row a line, as a JSON object
+    data/FOLDER/…              files as they lie in the data folder
+
+Rows are plain JSON, so that a backup of SQLite can be restored into PostgreSQL and the other way round. Timelines and
+figures are left out: they can be simulated again.
+
+A backup put back into an empty data folder and an empty database. Nothing in it is trusted: members are checked before any
+is written, rows are plain JSON, and what does not fit leaves nothing behind.
+"""
 
 import json
 import os
+import re
+import secrets
+import shutil
+import stat
 import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, MetaData, Table, func, insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from engine.errors import InputError
-from engine.files import PRIVATE_FILE, replace_atomically
+from engine.files import PRIVATE_FILE, make_folder, replace_atomically
+from engine.formats.source import one_clear_line
+from engine.jobs.protocol import ALIVE, PID, RESERVE, RESUMED
+from engine.jobs.runner import ID
+from engine.schema import Frozen
 from engine.store import tables
 from engine.store.database import Database
-from engine.upkeep.archive import DATA, FORMAT, MANIFEST, PLACES, ROWS, Manifest, belongs
-from engine.upkeep.disk import files_under
+from engine.upkeep.health import DATABASE, files_under, free, kind_of
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+ROWS, DATA = "database/{}.jsonl", "data/"
+TABLES = tuple(table.name for table in tables.metadata.sorted_tables)
+"""In the order in which rows may be added: what is referred to before what refers."""
+MOST_FILES = 2_000_000
+MOST_MANIFEST = 2**20
+MOST_ROW = 2**29
+"""Bytes of one row: plans may have millions of sends."""
+
+PLACES = {
+    "sessions": re.compile(r"[A-Za-z0-9_-]{8,40}\.json"),
+    "jobs": re.compile(rf"{ID.pattern}/[^/].*", re.ASCII),
+    "documents": re.compile(r"[0-9a-f]{64}\.json"),
+    "configs": re.compile(r"[0-9a-f]{64}\.json"),
+    "workloads": re.compile(r"[0-9a-f]{64}\.npz"),
+}
+"""What a backup has of the data folder, what refers to others first: a recording that is named was saved before its name."""
+OF_A_PROCESS = (PID, ALIVE, RESUMED, RESERVE)
+"""Files of a job that are its process's: elsewhere they would speak of another one."""
+
+
+class Manifest(Frozen):
+    """What a backup is of. version: of the tables; created: seconds since the epoch; rows: by table."""
+
+    format: int
+    version: str
+    created: float
+    rows: dict[str, int]
+
+
+def belongs(place: str) -> bool:
+    """Whether a backup has a file; place: from the data folder, with / between its parts."""
+    folder, _, rest = place.partition("/")
+    if folder not in PLACES or not PLACES[folder].fullmatch(rest):
+        return False
+    parts = rest.split("/")
+    return (
+        len(place) <= 1000
+        and place.isprintable()
+        and "\\" not in place
+        and not any(part in ("", ".", "..") for part in parts)
+        and not (folder == "jobs" and parts[1] in OF_A_PROCESS)
+    )
+
+
+def check(archive: zipfile.ZipFile, room: int) -> None:
+    """Raise InputError unless every member is a file that a backup has, named once, and all of them fit into `room` bytes."""
+    members = archive.infolist()
+    known = {MANIFEST, *(ROWS.format(table) for table in TABLES)}
+    names = {member.filename for member in members}
+    if len(members) > MOST_FILES or len(names) < len(members):
+        raise InputError("this is no backup of Switchyard: it has too many members, or one of them twice")
+    for member in members:
+        ours = member.filename in known or (
+            member.filename.startswith(DATA) and belongs(member.filename.removeprefix(DATA))
+        )
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if not ours or kind not in (0, stat.S_IFREG):
+            raise InputError(f"this is no backup of Switchyard: it has a member {member.filename[:80]!r}")
+    if MANIFEST not in names or archive.getinfo(MANIFEST).file_size > MOST_MANIFEST:
+        raise InputError(f"this is no backup of Switchyard: it has no {MANIFEST}, or one that is too long")
+    if (needed := sum(member.file_size for member in members)) > room:
+        raise InputError(f"the backup needs {needed:,} bytes, and the disk has {room:,} free")
+
 
 LEVEL = 1
 """Of compression: recordings halve at once, and little more with patience."""
@@ -73,3 +161,113 @@ def _write_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
         with archive.open(member, "w", force_zip64=True) as into:
             while block := source.read(2**20):
                 into.write(block)
+
+
+AT_ONCE = 200
+"""Rows that are added in one statement."""
+
+
+def restore(url: str, folder: Path, file: Path) -> Manifest:
+    """Put a backup back. url: of the database. Raises InputError for what is no backup, for a data folder or a database that is
+    not empty, and when the disk has no room for it."""
+    _refuse_used(folder)
+    with one_clear_line(file), zipfile.ZipFile(file) as archive:
+        check(archive, free(folder)[0])
+        manifest = Manifest.from_json(archive.read(MANIFEST), f"{file.name}, {MANIFEST}")
+        if manifest.format != FORMAT:
+            raise InputError(f"{file.name}: a backup of format {manifest.format}; this Switchyard reads {FORMAT}")
+        staged = folder / f".restoring-{secrets.token_hex(4)}"
+        try:
+            _unpack(archive, staged)
+            _restore_database(url, archive, manifest, staged, folder)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    return manifest
+
+
+def _refuse_used(folder: Path) -> None:
+    for path, _ in files_under(folder):
+        place = path.relative_to(folder)
+        is_lock = place.suffix == ".lock" and len(place.parts) == 1
+        if not is_lock and kind_of(place) != DATABASE:  # whose rows are looked at later
+            raise InputError(f"the data folder {folder} is not empty; restore into a new one (SWITCHYARD_DATA)")
+
+
+def _unpack(archive: zipfile.ZipFile, staged: Path) -> None:
+    make_folder(staged)
+    for member in archive.infolist():
+        if not member.filename.startswith(DATA):
+            continue
+        path = staged / member.filename.removeprefix(DATA)
+        make_folder(path.parent)
+        # No more is read than `check` has counted.
+        with archive.open(member) as source, open(path, "xb", opener=_private) as into:
+            shutil.copyfileobj(source, into, 2**20)
+        written = time.mktime((*member.date_time, 0, 0, -1))
+        os.utime(path, (written, written))  # what is old stays old
+    os.sync()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+def _restore_database(url: str, archive: zipfile.ZipFile, manifest: Manifest, staged: Path, folder: Path) -> None:
+    db = Database(url, manifest.version)
+    try:
+        with db.writing() as connection:
+            metadata = MetaData()  # of the backup's time, not of today
+            metadata.reflect(connection)
+            for name in (name for name in TABLES if name in metadata.tables):
+                if connection.scalar(select(func.count()).select_from(metadata.tables[name])):
+                    raise InputError("the database is not empty; restore into a new one")
+                _add_rows(connection, archive, metadata.tables[name], manifest.rows.get(name))
+            for part in staged.iterdir():
+                part.rename(folder / part.name)
+    finally:
+        db.close()
+    Database(url).close()  # upgraded, where the backup is of an older version
+
+
+def _add_rows(connection: Connection, archive: zipfile.ZipFile, table: Table, count: int | None) -> None:
+    added = 0
+    for rows in _batches(_rows(archive, table.name, {column.name for column in table.columns})):
+        try:
+            connection.execute(insert(table), rows)
+        except SQLAlchemyError as error:
+            raise _damaged(table.name, f"rows that do not fit ({' '.join(str(error).split())[:160]})") from None
+        added += len(rows)
+    if added != count:
+        raise _damaged(table.name, f"{added:,} rows where the manifest counts {count}")
+    if connection.dialect.name == "postgresql" and added and "number" in table.columns:
+        highest = select(func.max(table.c.number)).scalar_subquery()
+        connection.execute(select(func.setval(func.pg_get_serial_sequence(table.name, "number"), highest)))
+
+
+def _damaged(name: str, what: str) -> InputError:
+    return InputError(f"the backup is damaged: {ROWS.format(name)} has {what}")
+
+
+def _rows(archive: zipfile.ZipFile, name: str, columns: set[str]) -> Iterator[dict[str, Any]]:
+    try:
+        member = archive.open(ROWS.format(name))
+    except KeyError:
+        raise _damaged(name, "no rows at all") from None
+    with member:
+        while line := member.readline(MOST_ROW):
+            # What SQLite keeps and PostgreSQL refuses: no number is infinite there.
+            row = json.loads(line, parse_constant=lambda constant: None)
+            if not isinstance(row, dict) or set(row) != columns:
+                raise _damaged(name, "a row that is none of this table")
+            yield row
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -147,7 +147,7 @@ def _gathered(problem: Problem, carrier: list[int]) -> np.ndarray:
 
 def _late_attention(problem: Problem, layer: int, home: list[int], carrier: list[int]) -> float:
     """Seconds that attention before an MoE layer takes longer with tokens at their carriers than at home, see
-    `engine.simulate.attention`. home, carrier: the GPU of every token"""
+    `engine.simulate.work`. home, carrier: the GPU of every token"""
     if not problem.runs_attention:
         return 0.0
     trace, model = problem.workload, problem.model

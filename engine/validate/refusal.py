@@ -16,9 +16,9 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
-from engine.simulate.metrics import has_inputs_of
+from engine.provenance import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
-from engine.simulate.training.routing import expert_groups
+from engine.simulate.training.pricing import expert_groups
 from engine.simulate.work import traffic_both_ways, work_of
 from engine.training import TrainingStep
 from engine.validate.joint_order import check_joint_order

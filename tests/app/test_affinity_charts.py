@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from app.charts import affinity as charts
-from app.charts import affinity_study as study_charts
+from app.charts import affinity as study_charts
 from app.charts import theme
-from engine.studies.affinity import OutOfDistribution, SamplePoint, TokensEnough
+from engine.compare.affinity import OutOfDistribution, SamplePoint, TokensEnough
 
 COUNTS = np.array([[2.0, 2, 0, 0], [0, 8, 1, 1], [0, 0, 0, 9], [30, 30, 30, 10]])
 

@@ -8,10 +8,11 @@ from streamlit.testing.v1 import AppTest
 
 from app.charts import optimise as charts
 from engine.store import team
+from engine.store.database import database
 from engine.units import ratio
 from tests.app.test_launch_page import MAIN, comes_from, problem_of, session_with_plans
 from tests.app.test_pages import press, visit
-from tests.app.test_review_page import database, save
+from tests.app.test_review_page import save
 from tests.app.test_step_page import said
 
 pytestmark = pytest.mark.slow

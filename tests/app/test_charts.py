@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from app.charts import cluster as cluster_chart
-from app.charts import gantt, lanes, theme
-from app.charts import waits as waits_charts
+from app.charts import gantt, theme
+from app.charts import gantt as waits_charts
 from app.charts import workload as workload_charts
-from app.widgets import plain
+from app.tables import plain
 from engine.catalogue import cluster_presets, gpu_types
 from engine.simulate.events import EventLog
 from engine.simulate.flows import Flows
@@ -81,12 +81,12 @@ def test_a_chart_is_never_higher_than_a_laptop_and_has_time_and_range_below(plan
 
 def test_folded_lanes_last_from_the_first_of_their_gpus_to_the_last() -> None:
     cluster = cluster_presets()["mixed-8"].cluster
-    folds = lanes.folds(cluster)
-    assert list(folds) == [lanes.NODES, lanes.TYPES]
-    groups, names = folds[lanes.TYPES]
+    folds = gantt.folds(cluster)
+    assert list(folds) == [gantt.NODES, gantt.TYPES]
+    groups, names = folds[gantt.TYPES]
     assert len(names) == len({gpu.type for gpu in cluster.gpus}) and names[0].endswith("× 2")
     assert [cluster.gpus[at].type for at in range(8)] == [names[group].split(" × ")[0] for group in groups]
-    folded = lanes.fold(timeline(1), np.array([0, 0]), ("both",))
+    folded = gantt.fold(timeline(1), np.array([0, 0]), ("both",))
     assert folded.resources == ("both",) and folded.total == timeline(1).total
     gate = folded.events[folded.events["kind"] == "gate"]
     assert gate[["start", "end"]].to_numpy().tolist() == [[0, 2]]

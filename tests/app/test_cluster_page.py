@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts.preset_picture import HEIGHT, WIDTH, svg
+from app.charts.cluster import HEIGHT, WIDTH, svg
 from app.charts.theme import gpu_colour
-from app.cluster.presets import in_words
+from app.cluster.board import in_words
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
 from tests.app.test_pages import ROOT, open_sample, press, visit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.charts.cluster import link_speeds, node_rates
-from app.cluster.summary import memory_fit, without_fp8
+from app.cluster.table import memory_fit, without_fp8
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
 from engine.network import Network

@@ -6,8 +6,7 @@ import pytest
 from app.cluster.table import shows, to_cluster, to_frame, usual_ports
 from engine.catalogue import cluster_presets, gpu_types
 from engine.catalogue.packaged import packaged_gpu_types
-from engine.cluster import Cluster, Node
-from engine.efficiency import Efficiency
+from engine.cluster import Cluster, Efficiency, Node
 from engine.errors import InputError
 from tests.costs.silicon import needs_tables
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from engine.compare.figures import balance_of, cross_node_share, metrics
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.simulate.metrics import balance_of, cross_node_share, metrics
 from engine.store import team
 from engine.store.database import database
 from tests.app.test_launch_page import problem_of

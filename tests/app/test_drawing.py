@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import state
-from app.cluster import drawing
+from app.cluster import board
 from app.components.cluster_canvas import Edit
 from engine import store
 from engine.catalogue import cluster_presets, gpu_types
@@ -32,8 +32,8 @@ def session(empty_session: None):
     """An empty session, and a way to let the board send an edit: send(serial, cluster)."""
 
     def send(serial: int, cluster: dict | None) -> None:
-        st.session_state[drawing.KEY] = {"edit": {"serial": serial, "cluster": cluster}}
-        drawing._take()
+        st.session_state[board.KEY] = {"edit": {"serial": serial, "cluster": cluster}}
+        board._take()
 
     return send
 
@@ -92,7 +92,7 @@ def test_clearing_the_board_closes_the_cluster(session) -> None:
 
 def test_the_number_of_an_edit_is_read_as_it_was_sent(session) -> None:
     session(7, None)
-    assert drawing.edit_of(drawing.KEY) == Edit(7, None)
+    assert board.edit_of(board.KEY) == Edit(7, None)
 
 
 def mixed_cluster(link: float | None) -> Cluster:
@@ -179,7 +179,7 @@ def test_an_overlay_is_what_counting_token_by_token_says(link: float | None, lay
     first, other = random_trace(random, 2), random_trace(random, 2)
     problem = make_problem(first, cluster, model, Datasheet(), (other, model) if two else None)
     placements = [random_placement(random, 3), *([random_placement(random, 1)] if two else [])]
-    overlay = drawing.overlay_of(plan_of(*placements), problem, layer)
+    overlay = board.overlay_of(plan_of(*placements), problem, layer)
 
     layers = range(LAYERS) if layer is None else range(layer, layer + 1)
     counts = [counted(trace, placement, layers) for trace, placement in zip((first, other), placements, strict=False)]
@@ -201,7 +201,7 @@ def small_problem(**changes) -> Problem:
 def test_experts_are_named_layer_by_layer() -> None:
     rows = (((0, 1), (2,), (3,), (4,), (5,)), ((5,), (4,), (3, 3), (2,), (1, 0)), ((), (0,), (1,), (2, 3), (4, 5)))
     plan = plan_of(Placement(experts=EXPERTS, experts_of_gpu=rows, model_layers=(0, 2, 4)))
-    overlay = drawing.overlay_of(plan, small_problem())
+    overlay = board.overlay_of(plan, small_problem())
     assert overlay.gpus[0].layers == ("layer 0: 0 1", "layer 2: 5", "layer 4: none")
     assert [gpu.text for gpu in overlay.gpus] == [
         "1 expert",
@@ -210,14 +210,14 @@ def test_experts_are_named_layer_by_layer() -> None:
         "1.33 experts",
         "1.67 experts",
     ]
-    of_layer = drawing.overlay_of(plan, small_problem(), 1)
+    of_layer = board.overlay_of(plan, small_problem(), 1)
     assert [gpu.text for gpu in of_layer.gpus] == ["E 5", "E 4", "E 3 3", "E 2", "E 0 1"]
 
 
 def test_without_tokens_nothing_is_busy() -> None:
     nothing = np.full((4, LAYERS, 1), -1, dtype=np.int16)
     plan = plan_of(random_placement(np.random.default_rng(2), 0))
-    overlay = drawing.overlay_of(plan, small_problem(experts=nothing, source_rank=None))
+    overlay = board.overlay_of(plan, small_problem(experts=nothing, source_rank=None))
     assert overlay.bottleneck is None
     assert {gpu.share for gpu in overlay.gpus} == {0.0}
 

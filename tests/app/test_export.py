@@ -8,7 +8,7 @@ import torch
 import yaml
 from streamlit.testing.v1 import AppTest
 
-from app.export.engines import PERFETTO, TAKERS, exported, file_name, without_flags
+from app.export import PERFETTO, TAKERS, exported, file_name, without_flags
 from engine import store
 from engine.formats.placements import TARGETS
 from engine.jobs.runner import State

@@ -17,7 +17,7 @@ from app import cached
 from app.charts import launch as charts
 from app.charts.theme import SMALLEST
 from app.launch import history, report
-from app.visitor import guard
+from app.visitor import people
 from engine import store
 from engine.catalogue import model_presets
 from engine.cluster import Cluster, Node
@@ -28,7 +28,7 @@ from engine.jobs.launches import BRIEF, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
 from engine.launch.preparation.launch import Launch
-from engine.launch.rank.logs import RankLogs
+from engine.launch.rank.failure import RankLogs
 from engine.model import MoEModel
 from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
@@ -354,14 +354,14 @@ def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
 @pytest.fixture
 def from_elsewhere(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The visitor comes from another machine."""
-    monkeypatch.delenv(guard.SWITCH, raising=False)
+    monkeypatch.delenv(people.GUARD_SWITCH, raising=False)
     comes_from("192.0.2.7", monkeypatch)
 
 
 def allowed(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard changes its mind after so many answers: what was drawn as allowed is not any more when it is pressed."""
     answers = [None] * times
-    monkeypatch.setattr(guard, "why_not", lambda *_: answers.pop() if answers else "Not any more.")
+    monkeypatch.setattr(people, "why_not", lambda *_: answers.pop() if answers else "Not any more.")
 
 
 def test_a_visitor_from_elsewhere_starts_nothing(app: AppTest, from_elsewhere):

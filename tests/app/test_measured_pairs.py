@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts.pairs import MOST_GPUS, NUMBERED_GPUS, pair_rates
+from app.charts.trust import MOST_GPUS, NUMBERED_GPUS, pair_rates
 from engine.cluster import Cluster, Node
 from engine.costs.pair_cluster import PairCluster, held_against
 from tests.app.test_cluster_detect import TYPE, choose, gpus

@@ -6,7 +6,7 @@ import os
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.visitor import guard, roles
+from app.visitor import people, roles
 from engine.jobs import protocol, runner
 from engine.upkeep import health
 from tests.app.test_pages import ROOT, visit
@@ -91,4 +91,4 @@ def test_who_may_look_after_the_studio(address, email, setting, may, app: AppTes
     if may:
         assert operate(app).header[0].value == "Administration"
     context = type("Context", (), {"ip_address": address, "headers": {}})
-    assert guard.may_operate(context, login(email) if email else type("User", (), {})()) is may
+    assert people.may_operate(context, login(email) if email else type("User", (), {})()) is may

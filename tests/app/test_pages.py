@@ -7,7 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import header
-from app.text import plain
+from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError

@@ -8,11 +8,10 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app import model_catalogue, state
-from app.workload import recordings
+from app import model_catalogue, state, workload
 from engine import formats
 from engine.catalogue import model_presets
-from engine.studies.synthetic import Recipe
+from engine.compare.synthetic import Recipe
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.app.test_drop_zone import SAMPLES, answers, drop
 from tests.app.test_pages import ROOT, open_sample, press, visit
@@ -109,8 +108,8 @@ def test_several_recordings_are_a_table(app: AppTest) -> None:
 )
 def test_the_phase_where_it_is_known(phase: list[int] | None, said: str) -> None:
     trace = RoutingTrace("t", np.zeros((2, 1, 1), np.int16), 1, phase=phase and np.array(phase, np.int8))
-    assert recordings._phase(trace) == said
-    assert recordings._phase(ExpertLoad("l", np.ones((1, 1)), None)) == "—"
+    assert workload._phase(trace) == said
+    assert workload._phase(ExpertLoad("l", np.ones((1, 1)), None)) == "—"
 
 
 @pytest.fixture
@@ -129,18 +128,18 @@ def click(key: str, row: int) -> None:
 
 
 def test_a_click_opens_a_recording_with_its_model(two: list[str]) -> None:
-    click(recordings.OPEN, 0)
-    recordings._open(two)
+    click(workload.OPEN, 0)
+    workload._open_recordings(two)
     assert state.workload_digest() == two[0] and state.model().name == "tiny-moe-alpha"
 
 
 def test_a_recording_is_removed(two: list[str]) -> None:
     state.set_others([two[0]])
-    click(recordings.REMOVE, 1)
-    recordings._remove(two)
+    click(workload.REMOVE, 1)
+    workload._remove(two)
     assert list(state.workloads()) == [two[0]] and state.workload_digest() == two[0]
-    click(recordings.REMOVE, 0)
-    recordings._remove([two[0]])
+    click(workload.REMOVE, 0)
+    workload._remove([two[0]])
     assert not state.workloads() and state.workload_digest() is None and not st.session_state.others
     assert "no longer in this session" in state.take_notice()
 

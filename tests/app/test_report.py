@@ -13,15 +13,15 @@ from app.review import report
 from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks
 from app.review.report import Dossier
 from engine import formats
-from engine.balance import over_layers
+from engine.compare import WORDS, Verdict, verdict_of
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING, run
+from engine.timeline import over_layers
 from engine.training import usual_step
 from engine.units import seconds, share, signed, size
-from engine.verdict import WORDS, Verdict, verdict_of
 from engine.workload import RoutingTrace
 from tests.app.test_pages import ROOT
 

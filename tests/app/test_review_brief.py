@@ -8,11 +8,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
-from app.charts.lanes import fewer_lanes
+from app.charts.gantt import fewer_lanes
 from app.review import compare, plan_list
 from app.review import store as review_store
-from app.review.brief import brief_of, risk_in_words, with_risks
-from app.review.words import words
+from app.review.brief import brief_of, risk_in_words, with_risks, words
 from engine.costs import Datasheet
 from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
 from engine.problem import Problem, make_problem

@@ -5,7 +5,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.review import news
 from engine.errors import InputError
-from engine.store import team, team_corrections, team_looks
+from engine.store import team, team_list
 from engine.store.database import database
 from tests.app.test_pages import press, visit
 from tests.app.test_review_page import buttons, enter, link, review_of, save, table
@@ -88,7 +88,7 @@ def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: p
     def full(*arguments: object) -> None:
         raise InputError("the database is full")
 
-    monkeypatch.setattr(team_looks, "note_look", full)
+    monkeypatch.setattr(team_list, "note_look", full)
     visitor = link(plan=review.saved.plan, session=app.query_params["session"])
     assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
 
@@ -109,4 +109,4 @@ def test_who_saved_a_plan_corrects_its_name_and_note(app: AppTest) -> None:
     visitor.session_state["person"] = "Ben"
     assert "Change" not in buttons(visitor.run())
     with pytest.raises(InputError, match="only Ana, who saved this plan"):
-        team_corrections.correct_saved(database(), saved.number, "mine", "", "Ben")
+        team_list.correct_saved(database(), saved.number, "mine", "", "Ben")

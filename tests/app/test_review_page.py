@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
-from app.launch import notes
+from app.launch import report
 from app.review import store as review_store
 from engine import store
 from engine.catalogue import cluster_presets
@@ -23,8 +23,7 @@ from engine.simulate import simulate
 from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
-from engine.store.team_approval import SETTING
-from engine.store.team_place import Place
+from engine.store.team_approval import SETTING, Place
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.webhook import WEBHOOK
@@ -571,7 +570,7 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
     monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
     visit(app, "launch")
     assert "Not noted for the team" in said(app.caption) and app.metric
-    assert notes.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == notes.NOBODY
+    assert report.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == report.NOBODY
 
 
 def test_two_plans_are_compared(app: AppTest) -> None:

@@ -17,8 +17,8 @@ from engine.jobs import runner
 from engine.plan import SendOrder
 from engine.problem import make_problem
 from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import usual_serving, usual_sizes
 from engine.serving.step import ServingStep
-from engine.serving.usual import usual_serving, usual_sizes
 from engine.simulate.serving import serve
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement

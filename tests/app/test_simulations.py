@@ -14,12 +14,12 @@ from streamlit.testing.v1 import AppTest
 from app import simulations, state
 from app.cached import figures
 from engine import store
+from engine.compare.what_if import Change, Outlook, outlook_after
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.store import simulated
-from engine.studies.what_if import Change, Outlook, outlook_after
 from tests.app.test_pages import ROOT, visit
 from tests.app.test_what_if_page import titles
 from tests.studies.test_what_if import small

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts import redundancy as charts
+from app.charts import optimise as charts
 from app.optimise import spare
 from engine import store
-from engine.studies.knee import Knee
-from engine.studies.redundancy import RedundancyPoint
+from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.app.test_optimise_page import choose, finished
 from tests.app.test_pages import ROOT, open_sample, press, visit

@@ -9,11 +9,11 @@ from streamlit.testing.v1 import AppTest
 from app import state
 from app.state import address
 from app.state.session import VERSION, Session, read, write
-from app.text import plain
+from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
+from engine.compare import Thresholds
 from engine.training import usual_step
-from engine.verdict import Thresholds
 from tests.app.conftest import TOKEN
 from tests.app.test_optimise_page import choose
 from tests.app.test_pages import PAGES, ROOT, open_sample, visit

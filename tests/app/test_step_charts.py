@@ -9,10 +9,10 @@ import pytest
 from app.charts import step as charts
 from app.charts.theme import KIND_COLOURS
 from engine.catalogue import cluster_presets, model_presets
+from engine.compare.figures import Metrics, metrics
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.metrics import Metrics, metrics
 from engine.systems import TRAINING, run
 from engine.timeline import COLUMNS, Timeline
 from engine.training import balanced_load, usual_step

@@ -8,15 +8,15 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import cached
-from app.cluster import costs
+from app.cluster import measuring
 from app.optimise import step as step_form
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
+from engine.compare.sensitivity import operators_of
 from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled, Silicon
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import Problem, make_problem
-from engine.studies.operators import operators_of
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.app.test_pages import ROOT, open_sample, press, visit
@@ -298,7 +298,7 @@ needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-co
 @needs_tables
 def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
-    enter(app, "Computation", costs.SILICON)
+    enter(app, "Computation", measuring.SILICON)
     assert "Refused: silicon has no tables of V100-32" in said(app.error) and "Still in use: datasheet" in said(
         app.error
     )
@@ -309,9 +309,9 @@ def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(a
 def test_computation_and_network_are_chosen_apart_and_named(app: AppTest) -> None:
     empty(app)
     visit(app, "cluster")
-    enter(app, "Computation", costs.SILICON)
+    enter(app, "Computation", measuring.SILICON)
     assert not app.error and "computation: silicon" in said(app.caption) and "network: datasheet" in said(app.caption)
-    enter(app, "Network", costs.SILICON)
+    enter(app, "Network", measuring.SILICON)
     assert "stop at one node" in said(app.error) and "measured tables, network by datasheet" in said(app.error)
     assert app.session_state["cost"]["network"] == {"source": "datasheet"}
     press(visit(app, "optimise"), "Training step")
@@ -344,7 +344,7 @@ def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -
     app.run()
     enter(app, "Computation", "Datasheet (file)")
     assert "it has no GEMM times at all" in said(app.error)
-    enter(app, "Computation", costs.DATASHEET)
+    enter(app, "Computation", measuring.DATASHEET)
     enter(app, "Network", "Datasheet (file)")
     assert not app.error and app.session_state["cost"]["network"]["source"] == "measured"
     press(app, "lancet\\-p4de\\-2\\-nodes")

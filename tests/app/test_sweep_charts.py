@@ -6,7 +6,7 @@ import math
 import pytest
 
 from app.charts import sweep as charts
-from engine.studies.sweep import SweepPoint
+from engine.compare.sweep import SweepPoint
 
 
 def point(

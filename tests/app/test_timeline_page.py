@@ -10,7 +10,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app.charts import gantt, lanes
+from app.charts import gantt
 from engine import units
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
@@ -118,9 +118,9 @@ def large() -> tuple[Timeline, Timeline]:
 @pytest.mark.parametrize(("first", "last"), [(0, LAYERS - 1), (7, 9), (5, 5)])
 def test_never_more_bars_than_a_browser_can_draw(large, first: int, last: int) -> None:
     shown = {f"plan {number}": large[0] for number in range(3)}
-    layers = lanes.drawable(shown, first, last, lanes.MOST_LANES)
+    layers = gantt.drawable(shown, first, last, gantt.MOST_LANES)
     assert layers[0] == first <= layers[1] <= last
-    parts, count = lanes.fewer_lanes(shown, *layers, lanes.MOST_LANES)
+    parts, count = gantt.fewer_lanes(shown, *layers, gantt.MOST_LANES)
     figure = gantt.gantt(parts, *layers, "title", lanes=count)
     assert 0 < sum(len(trace.x) for trace in figure.data if trace.type == "bar") <= gantt.MOST_BARS
     assert figure.layout.height == gantt.HEIGHT
@@ -128,7 +128,7 @@ def test_never_more_bars_than_a_browser_can_draw(large, first: int, last: int) -
 
 def test_of_chosen_gpus_every_send_is_drawn_under_their_own_names(large) -> None:
     whole = replace(large[1], events=large[1].layers(4, 4).events)
-    part, count = lanes.only(whole, [3, 40])
+    part, count = gantt.only(whole, [3, 40])
     assert count == 2 and part.resources[:2] == (whole.resources[3], whole.resources[40])
     assert sorted(part.resources) == sorted(whole.resources)
     named = [
@@ -141,6 +141,6 @@ def test_of_chosen_gpus_every_send_is_drawn_under_their_own_names(large) -> None
 @pytest.mark.parametrize("gpus", [8, 64, 320, 1024])
 @pytest.mark.parametrize("models", [1, 2])
 def test_the_sends_of_so_many_gpus_can_be_drawn(gpus: int, models: int) -> None:
-    count = lanes.gpus_with_sends(gpus, models)
+    count = gantt.gpus_with_sends(gpus, models)
     assert count >= 1 and (count == 1 or count * models * (2 * (gpus - 1) + 3) <= gantt.MOST_BARS)
     assert (count + 1) * models * (2 * (gpus - 1) + 3) > gantt.MOST_BARS

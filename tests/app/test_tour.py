@@ -5,8 +5,8 @@ import re
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.text import plain
-from app.visitor.tour import STEPS
+from app.tables import plain
+from app.visitor.glossary import STEPS
 from tests.app.test_pages import ROOT, open_sample, press, visit
 
 

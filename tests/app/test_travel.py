@@ -3,7 +3,7 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.review.words import words
+from app.review.brief import words
 from engine import store
 from engine.jobs import runner
 from engine.plan import Plan, Travel

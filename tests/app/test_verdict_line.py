@@ -10,12 +10,11 @@ from streamlit.testing.v1 import AppTest
 from app import verdict_line
 from app.optimise.table import columns_in_sight
 from engine import store, units
+from engine.compare.figures import metrics, migration
+from engine.compare.standing import Risk, gain_in_words, tokens_per_second
 from engine.plan import Travel
 from engine.problem import Problem
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics
-from engine.simulate.migration import migration
-from engine.simulate.standing import Risk, gain_in_words, tokens_per_second
 from engine.store import team
 from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
@@ -177,7 +176,7 @@ def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(a
 
 def line_of_a_plan_that_loses_elsewhere() -> None:
     from app import verdict_line
-    from engine.simulate.standing import Risk, Standing
+    from engine.compare.standing import Risk, Standing
 
     figures = {"span": "pass", "seconds": 1.0, "deployed_seconds": 1.5, "tokens_per_second": 1.0, "bound": 0.8}
     verdict_line.show(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts import verdict as charts
-from app.review import criteria
+from app.charts import review as charts
+from app.review import thresholds
 from app.review.thresholds import LABELS
 from engine import store
+from engine.compare import Criterion, Judgement, Thresholds, Verdict, verdict_of
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import CANCELLED, FINAL, RESULT
@@ -19,7 +20,6 @@ from engine.jobs.runner import Job, State
 from engine.store import team
 from engine.store.database import database
 from engine.systems import SYSTEMS, usual_plan
-from engine.verdict import Criterion, Judgement, Thresholds, Verdict, verdict_of
 from engine.workload import RoutingTrace
 from tests.app.test_launch_page import MAIN, problem_of
 from tests.app.test_pages import press, visit
@@ -230,7 +230,7 @@ def criterion(**more) -> Criterion:
     ],
 )
 def test_a_criterion_in_words(shown: Criterion, value: str, threshold: str) -> None:
-    row = criteria.as_text([shown]).iloc[0]
+    row = thresholds.as_text([shown]).iloc[0]
     assert (row["Value"], row["Threshold"]) == (value, threshold) and row["Criterion"]
 
 

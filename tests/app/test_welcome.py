@@ -6,8 +6,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import samples
-from app.charts.welcome import gain
-from app.text import plain
+from app.charts.workload import gain
+from app.tables import plain
 from engine import formats, store
 from engine.costs import Datasheet
 from engine.jobs import runner

@@ -5,20 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.charts import sweep as synthetic
 from app.charts import what_if as live
 from app.charts import what_if_studies as charts
-from app.charts import what_if_synthetic as synthetic
 from app.charts.what_if import Case
-from app.charts.what_if_contention import contention as contention_chart
-from app.charts.what_if_curve import curve as curve_chart
+from app.charts.what_if import contention as contention_chart
+from app.charts.what_if_studies import curve as curve_chart
 from app.what_if import capacity
 from engine.catalogue import gpu
-from engine.studies.capacity import CapacityPoint
-from engine.studies.contention import ContentionPoint
-from engine.studies.curve import ANEW, CurvePoint
-from engine.studies.imprecision import ImprecisionPoint
-from engine.studies.sensitivity import SensitivityPoint
-from engine.studies.what_if import Outlook
+from engine.compare.capacity import CapacityPoint
+from engine.compare.contention import ContentionPoint
+from engine.compare.imprecision import ImprecisionPoint
+from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
+from engine.compare.what_if import Outlook
 from tests.strategies import cluster_of
 
 

@@ -8,14 +8,14 @@ from streamlit.testing.v1 import AppTest
 from app.tables import as_csv
 from app.what_if import capacity, studies
 from engine import store
+from engine.compare.capacity import CapacityPoint
+from engine.compare.contention import CONTENTIONS
+from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
-from engine.studies.capacity import CapacityPoint
-from engine.studies.contention import CONTENTIONS
-from engine.studies.what_if import Change, changed
 from engine.units import seconds
 from tests.app.test_pages import ROOT, offered_plans, open_sample, visit
 from tests.app.test_what_if_page import button, choose, titles

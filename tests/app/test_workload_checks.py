@@ -7,8 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from engine import store
-from engine.finding import Finding, Origin
-from engine.workload import DECODE, PREFILL, RoutingTrace
+from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 from tests.app.test_pages import ROOT, open_sample, press, visit
 from tests.systems.samples import sample
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
-from engine.studies.synthetic import Recipe, synthetic
 from engine.validate.affinity import check_affinity
 from tests.benchmarks.alternating import alternating
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity

@@ -3,9 +3,9 @@
 import time
 
 from engine.cluster import Cluster, Node
+from engine.compare.synthetic import Recipe, synthetic
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.studies.synthetic import Recipe, synthetic
 from engine.systems.aurora_exclusive import assign_layers, fixed_compute
 from tests.strategies import make_gpu, make_model
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.catalogue import gpu
 from engine.costs import Datasheet, Silicon
-from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, gemm_table
+from engine.costs.silicon import GEMM_DTYPES, MACHINES, gemm_table
 from tests.costs.source_errors import cross_errors, left_out_errors
 
 

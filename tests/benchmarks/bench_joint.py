@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.baselines import linear_assignment
 from engine.placement.joint.front import front
-from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.instance import JointInstance, equal_slots
+from engine.placement.joint.kernel import place_jointly
 from engine.placement.joint.state import JointTerms
 from engine.placement.robust import regret, score_matrix, share_of_placement
 from engine.placement.transitions import transitions
-from engine.studies.synthetic import Recipe, synthetic
 from tests.benchmarks.bench_affinity import ModelOfSize
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,12 +19,11 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_workload
-from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import lower_bound, replicate_devices
+from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import most_popular, pattern_share, profile_paths
 from engine.problem import Problem
-from engine.simulate.two_phase import two_phase
-from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions, TwoPhaseResult
+from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.validate import check_devices
 from engine.workload import RoutingTrace
 from tests.simulate.test_two_phase import SAMPLES

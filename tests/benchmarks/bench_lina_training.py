@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from engine.reproduce.lina_training import PAPER, design_choices, partition_sizes
+from engine.reproduce.lina import PAPER, design_choices, partition_sizes
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from engine.overlap.capacity import kept
+from engine.launch.step.layout import kept
 from engine.overlap.operator_axes import latest_last, range_problem
 from engine.overlap.partition import partition
 from engine.overlap.partition_axes import count_axes, partition_axes

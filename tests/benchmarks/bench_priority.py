@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from engine.reproduce.lina_example import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
+from engine.reproduce.lina import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.simulate.priority import best_micro_op, schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster
+from engine.compare.synthetic import Recipe
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.files import write_atomically
@@ -23,7 +24,6 @@ from engine.model import MoEModel
 from engine.plan import Travel
 from engine.problem import Problem, make_problem
 from engine.simulate.compile_ahead import compile_ahead
-from engine.studies.synthetic import Recipe
 from engine.systems import System, run, systems_for
 from engine.training import usual_step
 from engine.units import seconds

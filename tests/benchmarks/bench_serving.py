@@ -17,6 +17,8 @@ import numpy as np
 
 from engine.catalogue import gpu, node_types
 from engine.cluster import Cluster
+from engine.compare.synthetic import synthetic
+from engine.compare.trust.collectives import skew_errors
 from engine.costs import Combined, Datasheet, DeepEP
 from engine.errors import InputError
 from engine.formats import read_sizes, read_workload
@@ -25,12 +27,9 @@ from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.serving.aiconfigurator import BACKEND, NODE, WIDE, AiconfiguratorOperators, handle_of
 from engine.serving.figures import ServingFigures
-from engine.serving.operators import OperatorSource, seconds_of
 from engine.serving.roofline import RooflineOperators
-from engine.serving.step import ServingStep
+from engine.serving.step import OperatorSource, ServingStep, seconds_of
 from engine.simulate.serving import serve, with_fused_experts
-from engine.studies.synthetic import synthetic
-from engine.studies.trust.power_law import skew_errors
 from engine.systems import SYSTEMS
 from engine.systems.base import run
 from engine.training import balanced_load

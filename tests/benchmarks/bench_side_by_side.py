@@ -8,11 +8,11 @@ from pathlib import Path
 
 from engine import parallel
 from engine.catalogue import cluster_presets
+from engine.compare.sweep import Trial, sweep, trials_of
 from engine.costs import Datasheet
 from engine.model import MoEModel
 from engine.parallel import processes
 from engine.problem import Problem, make_problem
-from engine.studies.sweep import Trial, sweep, trials_of
 from engine.training import balanced_load, usual_step
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "tiny-moe-alpha.json"
@@ -37,7 +37,7 @@ def timed(problem: Problem, trials: tuple[Trial, ...], patience: float) -> tuple
 def main() -> None:
     default = parallel.PATIENCE
     begin = time.perf_counter()
-    processes.prepare("engine.studies.sweep")
+    processes.prepare("engine.compare.sweep")
     print(f"{'preparing processes':>40} {time.perf_counter() - begin:8.2f} s")
     for count, layers in ((8, 8), (64, 48)):
         problem = training(layers)

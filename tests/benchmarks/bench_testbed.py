@@ -21,12 +21,12 @@ from engine.cli.text import table
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
-from engine.launch.running.local import Run, run_here
+from engine.launch.results.run import Run
+from engine.launch.running.local import run_here
 from engine.plan import Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import never

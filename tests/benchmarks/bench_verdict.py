@@ -8,6 +8,9 @@ from pathlib import Path
 
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
+from engine.compare import WORDS, Verdict, verdict_of
+from engine.compare.judge import Judge, Serving, ratio_gain
+from engine.compare.redundancy import Replication, knee, redundancy
 from engine.costs import Datasheet
 from engine.formats import read_sizes, read_workload
 from engine.formats.packaged import packaged_config
@@ -16,12 +19,8 @@ from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.serving.choice import choose_operators
 from engine.serving.step import ServingStep
-from engine.studies.judge import Judge, Serving, ratio_gain
-from engine.studies.knee import knee
-from engine.studies.redundancy import Replication, redundancy
 from engine.systems import SYSTEMS, run, usual_plan
 from engine.units import seconds, share, signed
-from engine.verdict import WORDS, Verdict, verdict_of
 from engine.workload import Workload
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

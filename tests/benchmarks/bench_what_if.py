@@ -23,11 +23,12 @@ from app.state.session import write
 from app.what_if.live import FASTER
 from engine import store, units
 from engine.cli.text import table
-from engine.studies.synthetic import synthetic
+from engine.compare.synthetic import synthetic
 from engine.units import seconds
 from engine.workload import RoutingTrace
-from tests.benchmarks.bench_scale import MODEL, RECIPE, cluster_of
+from tests.benchmarks.bench_scale import RECIPE
 from tests.benchmarks.bench_sessions import Session, at_once, start, times
+from tests.benchmarks.deepseek import MODEL, cluster_of
 
 GPUS = 64
 PAGE, SLIDER = "what-if", "Network bandwidth"

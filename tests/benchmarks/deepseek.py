@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.catalogue import gpu, model_presets
 from engine.cluster import Cluster, Node
-from engine.studies.synthetic import Recipe, synthetic
+from engine.compare.synthetic import Recipe, synthetic
 
 RECIPE = Recipe(tokens=16_384, skew=0.6, affinity=0.3)
 MODEL = model_presets()["DeepSeek-R1"].model

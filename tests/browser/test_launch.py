@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from engine.jobs import runner
 from engine.jobs.runner import State
 from engine.launch.preparation.place_checks import testbed_fault
-from engine.launch.rank.logs import log_of
+from engine.launch.rank.failure import log_of
 from engine.launch.running.processes import WORKER
 from tests.browser.conftest import begins_at, held, settle, shoot
 from tests.jobs.test_jobs import until

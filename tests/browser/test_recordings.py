@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from app.workload.recordings import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
+from app.workload import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
 from tests.browser.conftest import begins_at, settle
 
 ON_NAME = 40

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from engine.jobs import runner, tasks
 from engine.plan import Plan
 from engine.simulate import simulate
-from engine.simulate.waits import waits
+from engine.simulate.events import waits
 from engine.units import share
 from tests.app.test_launch_page import JOB
 from tests.browser.conftest import TITLES, settle, shoot

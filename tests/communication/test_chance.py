@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.communication.chance import touched_by_chance
+from engine.communication.travel import touched_by_chance
 from tests.cases.examples import examples
 from tests.strategies import seeds
 

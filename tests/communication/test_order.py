@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from engine.communication.algorithm1 import algorithm1
-from engine.communication.bounds import matched_bound, shared_bound
-from engine.communication.order import order
+from engine.communication.order import matched_bound, order, shared_bound
 from engine.errors import InputError, StoppedError
 from engine.result import Status
 from engine.validate import check_schedule

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.costs.silicon_tables import installed_package
+from engine.costs.silicon import installed_package
 from engine.errors import InputError
 
 

@@ -11,18 +11,16 @@ import pandas as pd
 
 from engine.catalogue import gpu, node_types
 from engine.cluster import Cluster, Gpu, Node
-from engine.costs.alpha_beta import AlphaBeta, fit_line
+from engine.costs.alpha_beta import AlphaBeta, Datasheet, fit_line
 from engine.costs.base import CostModel
-from engine.costs.curve import Curve
-from engine.costs.datasheet import Datasheet
-from engine.costs.gemm_table import GemmTable
+from engine.costs.gemm_table import Curve, GemmTable
 from engine.costs.measured import GemmTimes, MeasuredTimes, fit_profile
 from engine.costs.profiled import Profiled
-from engine.costs.silicon import Silicon
-from engine.costs.silicon_tables import (
+from engine.costs.silicon import (
     GEMM_DTYPES,
     MACHINES,
     NCCL_OPERATIONS,
+    Silicon,
     collective_table,
     gemm_table,
     measured_counts,

@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.costs import Combined, Datasheet, DeepEP, Silicon, choice
-from engine.costs.deepep import FOLDER, LINK, PORT, ExchangeCurves
-from engine.costs.deepep_tables import benchmark_experts, measured_exchanges, rows_of_token, travel_of
+from engine.costs.deepep import (
+    FOLDER,
+    LINK,
+    PORT,
+    ExchangeCurves,
+    benchmark_experts,
+    measured_exchanges,
+    rows_of_token,
+    travel_of,
+)
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.model import MoEModel

@@ -8,10 +8,10 @@ import pytest
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, Profiled, choice, combine, fit_profile
-from engine.costs.datasheet import Datasheet
+from engine.costs.alpha_beta import Datasheet
 from engine.costs.device_profile import DeviceProfile, fits_of
 from engine.costs.gemm_table import GemmTable
-from engine.costs.silicon_tables import MACHINES, gemm_table
+from engine.costs.silicon import MACHINES, gemm_table
 from engine.errors import InputError
 from engine.formats import read_costs
 from engine.launch.calibration import sweep

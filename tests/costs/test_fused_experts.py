@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from engine.catalogue import gpu, model_presets
+from engine.compare.trust.collectives import skew_errors
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line
 from engine.costs.fused_experts import FusedExperts, KernelTable, kernel_rows, kernel_table
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
-from engine.studies.trust.power_law import skew_errors
 from tests.costs.silicon import needs_tables
 from tests.serving.samples import DEEPSEEK, QWEN, h200
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from engine.costs import GemmTimes, MeasuredTimes, Profiled
-from engine.costs.curve import REACH
-from engine.costs.gemm_table import GemmTable
+from engine.costs.gemm_table import REACH, GemmTable
 from engine.errors import InputError
 from tests.strategies import make_gpu
 

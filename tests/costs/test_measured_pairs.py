@@ -5,8 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.costs.measured_pairs import MeasuredPairs
-from engine.costs.pair_cluster import PairTimes, draw_pairs
+from engine.costs.pair_cluster import MeasuredPairs, PairTimes, draw_pairs
 from engine.errors import InputError
 from tests.cases.examples import examples
 

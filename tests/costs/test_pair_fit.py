@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from engine.costs.pair_fit import fit_bottlenecks
+from engine.costs.pair_cluster import fit_bottlenecks
 from tests.cases.examples import examples
 
 rates = st.sampled_from([1e9, 1.5e9, 3e9, 12.5e9, 50e9])

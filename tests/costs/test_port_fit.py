@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster, Node
+from engine.cluster import Cluster, Efficiency, Node, shares
 from engine.costs import CollectiveTimes, Datasheet
-from engine.costs.port_fit import fit_ports, with_fit
-from engine.efficiency import Efficiency, shares
+from engine.costs.pair_cluster import fit_ports, with_fit
 from engine.errors import InputError
 from engine.network import Network
 from engine.simulate.flows import all_to_all

@@ -18,7 +18,7 @@ from engine.costs import (
     Profiled,
     fit_profile,
 )
-from engine.costs.curve import REACH, Curve
+from engine.costs.gemm_table import REACH, Curve
 from engine.costs.measured import medians
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all

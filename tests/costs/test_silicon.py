@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, packaged
 from engine.cluster import Cluster, Node
-from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon_tables
-from engine.costs.curve import REACH
-from engine.costs.gemm_table import GemmTable
-from engine.costs.silicon import LEFT_OUT_ERROR
-from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, collective_table, gemm_table, measured_counts
+from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon
+from engine.costs.gemm_table import REACH, GemmTable
+from engine.costs.silicon import GEMM_DTYPES, LEFT_OUT_ERROR, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
 from tests.cases.examples import examples
@@ -67,7 +65,7 @@ def test_no_collective_beats_the_links(kind, operation):
 @needs_tables
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_message_sizes_are_elements(folder):
-    file = silicon_tables.newest(folder, "comm/nccl", "nccl_perf.parquet")[0]
+    file = silicon.newest(folder, "comm/nccl", "nccl_perf.parquet")[0]
     rows = pq.read_table(file).to_pandas()
     rows["bytes"] = rows.message_size * rows.nccl_dtype.map({"half": 2, "int8": 1})
     large = rows[(rows.bytes == rows.bytes.max()) & (rows.op_name == "alltoall")]
@@ -80,7 +78,7 @@ def test_message_sizes_are_elements(folder):
 def test_links_are_those_of_the_package_and_of_the_catalogues_nodes():
     yaml = pytest.importorskip("yaml")
     for machine in MACHINES.values():
-        text = (silicon_tables._data_folder().parent / f"{machine.folder}.yaml").read_text()
+        text = (silicon._data_folder().parent / f"{machine.folder}.yaml").read_text()
         assert yaml.safe_load(text)["node"]["intra_node_bw"] == machine.link_bandwidth
     for preset in ("hgx-h100-8", "hgx-h200-8", "hgx-b200-8"):
         assert COST.lacks_network(cluster_presets()[preset].cluster) is None
@@ -266,7 +264,7 @@ def test_networks_that_were_not_measured_are_refused(cluster, part):
 
 def test_without_the_package_everything_else_works(monkeypatch):
     monkeypatch.setattr(packaged, "find_spec", lambda name: None)
-    silicon_tables._data_folder.cache_clear()
+    silicon._data_folder.cache_clear()
     try:
         for work in (
             lambda: Silicon().source,
@@ -280,4 +278,4 @@ def test_without_the_package_everything_else_works(monkeypatch):
         for cost in (Datasheet(), AlphaBeta(profile)):
             assert float(cost.gemm(gpu("H100"), 1, 64, 64, "bf16")) > 0
     finally:
-        silicon_tables._data_folder.cache_clear()
+        silicon._data_folder.cache_clear()

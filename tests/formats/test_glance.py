@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.formats import glance, number_lists
-from engine.formats.glance import Glance
+from engine.formats import format, number_lists
+from engine.formats.format import Glance
 
 
 def look_at(folder: Path, text: bytes) -> Glance:
@@ -36,7 +36,7 @@ def test_an_object_over_several_lines(tmp_path):
 
 
 def test_a_first_line_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(glance, "MAX_LINE_BYTES", 12)
+    monkeypatch.setattr(format, "MAX_LINE_BYTES", 12)
     look = look_at(tmp_path, b'{"a": {"b": {}}}')
     assert look.first_line == '{"a": {"b":'
     assert (look.record, look.json) == ({}, {"a": {"b": {}}})

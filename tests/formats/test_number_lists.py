@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.formats import glance, json_lines, number_lists, read_workload, source
+from engine.formats import format, json_lines, number_lists, read_workload, source
 from engine.formats.number_lists import BULK, UNREAD, array_of_lists, loads
 from tests.cases.examples import examples
 from tests.formats.fuzzing import EXAMPLES
@@ -223,7 +223,7 @@ def test_recordings_read_alike_either_way(form, changes, edits, indented, tmp_pa
     path = tmp_path_factory.mktemp("either") / "recording.jsonl"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (glance, json_lines, source):
+        for module in (format, json_lines, source):
             patch.setattr(module, "loads", lambda *_: None)
         strict = outcome(path)
     assert outcome(path) == strict

@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.formats import identify, parts, read_workload
 from engine.formats.format import BELONGS, Format
 from engine.formats.known import FORMATS
-from engine.formats.unpack import MOST_FILES
+from engine.formats.recognition import MOST_FILES
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 STATISTICS = {"logical_count": [[0, 0], [1, 2]]}

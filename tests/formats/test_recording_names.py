@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.formats.recording_names import without_ids
+from engine.formats.source import without_ids
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.finding import Finding, Origin
 from engine.formats import check_recording, read_workload
 from engine.formats.remedies import REMEDIES, mend, what_was_done
 from engine.formats.writers import write_recording
-from engine.workload import ExpertLoad, TrafficMatrix
+from engine.workload import ExpertLoad, Finding, Origin, TrafficMatrix
 from tests.formats.checks.recordings import MODEL, doubts, random_load, random_trace
 from tests.formats.fuzzing import EXAMPLES
 

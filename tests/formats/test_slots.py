@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.formats.slots import fold_slots
+from engine.formats.arrays import fold_slots
 
 
 def test_slots_of_an_expert_add_up():

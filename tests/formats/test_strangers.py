@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.formats import identify, read_workload
-from engine.formats.strangers import STRANGERS
+from engine.formats.recognition import STRANGERS
 
 INDEX = {"metadata": {"total_size": 1}, "weight_map": {"model.layers.0.mlp.gate.weight": "model-00001.safetensors"}}
 HEADER = json.dumps({"model.embed_tokens.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()

@@ -5,11 +5,13 @@ import pytest
 
 from engine.errors import InputError
 from engine.formats import read_workload
-from engine.formats.traffic import write_csv, write_npy, write_parquet
+from engine.formats.writers import write_csv, write_npy_traffic, write_parquet
 from engine.workload import TrafficMatrix
 
 
-@pytest.mark.parametrize(("write", "extension"), [(write_csv, "csv"), (write_parquet, "parquet"), (write_npy, "npy")])
+@pytest.mark.parametrize(
+    ("write", "extension"), [(write_csv, "csv"), (write_parquet, "parquet"), (write_npy_traffic, "npy")]
+)
 def test_round_trip(tmp_path, write, extension):
     amounts = np.random.default_rng(1).random((3, 5, 5)) * 1e9
     amounts[:, 4, :] = 0
@@ -22,6 +24,6 @@ def test_round_trip(tmp_path, write, extension):
 
 def test_folder_that_does_not_exist(tmp_path):
     matrix = TrafficMatrix("mine", np.zeros((1, 2, 2)), 1.0)
-    for write in (write_csv, write_npy, write_parquet):
+    for write in (write_csv, write_npy_traffic, write_parquet):
         with pytest.raises(InputError, match=r"^out\.x: cannot be"):
             write(matrix, tmp_path / "none" / "out.x")

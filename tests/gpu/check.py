@@ -19,9 +19,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from engine.data_folder import data_folder
 from engine.errors import one_line
-from engine.files import write_atomically
+from engine.files import data_folder, write_atomically
 from engine.launch.places.devices import Devices, attached
 from tests.gpu.attached import discovery, seen_without_torch, topology, why_unusable
 from tests.gpu.gemms import calibrate_quickly, gemms

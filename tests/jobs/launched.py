@@ -10,8 +10,7 @@ from engine.files import write_atomically
 from engine.jobs import launches
 from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request
 from engine.jobs.runner import Job
-from engine.launch.preparation.launch import Launch
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.rank.difference import Difference
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.problem import make_problem

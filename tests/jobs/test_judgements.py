@@ -7,6 +7,8 @@ import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets
+from engine.compare import Judgement, Thresholds, verdict_of
+from engine.compare.redundancy import RedundancyPoint
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_model
@@ -14,12 +16,9 @@ from engine.jobs import judgements, runner
 from engine.jobs.protocol import Context, replace_result
 from engine.jobs.worker import HANDLERS
 from engine.problem import Problem, make_problem
-from engine.serving.sizes import TransformerSizes
-from engine.serving.usual import usual_sizes
+from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
-from engine.studies.redundancy import RedundancyPoint
 from engine.systems import SYSTEMS, usual_plan
-from engine.verdict import Judgement, Thresholds, verdict_of
 from engine.workload import RoutingTrace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

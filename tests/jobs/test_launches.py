@@ -14,17 +14,17 @@ from engine.jobs.launches import BRIEF, Brief, brief_of
 from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch.preparation.launch import Launch
+from engine.launch.rank.failure import log_tail, standing
 from engine.launch.rank.instructions import PROGRESS
-from engine.launch.rank.logs import log_tail, standing
 from engine.launch.results.run import Run
-from engine.launch.running import clusters, on_cluster
+from engine.launch.running import clusters, local
 from engine.launch.running.clusters import Status
-from engine.launch.running.on_cluster import run_on_cluster
+from engine.launch.running.local import run_on_cluster
 from engine.result import never
 from tests.jobs.launched import request_of, simulated
 from tests.launch.cluster_fakes import install_slurm
+from tests.launch.launches_for_clusters import destination, launch_for
 from tests.launch.test_local import MODEL, plan_for, recording
-from tests.launch.test_torchx_application import destination, launch_for
 
 TRACE = recording()
 PLANS = tuple(plan_for(TRACE, mode) for mode in ("matched", "concurrent"))
@@ -83,7 +83,7 @@ def on_slurm(tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     (state / "queue").write_text("PENDING Resources")
     (shared := tmp_path / "shared").mkdir()
-    monkeypatch.setattr(on_cluster, "POLL", 0.05)
+    monkeypatch.setattr(local, "POLL", 0.05)
     where = destination("slurm", shared, gpus=0)
     return launch_for(where), where, state
 
@@ -158,7 +158,7 @@ def test_a_scheduler_that_does_not_answer_for_a_while_is_asked_again(on_slurm, t
     reports: list[str] = []
     run_on_cluster(launch, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
     assert reports[-2:] == [f"{HANDLE}: no answer (no route)"] * 2 and not answers
-    monkeypatch.setattr(on_cluster, "PATIENCE", 0.0)
+    monkeypatch.setattr(local, "PATIENCE", 0.0)
     answers[:] = [InputError("no route")] * 3
     with pytest.raises(InputError, match=r"may still run.*no route; later.*engine collect .*/run-"):
         run_on_cluster(launch, tmp_path / "again", never, lambda *_: None)

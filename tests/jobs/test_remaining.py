@@ -8,8 +8,8 @@ import pytest
 
 from engine.jobs import protocol
 from engine.jobs.protocol import Progress, append_progress, write_pid
-from engine.jobs.remaining import seconds_left
 from engine.jobs.runner import Job
+from engine.jobs.runtimes import seconds_left
 from tests.jobs.test_jobs import by_hand
 
 

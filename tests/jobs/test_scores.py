@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine import store
+from engine.compare.figures import metrics
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
@@ -15,10 +16,9 @@ from engine.jobs.scores import find_front, lina_study, score_matrix
 from engine.placement.transitions import transitions
 from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
+from engine.provenance import input_digests
 from engine.simulate import simulate
-from engine.simulate.metrics import input_digests, metrics
-from engine.simulate.two_phase import two_phase
-from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_arguments, problem_from
 from engine.systems import SYSTEMS, run
 from engine.systems.joint import instance_of

@@ -11,8 +11,7 @@ from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.jobs import protocol, runner
-from engine.jobs.processes import MARK
-from engine.jobs.runner import Job, State
+from engine.jobs.runner import MARK, Job, State
 from engine.model import MoEModel
 from engine.parallel.processes import processors
 from engine.problem import make_problem

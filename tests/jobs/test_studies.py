@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine import store
+from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
-from engine.studies.affinity import OutOfDistribution, TokensEnough
 from engine.workload import ExpertLoad, RoutingTrace
 
 pytestmark = pytest.mark.usefixtures("warm_python")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import store
+from engine.compare.sweep import SweepPoint
 from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
@@ -13,7 +14,6 @@ from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
-from engine.studies.sweep import SweepPoint
 from engine.training import TrainingStep, balanced_load
 from tests.strategies import cluster_of, make_gpu, make_model
 

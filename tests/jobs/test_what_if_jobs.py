@@ -5,16 +5,16 @@ import time
 import pytest
 
 from engine import store
+from engine.compare.capacity import capacity, parts_of
+from engine.compare.contention import contention_curve, ordered, pays_from
+from engine.compare.sensitivity import parameters_of, sensitivity
+from engine.compare.what_if import Change, changed
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
-from engine.studies.capacity import capacity, parts_of
-from engine.studies.contention import contention_curve, ordered, pays_from
-from engine.studies.sensitivity import parameters_of, sensitivity
-from engine.studies.what_if import Change, changed
 from engine.systems import SYSTEMS, run
 from tests.studies.test_what_if import small
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from engine.communication.baselines import random_order
-from engine.communication.order import order
+from engine.communication.order import order, random_order
 from engine.plan import OrderMode, Schedule
 
 MODES: tuple[OrderMode, ...] = ("matched", "shared", "sequential", "concurrent")

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.launch.places.destination import SCHEDULERS, Destination
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from engine.communication.baselines import random_order
-from engine.communication.order import order
+from engine.communication.order import order, random_order
 from engine.model import MoEModel
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance

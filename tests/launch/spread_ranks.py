@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from engine.communication.travel import Stops
+from engine.launch.rank.hops import Legs
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.relayed import Pool, PooledExchange
 from engine.launch.rank.routes import Piece
-from engine.launch.rank.spread import Legs
 from engine.launch.rank.wire import Wire
 
 WIRE = Wire("fp32", 2)

@@ -19,7 +19,7 @@ from engine.costs import Profiled
 from engine.errors import InputError
 from engine.formats import read_costs
 from engine.jobs import protocol, runner
-from engine.jobs.device_calibration import table_of
+from engine.jobs.launches import table_of
 from engine.jobs.runner import State
 from engine.launch.calibration import calibrate, sweep_rank
 from engine.launch.calibration.calibrate import plan_sweep, read_measured
@@ -353,18 +353,14 @@ def test_one_calibration_or_launch_at_a_time(tmp_path):
 
 
 def test_a_job_says_what_it_measured(monkeypatch):
-    from engine.jobs import device_calibration
+    from engine.jobs import launches
     from tests.costs import device_profiles as planted
 
     asked = []
-    monkeypatch.setattr(device_calibration, "attached", lambda: HOST)
-    monkeypatch.setattr(
-        device_calibration, "calibrate", lambda *arguments: asked.append(arguments) or planted.device_profile()
-    )
+    monkeypatch.setattr(launches, "attached", lambda: HOST)
+    monkeypatch.setattr(launches, "calibrate", lambda *arguments: asked.append(arguments) or planted.device_profile())
     context = protocol.Context(store.data_folder())
-    answer = device_calibration.calibrate_devices(
-        {"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context
-    )
+    answer = launches.calibrate_devices({"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context)
     ((sweep, folder, _, _, kind),) = asked
     assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibrate.QUICK, "H200")
     assert folder.parent == context.folder

@@ -17,8 +17,9 @@ import yaml
 from engine.errors import InputError
 from engine.launch.rank.instructions import REPORT
 from engine.launch.running import clusters, slurm
+from engine.launch.running.processes import ROOT
 from engine.launch.running.slurm import MaybeSubmittedError
-from engine.launch.running.torchx_application import ROOT, dry_run
+from engine.launch.running.torchx_application import dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
 

@@ -16,8 +16,7 @@ from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.coherent import CarriedLayers
-from engine.launch.rank.instructions import RankInstructions, Tokens
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.instructions import RankInstructions, Tiers, Tokens
 from engine.launch.running.local import run_here
 from engine.network import off_diagonal
 from engine.plan import Placement, Plan, SendOrder

@@ -9,7 +9,7 @@ import pytest
 
 from engine.launch.rank.recorder import COLUMNS as RECORDED
 from engine.launch.results.comparison import compare
-from engine.launch.results.timelines import measured_timelines
+from engine.launch.results.run import measured_timelines
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 
 EVENT = ("number", "layer", "kind", "phase", "src", "dst", "row", "bytes", "start", "end")

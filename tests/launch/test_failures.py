@@ -26,7 +26,7 @@ from engine.jobs import runner
 from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
 from engine.launch.places.testbed import Testbed
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.instructions import INSTRUCTIONS, MACHINE_TIMES, REPORT, writing
 from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local, processes

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.communication.travel import Stops, rows_to_all
-from engine.launch.rank.gathering import Gathering
+from engine.launch.rank.communicator import Gathering
 from engine.network import off_diagonal
 from tests.cases.examples import examples
 

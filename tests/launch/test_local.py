@@ -25,8 +25,7 @@ from engine.jobs import protocol, runner
 from engine.jobs.runner import Job, State
 from engine.launch.places.devices import Devices
 from engine.launch.preparation import inference
-from engine.launch.preparation.launch import Launch
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.rank.instructions import REPORT
 from engine.launch.results.run import Run
 from engine.launch.running import local

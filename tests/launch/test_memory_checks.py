@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.launch.places.devices import Devices
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import ALL_KERNELS, CODE
 from engine.launch.preparation.prepare import prepare
-from engine.launch.preparation.prepared import Check, PreparedLaunch
 from engine.launch.running import local
 from engine.model import MoEModel
 from engine.plan import Plan

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.run import Run
 from engine.launch.running import local
 from engine.plan import Pipeline, Priority

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.launch.rank.failure import RankFailure
-from engine.launch.running.node_logs import cause, node_lines
+from engine.launch.running.clusters import cause, node_lines
 from tests.launch.launches_for_clusters import destination
 
 HANDLE = "slurm://switchyard/7"

@@ -8,8 +8,7 @@ import pytest
 from engine.errors import InputError
 from engine.launch.places.devices import Devices
 from engine.launch.preparation import inference
-from engine.launch.preparation.launch import Launch
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
 from engine.plan import Plan

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InputError
-from engine.launch.rank import logs as rank_logs
-from engine.launch.rank.logs import LIMIT, RankLogs, Standing, log_of, log_tail, standing
+from engine.launch.rank import failure as rank_logs
+from engine.launch.rank.failure import LIMIT, RankLogs, Standing, log_of, log_tail, standing
 from engine.launch.running import processes
 from engine.launch.running.processes import run_processes
 from engine.result import never

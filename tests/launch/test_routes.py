@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engine.communication.baselines import random_order, shortest_first
-from engine.communication.order import order
+from engine.communication.order import order, random_order, shortest_first
 from engine.launch.rank.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
 

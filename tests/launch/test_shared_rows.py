@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from engine.launch.rank.difference import allowed, coarsest, relative
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.forward import kind_of_layers
-from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.hops import Legs
+from engine.launch.rank.instructions import RankInstructions, Tiers, Tokens
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.shared_rows import SharedRows
-from engine.launch.rank.spread import Legs
-from engine.launch.rank.tiers import Tiers
 from engine.plan import Travel
 from tests.cases.examples import examples
 from tests.launch import lockstep

@@ -6,16 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.launch.step.problem import step_problem
-from engine.launch.step.sizes import step_bytes
+from engine.launch.step.sizes import step_bytes, step_problem
 from engine.model import MoEModel
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate.streams import POLICIES
 from engine.simulate.training import price_step
+from engine.simulate.training.pricing import expert_groups
 from engine.simulate.training.program import program_of
-from engine.simulate.training.routing import expert_groups
 from engine.systems import TRAINING
 from engine.systems import run as plan_with
 from engine.systems.pieces import linear_placement

@@ -10,7 +10,7 @@ from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.launch.places.devices import Devices
-from engine.launch.preparation import training
+from engine.launch.preparation import prepare
 from engine.launch.preparation.launch import Launch
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.comparison import compare
@@ -49,7 +49,7 @@ def plan_by(system: str, problem: Problem) -> Plan:
 def prepare(*plans: Plan, step: TrainingStep = STEP, **more):
     workload = more.pop("workload", balanced_load(MODEL))
     devices = more.pop("devices", HOST)
-    return training.prepare_training(Launch(plans, workload, MODEL, step=step, **more), devices)
+    return prepare.prepare_training(Launch(plans, workload, MODEL, step=step, **more), devices)
 
 
 def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):
@@ -82,7 +82,7 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
 def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
     plan = plan_by("raf", problem_for())
     whole = prepare(plan)
-    monkeypatch.setattr(training, "FLOP_BUDGET", 1.0)
+    monkeypatch.setattr(prepare, "FLOP_BUDGET", 1.0)
     least = prepare(plan)
     # An expert's buffer keeps a row.
     assert (least.instructions.step.batch, least.instructions.step.sequence_length) == (1, 4)

@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.rank.instructions import Tokens
-from engine.launch.step.layout import Layout
-from engine.launch.step.routing import Choice, choices
-from engine.launch.step.values import Rows, Slices, Value
+from engine.launch.step.layout import Choice, Layout, Rows, Slices, Value, choices, kept
 from engine.model import MoEModel
-from engine.overlap.capacity import kept
 from engine.training import TrainingStep
 from tests.cases.examples import examples
 from tests.overlap.capacity_passing import kept_with_passing

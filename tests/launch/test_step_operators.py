@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.launch.step import operators as ops
-from engine.launch.step.experts import Share, experts, experts_dw, experts_dx
+from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
 
 SEEDS = range(3)
 FLOAT = torch.float64

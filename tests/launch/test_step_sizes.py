@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.launch.step.problem import check_step_plan, step_problem
-from engine.launch.step.sizes import gradient_bytes, reference_bytes, shrunk, step_bytes, step_flops
+from engine.launch.step.sizes import (
+    check_step_plan,
+    gradient_bytes,
+    reference_bytes,
+    shrunk,
+    step_bytes,
+    step_flops,
+    step_problem,
+)
 from engine.model import MoEModel
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.result import Provenance

@@ -6,13 +6,14 @@ import pytest
 from engine.catalogue import cluster_presets
 from engine.errors import InputError
 from engine.launch.places.testbed import FASTEST_LINK, Testbed, emulated_cluster
-from engine.launch.rank.links import links_of
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.context import links_of
+from engine.launch.rank.instructions import Tiers
 from engine.launch.running.local import run_here
 from engine.result import never
 from engine.systems.base import silent
+from tests.launch.test_local import LAYERS, of
 from tests.launch.test_testbed import MBIT, needs_testbed, nothing_left, rate_between
-from tests.launch.test_tiers import CONCURRENT, LAYERS, TIERED, cluster_of, of, prepare
+from tests.launch.test_tiers import CONCURRENT, TIERED, cluster_of, prepare
 
 __all__ = ["nothing_left"]  # a fixture of all tests here too
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from engine.launch.rank.threads import threads
+from engine.launch.rank.settings import threads
 
 
 @pytest.mark.parametrize(

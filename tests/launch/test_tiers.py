@@ -13,9 +13,8 @@ from engine.errors import InputError, UndecidedError
 from engine.launch.places.destination import Slurm
 from engine.launch.places.fold import fold_tiers, nearest_ranks
 from engine.launch.preparation.inference import prepare_inference
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.place_checks import relay_checks
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.hops import hops
 from engine.launch.rank.measure_machine import tier_peers
 from engine.launch.rank.routes import combined, route

@@ -12,8 +12,8 @@ import yaml
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
 
 from engine.launch.running.node import torchrun
-from engine.launch.running.processes import WORKER
-from engine.launch.running.torchx_application import IN_IMAGE, ROOT, dry_run
+from engine.launch.running.processes import ROOT, WORKER
+from engine.launch.running.torchx_application import IN_IMAGE, dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, as_kubelet_expands, groups_given_to_srun
 from tests.launch.launches_for_clusters import destination, launch_for
 from tests.launch.volcano import JOB

@@ -15,12 +15,11 @@ from engine.communication.two_tier import two_tier
 from engine.costs import CostProfile, Datasheet, Line
 from engine.errors import InputError, UndecidedError
 from engine.launch.preparation.inference import prepare_inference
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.place_checks import traffic_check
-from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.difference import coarsest
-from engine.launch.rank.spread import Legs
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.hops import Legs
+from engine.launch.rank.instructions import Tiers
 from engine.launch.results.prediction import predict
 from engine.launch.results.run import MeasuredPlan
 from engine.launch.running.local import run_here

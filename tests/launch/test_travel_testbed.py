@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from engine.launch.places.testbed import Testbed
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.instructions import Tiers
 from engine.launch.running.local import run_here
 from engine.result import never
 from engine.systems.base import silent
-from tests.launch.test_local import LAYERS, MODEL, UNEVEN, plan_for, recording
+from tests.launch.test_local import LAYERS, MODEL, UNEVEN, of, plan_for, recording
 from tests.launch.test_testbed import MBIT, needs_testbed, nothing_left
-from tests.launch.test_tiers import TWO_NODES, of
+from tests.launch.test_tiers import TWO_NODES
 from tests.launch.test_travel import hold_bytes, prepared, travelling
 
 __all__ = ["nothing_left"]  # a fixture of all tests here too

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.overlap.capacity import Service, checked_experts, kept
+from engine.launch.step.layout import Service, checked_experts, kept
 
 
 def even_bounds(tokens: int, parts: int) -> NDArray[np.int64]:

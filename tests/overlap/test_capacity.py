@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.overlap.capacity import kept
+from engine.launch.step.layout import kept
 from tests.cases.examples import examples
 from tests.overlap.capacity_passing import (
     even_bounds,

@@ -11,21 +11,18 @@ from ortools.sat.python.cp_model import UNKNOWN
 from scipy.optimize import linprog
 
 from engine.errors import InputError
-from engine.overlap.labelling import overlappable
+from engine.overlap.partition_axes import overlappable
 from engine.overlap.weight_gradients import (
     WeightGradientInstance,
+    bounds,
     exact,
-    exchange,
     kernel,
     overlap,
     schedule_weight_gradients,
 )
-from engine.overlap.weight_gradients.bounds import cut_bound
-from engine.overlap.weight_gradients.exact import best_assignment
-from engine.overlap.weight_gradients.exchange import exchange_search
-from engine.overlap.weight_gradients.greedy import best_fit, closest_sums
+from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search
+from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
-from engine.overlap.weight_gradients.nested import best_nested
 from engine.result import Status, never
 from engine.validate import IllegalError, check_weight_gradients
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
@@ -366,8 +363,8 @@ def test_search_brings_in_what_runs_under_none():
 
 def test_search_never_answers_with_less_than_it_had(monkeypatch):
     """So hot that it keeps leaving good answers."""
-    monkeypatch.setattr(exchange, "WARM", 1.0)
-    monkeypatch.setattr(exchange, "COOL", 1.0)
+    monkeypatch.setattr(bounds, "WARM", 1.0)
+    monkeypatch.setattr(bounds, "COOL", 1.0)
     instance, _ = scattered(6, 1).relative()
     start = best_fit(instance)
     for seed in range(5):

@@ -14,12 +14,12 @@ import pytest
 
 from engine import parallel
 from engine.catalogue import cluster_presets
+from engine.compare.sweep import sweep, trials_of
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.parallel import ADDRESS, in_order, remote
 from engine.problem import make_problem
-from engine.studies.sweep import sweep, trials_of
 from engine.training import balanced_load, usual_step
 from tests.parallel import points
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.placement.affinity.crossing import cross
 from engine.placement.affinity.exact import chain_optimum, one_expert_per_gpu
 from engine.placement.affinity.kernel import AffinityInstance, affinity
-from engine.placement.affinity.moves import Prices, divide_anew
+from engine.placement.affinity.moves import Prices, cross, divide_anew
 from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
 from engine.placement.transitions import kept, transitions
 from engine.result import Status

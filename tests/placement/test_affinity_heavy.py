@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.placement.affinity.bounds import spectral_limits
+from engine.placement.affinity.bounds import (
+    HEAVY_PER_EXPERT,
+    _charges,
+    _connected,
+    _gains,
+    heavy_limit,
+    spectral_limits,
+    triple_limit,
+)
 from engine.placement.affinity.exact import chain_optimum
-from engine.placement.affinity.heavy import HEAVY_PER_EXPERT, _charges, _connected, _gains, heavy_limit, triple_limit
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from tests.cases.examples import examples
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity

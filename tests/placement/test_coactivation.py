@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.placement.coactivation import CoactivationInstance, coactivation
-from engine.placement.coactivation.compile_ahead import compile_ahead
 from engine.placement.coactivation.copies import served, with_copies
+from engine.placement.coactivation.kernel import compile_ahead
 from engine.result import Status
 from engine.validate.coactivation import check_coactivation
 from tests.cases.examples import examples

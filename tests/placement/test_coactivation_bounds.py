@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from engine.placement.coactivation import CoactivationInstance, coactivation
 from engine.placement.coactivation.exact import fewest_rows
-from engine.placement.coactivation.lines import facets, tangent
-from engine.placement.coactivation.nets import nets_between, nets_of
-from engine.placement.coactivation.relaxation import Relaxation
-from engine.placement.coactivation.search import Task
-from engine.placement.coactivation.swaps import swap, tables_of
+from engine.placement.coactivation.instance import nets_between, nets_of
+from engine.placement.coactivation.relaxation import Relaxation, facets, tangent
+from engine.placement.coactivation.search import Task, swap, tables_of
 from tests.cases.examples import examples
 from tests.placement.coactivation_cases import planted_tokens, random_tokens, topic_tokens
 

@@ -10,13 +10,23 @@ from hypothesis import strategies as st
 from ortools.sat.python.cp_model import UNKNOWN
 
 from engine.errors import InputError
-from engine.placement.bottleneck import bottleneck_assignment, with_slack
-from engine.placement.colocation import exact, heterogeneous
-from engine.placement.colocation.bounds import projections, weighted_mean
-from engine.placement.colocation.cycle import ModelTables, cycle_bound
-from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
-from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
-from engine.placement.colocation.search import search
+from engine.placement.assignment import bottleneck_assignment, with_slack
+from engine.placement.colocation import heterogeneous
+from engine.placement.colocation.heterogeneous import (
+    colocate_heterogeneous,
+    decoupled,
+    projections,
+    search,
+    weighted_mean,
+)
+from engine.placement.colocation.pairs import (
+    ModelTables,
+    colocate,
+    cycle_bound,
+    pair_weight,
+    random_colocation,
+    sorted_colocation,
+)
 from engine.result import Status
 from engine.validate import IllegalError, check_colocation, check_colocation_heterogeneous
 from tests.cases.examples import examples
@@ -233,7 +243,7 @@ def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
-    monkeypatch.setattr(exact, "solve", None)
+    monkeypatch.setattr(heterogeneous, "solve", None)
     result = colocate_heterogeneous(cost)
     assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective > result.bound
@@ -244,7 +254,7 @@ def test_a_question_without_an_answer_proves_nothing(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     optimum, asked = colocate_heterogeneous(cost).objective, []
-    monkeypatch.setattr(exact, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    monkeypatch.setattr(heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
     result = colocate_heterogeneous(cost)
     assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
     assert 1 < len(asked) < 12
@@ -438,5 +448,5 @@ def test_large_cycles_are_bounded_without_the_programme(monkeypatch):
     size = rng.random((4, 8))
     table = ModelTables(np.ones(4), np.ones(4), size, size, size.sum(axis=1), size * 0.1, 0.0, np.full(4, 2), True)
     full = cycle_bound(table, table, np.zeros(4))
-    monkeypatch.setattr("engine.placement.colocation.cycle.MOST_CELLS", 0)
+    monkeypatch.setattr("engine.placement.colocation.pairs.MOST_CELLS", 0)
     assert 0 < cycle_bound(table, table, np.zeros(4)) <= full

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.placement.joint.exact import _all_placements
 from engine.placement.joint.front import FrontPoint, front
-from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.instance import JointInstance, equal_slots
+from engine.placement.joint.kernel import _all_placements, place_jointly
 from engine.validate.joint import check_joint
 from tests.placement.test_joint import random_instance, random_start, recorded_like
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance, least_peak
-from engine.placement.joint.chain import chain
-from engine.placement.joint.exact import _all_placements
-from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
-from engine.placement.joint.search import descend, rename_suffixes, search
+from engine.placement.joint.instance import JointInstance, equal_slots
+from engine.placement.joint.kernel import _all_placements, place_jointly
+from engine.placement.joint.search import chain, descend, rename_suffixes, search
 from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Status, never
 from engine.validate.joint import check_joint

@@ -9,8 +9,7 @@ from engine.errors import InputError
 from engine.placement.coactivation import CoactivationInstance
 from engine.placement.joint.bounds import most_balancedness
 from engine.placement.joint.kernel import place_jointly
-from engine.placement.joint.row_starts import with_starts
-from engine.placement.joint.rows import RowsInstance, rows_instance, state_of, terms_of
+from engine.placement.joint.rows import RowsInstance, rows_instance, state_of, terms_of, with_starts
 from tests.systems.samples import every_placement
 
 NO_TOKENS = np.empty((2, 0, 1), dtype=np.int16)

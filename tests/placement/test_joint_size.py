@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.baselines import linear_assignment
 from engine.placement.joint.bounds import least_hop_cost_share
-from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.instance import JointInstance, equal_slots
+from engine.placement.joint.kernel import place_jointly
 from engine.placement.joint.search import first_placement
 from engine.placement.joint.state import JointState, JointTerms
 from engine.placement.transitions import transitions
-from engine.studies.synthetic import Recipe, synthetic
 from engine.validate.joint import check_joint
 from tests.benchmarks.bench_affinity import ModelOfSize
 

@@ -13,7 +13,7 @@ from engine.formats import read_workload
 from engine.placement.replication import ReplicationInstance, balancedness, imbalance_gap, replicate, share_of_slot
 from engine.placement.replication.bounds import least_time
 from engine.placement.replication.exact import best_layout
-from engine.placement.replication.groups import _partitions, groups_of_nodes
+from engine.placement.replication.instance import _partitions, groups_of_nodes
 from engine.placement.replication.search import search
 from engine.result import Status, never
 from engine.validate.replication import check_replication

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.placement.devices import exact, kernel
-from engine.placement.devices.first_fit import pack_devices
+from engine.placement.devices import kernel
 from engine.placement.devices.kernel import lower_bound, replicate_devices
-from engine.placement.devices.search import largest_load, replicas_of_expert
+from engine.placement.devices.search import largest_load, pack_devices, replicas_of_expert
 from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_devices
@@ -173,7 +172,7 @@ def test_cp_sat_is_given_numbers_it_can_count_with(monkeypatch):
 def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     """A unit of 2^-30 for each of two experts on a device and one for round-off: 2.8e-9 of the objective."""
     objective = replicate_devices(zipf(6, 1), 4, 2, exact=False).objective / zipf(6, 1).max()
-    monkeypatch.setattr(exact, "best_hosts", lambda weight, cap, hosts, *_: (hosts, objective * (1 - above), True))
+    monkeypatch.setattr(kernel, "best_hosts", lambda weight, cap, hosts, *_: (hosts, objective * (1 - above), True))
     assert replicate_devices(zipf(6, 1), 4, 2).status is status
 
 

@@ -13,7 +13,7 @@ import torch
 
 from engine.cli.record import HANG_UP
 from engine.errors import InputError
-from engine.recording import dumps
+from engine.recording import sglang
 from engine.recording import sglang as client
 from engine.recording.server import Server
 from tests.recording.stand_in import Reply, SGLang
@@ -164,25 +164,25 @@ def test_a_file_that_is_still_being_written_is_waited_for(folder):
                 time.sleep(0.1)
 
     threading.Thread(target=write).start()
-    assert dumps.wait_for_dumps(folder, set(), 1, 10, lambda: False) == [target]
+    assert sglang.wait_for_dumps(folder, set(), 1, 10, lambda: False) == [target]
     assert target.stat().st_size == len(content) and zipfile.is_zipfile(target)
 
 
 def test_a_file_that_stays_cut_short_is_no_recording(folder):
     (folder / "expert_distribution_recorder_7.0.pt").write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(InputError, match=r"no file came that is complete within 0\.2 s"):
-        dumps.wait_for_dumps(folder, set(), 1, 0.2, lambda: False)
+        sglang.wait_for_dumps(folder, set(), 1, 0.2, lambda: False)
 
 
 def test_ranks_of_other_machines_are_not_waited_for_for_ever(folder, monkeypatch):
-    monkeypatch.setattr(dumps, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(sglang, "QUIET_SECONDS", 0.3)
     torch.save({}, folder / "expert_distribution_recorder_7.0_0.pt")
-    assert len(dumps.wait_for_dumps(folder, set(), 16, 60, lambda: False)) == 1
+    assert len(sglang.wait_for_dumps(folder, set(), 16, 60, lambda: False)) == 1
 
 
 def test_a_wait_can_be_broken_off(folder):
     with pytest.raises(InputError, match="no file came"):
-        dumps.wait_for_dumps(folder, set(), 1, 600, lambda: True)
+        sglang.wait_for_dumps(folder, set(), 1, 600, lambda: True)
 
 
 def test_a_server_that_dies_meanwhile_is_one_line(sglang, record, tmp_path):

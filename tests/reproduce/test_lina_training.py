@@ -4,7 +4,7 @@ import pytest
 
 from engine.cluster import Cluster, Gpu
 from engine.launch.preparation.settled import computed_in
-from engine.reproduce.lina_training import DESIGNS, MODELS, paper_problem
+from engine.reproduce.lina import DESIGNS, MODELS, paper_problem
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
 from engine.systems.pieces import linear_placement

@@ -10,7 +10,7 @@ from engine.catalogue import packaged
 from engine.errors import InputError
 from engine.formats.packaged import packaged_config
 from engine.serving.aiconfigurator import AiconfiguratorOperators
-from engine.serving.operators import by_kind
+from engine.serving.step import by_kind
 from tests.costs.silicon import needs_tables
 from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, QWEN, QWEN_SIZES
 

@@ -6,8 +6,8 @@ import pytest
 
 from engine.catalogue import gpu
 from engine.costs import Datasheet
-from engine.serving.operators import by_kind, seconds_of
 from engine.serving.roofline import RooflineOperators
+from engine.serving.step import by_kind, seconds_of
 from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, QWEN, QWEN_SIZES
 
 H200 = gpu("H200")

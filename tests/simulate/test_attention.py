@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.figures import metrics
+from engine.compare.what_if import least
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.plan import Placement
 from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import metrics
-from engine.studies.what_if import least
 from engine.validate import check_plan
 from engine.workload import RoutingTrace
 from tests.simulate.test_work import coherent, top_one

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.compare.figures import balance_of, metrics
 from engine.costs import Datasheet
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import make_problem
 from engine.result import Provenance
-from engine.simulate.metrics import balance_of, metrics
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples

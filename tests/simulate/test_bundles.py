@@ -12,15 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.compare.figures import metrics
+from engine.compare.what_if import outlook
 from engine.costs import Datasheet
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import events, simulate, simulate_layers
-from engine.simulate.metrics import metrics
-from engine.simulate.waits import waits
+from engine.simulate.events import waits
 from engine.store import load_timeline, save_timeline
-from engine.studies.what_if import outlook
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions

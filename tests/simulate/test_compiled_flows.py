@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
-from engine.communication.baselines import random_order, shortest_first
+from engine.communication.order import random_order, shortest_first
 from engine.errors import StoppedError
 from engine.network import Network, off_diagonal
 from engine.plan import SendOrder
-from engine.plan.replay import replay
+from engine.plan.plan import replay
 from engine.result import never
 from engine.simulate import fabric as fabric_module
 from engine.simulate import flows as flows_module
-from engine.simulate.exchanges import exchanges
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
+from engine.simulate.inference import exchanges
 from engine.simulate.work import Work
 from engine.validate import check_flows
 from tests.cases.examples import examples

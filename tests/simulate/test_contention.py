@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.communication.bounds import meeting_bound
-from engine.communication.order import order
-from engine.efficiency import Efficiency, lost
+from engine.cluster import Efficiency, lost
+from engine.communication.order import meeting_bound, order
 from engine.network import off_diagonal
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all

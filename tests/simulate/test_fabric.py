@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
-from engine.plan.replay import replay
+from engine.plan.plan import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.validate import check_flows

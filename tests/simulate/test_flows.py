@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.communication.baselines import random_order, shortest_first
-from engine.communication.order import order
+from engine.cluster import Efficiency, lost
+from engine.communication.order import order, random_order, shortest_first
 from engine.communication.two_tier import two_tier
-from engine.efficiency import Efficiency, lost
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.simulate.flows import Flows, all_to_all

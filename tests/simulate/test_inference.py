@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
-from engine.communication.baselines import random_order
+from engine.communication.order import random_order
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
@@ -19,7 +20,6 @@ from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.inference import bound_of_work
-from engine.simulate.metrics import metrics
 from engine.simulate.work import traffic_both_ways, work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import phased_order

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from engine.compare.figures import migration
 from engine.costs import Datasheet
 from engine.plan import Placement
 from engine.problem import Problem
-from engine.simulate.migration import migration
 from engine.workload import ExpertLoad
 from tests.strategies import cluster_of, make_gpu, make_model
 

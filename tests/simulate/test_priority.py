@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.reproduce.lina_example import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
+from engine.reproduce.lina import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.result import Status
 from engine.simulate.priority import POLICIES, best_micro_op, schedule_network
 from engine.simulate.streams import run_streams

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.figures import Metrics, metrics, proof_of_plan
 from engine.plan import Claim, Plan
 from engine.result import Status
-from engine.simulate.metrics import Metrics, metrics
-from engine.simulate.proof import proof_of_plan
 from engine.systems import SYSTEMS, run
 from engine.units import share
 from tests.strategies import cluster_of, make_gpu

@@ -11,10 +11,9 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.problem import MEMORY_SHARE, Problem, make_problem
 from engine.result import Provenance
-from engine.serving.operators import Operator
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
-from engine.serving.step import ServingStep
+from engine.serving.step import Operator, ServingStep
 from engine.simulate.serving import serve, with_fused_experts, work_of_step
 from engine.simulate.work import work_of
 from engine.training import balanced_load

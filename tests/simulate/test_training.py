@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
-from engine.costs.combined import Combined
+from engine.costs.choice import Combined
 from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.errors import InputError
@@ -21,10 +22,9 @@ from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Prio
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
-from engine.simulate.training.memory import step_state_bytes
-from engine.simulate.training.routing import expert_groups, route, route_parts
+from engine.simulate.training.pricing import expert_groups, route, route_parts
+from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
 from engine.validate import IllegalError, check_step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.network import Network
 from engine.plan import SendOrder
 from engine.simulate.events import EventLog
-from engine.simulate.two_batch import bound_of_two_batches, log_two_batches
+from engine.simulate.serving import bound_of_two_batches, log_two_batches
 from engine.simulate.work import Work
 from tests.cases.examples import examples
 from tests.simulate.test_colocated import MODES, model, orders

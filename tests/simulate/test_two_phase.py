@@ -13,12 +13,11 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_workload
-from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
-from engine.simulate.two_phase import two_phase
-from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
+from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model

@@ -8,7 +8,7 @@ from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.simulate.waits import waits
+from engine.simulate.events import waits
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import NETWORK_KINDS

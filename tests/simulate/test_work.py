@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import metrics
 from engine.simulate.work import carriers, work_of
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace

@@ -14,9 +14,9 @@ import pytest
 
 from engine.errors import InputError
 from engine.launch.places.destination import Destination
-from engine.launch.rank.logs import log_tail
-from engine.launch.running import clusters, on_cluster, torchx_application
-from engine.launch.running.on_cluster import run_on_cluster
+from engine.launch.rank.failure import log_tail
+from engine.launch.running import clusters, local, torchx_application
+from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests import warm
@@ -87,7 +87,7 @@ def watched(launch, seen: Path, act: Callable[[str], object], stop=never) -> lis
 
 
 def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, engine, warm_ranks, monkeypatch, capsys):
-    monkeypatch.setattr(on_cluster, "POLL", 0.2)
+    monkeypatch.setattr(local, "POLL", 0.2)
     shared = shared_folder(tmp_path)
     launch, reports = launch_for(place(shared)), []
     run = run_on_cluster(launch, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
@@ -119,7 +119,7 @@ def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, i
 
 
 def test_a_rank_that_is_killed_is_named(slurm, shared, tmp_path, warm_ranks, monkeypatch):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     launch = launch_for(place(shared, ranks_per_node=2))
 
     def kill(message: str) -> None:
@@ -169,7 +169,7 @@ def test_what_waits_says_why_and_what_is_cancelled_is_cancelled(slurm, shared, i
 
 
 def test_a_stop_cancels_the_job(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     instead("exec sleep 300")
     stop = threading.Event()
     said = watched(
@@ -180,7 +180,7 @@ def test_a_stop_cancels_the_job(slurm, shared, tmp_path, instead, monkeypatch):
 
 
 def test_a_job_that_fails_has_failed_and_not_gone(slurm, shared, tmp_path, instead, monkeypatch, engine, capsys):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     instead("exit 3")
     said = watched(launch_for(place(shared, nodes=1)), tmp_path / "seen", bool)[-1]
     assert re.search(r"failed \(NonZeroExitCode\)", said), said
@@ -190,7 +190,7 @@ def test_a_job_that_fails_has_failed_and_not_gone(slurm, shared, tmp_path, inste
 
 
 def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     instead(f"touch {tmp_path}/$SLURMD_NODENAME; exec sleep 300")
 
     def act(message: str) -> None:
@@ -204,7 +204,7 @@ def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch)
 
 
 def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     instead(f"touch {tmp_path}/begun; until [ -e {tmp_path}/enough ]; do sleep 0.1; done; exit 3")
     away: list[str] = []
 
@@ -271,7 +271,7 @@ def test_two_threads_submit_a_folder_once(slurm, shared, instead):
 
 
 def test_a_folder_that_nodes_do_not_see_is_named(slurm, shared, tmp_path, instead, monkeypatch):
-    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    monkeypatch.setattr(local, "POLL", 0.1)
     instead("exec sleep 300")
     elsewhere = str(tmp_path / "not there")
     said = watched(launch_for(place(shared, nodes=1, seen_as=elsewhere)), tmp_path / "seen", bool)[-1]

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from engine.errors import InputError
-from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.running import clusters, on_cluster
-from engine.launch.running.on_cluster import run_on_cluster
+from engine.launch.preparation.launch import PreparedLaunch
+from engine.launch.running import clusters, local
+from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests.launch.launches_for_clusters import destination, launch_for
@@ -199,7 +199,7 @@ def main() -> int:
     if reason := missing():
         print(reason)
         return 1
-    on_cluster.POLL = 0.5
+    local.POLL = 0.5
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         (shared := Path(folder) / "shared").mkdir()
         cluster = Cluster(Path(folder), patience=10)

@@ -11,8 +11,7 @@ from engine.errors import InputError
 from engine.network import Network
 from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes
 from engine.placement.affinity.bounds import spectral_limits
-from engine.placement.assignment import Matching
-from engine.placement.bottleneck import bottleneck_assignment
+from engine.placement.assignment import Matching, bottleneck_assignment
 from engine.placement.devices.search import search
 from engine.solve import Options, solve
 from tests.formats.fuzzing import answer_or_one_line

@@ -10,6 +10,7 @@ import pytest
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
+from engine.compare.figures import Metrics, Migration, metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.jobs import tasks
@@ -17,14 +18,13 @@ from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.provenance import metrics_digests, simulation_digest
 from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
-from engine.serving.usual import usual_sizes
 from engine.simulate import events, simulate
-from engine.simulate.metrics import Metrics, metrics, metrics_digests, simulation_digest
-from engine.simulate.migration import Migration
 from engine.simulate.serving import serve
-from engine.store import served, simulated
+from engine.store import simulated
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -303,13 +303,13 @@ def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypa
     plan, sizes = run(SYSTEMS["linear"], problem).result.solution, usual_sizes(problem.model)
     source = RooflineOperators(problem.model, sizes, problem.cluster.gpus[0])
     step = serve(plan, problem, ServingStep(phase="decode", sequences=4, context=128), source, sizes)
-    served.save(step, "few events")
-    assert served.load("few events") is None
+    simulated.save(step, "few events")
+    assert simulated.load("few events") is None
     monkeypatch.setattr(simulated, "LONG", 0)
-    served.save(step, "step")
-    kept = served.load("step")
+    simulated.save(step, "step")
+    kept = simulated.load("step")
     assert kept.figures == step.figures and kept.timeline.total == step.timeline.total
-    assert kept.figures.to_dict() == step.figures.to_dict() and served.load("another") is None
+    assert kept.figures.to_dict() == step.figures.to_dict() and simulated.load("another") is None
     for path in (own_data_folder / "figures").iterdir():
         path.write_text('{"seconds": "late"}')
-    assert served.load("step") is None
+    assert simulated.load("step") is None

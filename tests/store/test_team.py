@@ -15,8 +15,8 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.store import database, tables, team
 from engine.store.database import Database, LostError
+from engine.store.team_approval import Place, place_of
 from engine.store.team_list import listed_plans
-from engine.store.team_place import Place, place_of
 
 
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:

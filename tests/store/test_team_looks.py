@@ -3,8 +3,7 @@
 import pytest
 
 from engine.store import team
-from engine.store.team_list import listed_plans
-from engine.store.team_looks import News, last_look, newest, news_of, note_look
+from engine.store.team_list import News, last_look, listed_plans, newest, news_of, note_look
 from tests.store.test_team import plan_of
 
 ANA, BEN = ("ana@example.org", "Ana"), ("Ben", "Ben")

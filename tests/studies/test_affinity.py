@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from engine import parallel, store
-from engine.errors import InputError
-from engine.parallel import processes
-from engine.placement.affinity import kernel
-from engine.placement.affinity.kernel import affinity
-from engine.placement.transitions import transitions
-from engine.studies import affinity as study
-from engine.studies.affinity import (
+from engine.compare import affinity as study
+from engine.compare.affinity import (
     KeepLimits,
     OutOfDistribution,
     SamplePoint,
@@ -25,7 +20,12 @@ from engine.studies.affinity import (
     sorted_choices,
     tokens_enough,
 )
-from engine.studies.held_out import halves, sample
+from engine.compare.held_out import halves, sample
+from engine.errors import InputError
+from engine.parallel import processes
+from engine.placement.affinity import kernel
+from engine.placement.affinity.kernel import affinity
+from engine.placement.transitions import transitions
 from engine.workload import RoutingTrace
 from tests.parallel.test_processes import workers
 

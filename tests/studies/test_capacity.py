@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from engine.catalogue import cluster_presets
-from engine.cluster import Cluster, Node
+from engine.cluster import Cluster, Efficiency, Node
+from engine.compare.capacity import CapacityPoint, capacity, fitted, grown, ladder, most_gpus, parts_of, smallest
 from engine.costs import Datasheet
-from engine.efficiency import Efficiency
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
-from engine.studies.capacity import CapacityPoint, capacity, fitted, grown, ladder, most_gpus, parts_of, smallest
 from engine.systems import SYSTEMS, run
 from engine.workload import RoutingTrace, TrafficMatrix
 from tests.strategies import make_gpu, make_model
@@ -59,7 +58,7 @@ def test_sizes_between_are_tried_until_the_smallest_is_known(monkeypatch, smalle
         count = common[1][index]
         return CapacityPoint(count, count, 1.0 / count)
 
-    monkeypatch.setattr("engine.studies.capacity._point_of_size", point_of_size)
+    monkeypatch.setattr("engine.compare.capacity._point_of_size", point_of_size)
     problem, said = problem_of(), []
     part = next(iter(parts_of(problem.cluster).values()))
     report = lambda done, *rest: said.append(done)  # noqa: E731

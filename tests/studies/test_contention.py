@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.costs import Datasheet
-from engine.errors import InputError, StoppedError
-from engine.plan import Plan, SendOrder, Travel
-from engine.problem import Problem, make_problem
-from engine.result import Provenance
-from engine.simulate import simulate
-from engine.simulate.work import works_of
-from engine.studies.contention import (
+from engine.compare.contention import (
     CONTENTIONS,
     ContentionPoint,
     contention_curve,
@@ -19,14 +12,21 @@ from engine.studies.contention import (
     pays_from,
     seconds_at,
 )
-from engine.studies.what_if import Change
+from engine.compare.what_if import Change, changed
+from engine.costs import Datasheet
+from engine.errors import InputError, StoppedError
+from engine.plan import Plan, SendOrder, Travel
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate import simulate
+from engine.simulate.work import works_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import silent
 from engine.systems.pieces import best_order, linear_placement
 from engine.validate import check_plan
 from engine.workload import TrafficMatrix
 from tests.strategies import cluster_of, make_gpu, make_model
-from tests.studies.test_what_if import changed, small, step_problem
+from tests.studies.test_what_if import small, step_problem
 from tests.systems.samples import in_nodes
 
 GPUS, SIZE = 6, 1e5

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.cluster import Cluster, Node
+from engine.compare.redundancy import project_evenly
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -11,7 +12,6 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.studies.even import project_evenly
 from engine.workload import ExpertLoad
 from tests.strategies import make_gpu
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.balance import Balance
+from engine.compare.imbalance import PRESETS, ImbalanceRecipe, _subsets, hot_pool, imbalanced, load_of_steps
 from engine.errors import InputError
-from engine.studies.imbalance import PRESETS, ImbalanceRecipe, _subsets, hot_pool, imbalanced, load_of_steps
+from engine.timeline import Balance
 from tests.cases.examples import examples
 from tests.strategies import make_model
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from engine.compare.imprecision import ImprecisionPoint, check_levels, contenders_of, gains, imprecision, noisy
 from engine.errors import InputError
 from engine.simulate import simulate
-from engine.studies.imprecision import ImprecisionPoint, check_levels, contenders_of, gains, imprecision
-from engine.studies.noise import noisy
 from engine.systems import SYSTEMS, run
 from tests.studies.test_what_if import small, step_problem
 from tests.systems.test_colocated import pair_of_samples

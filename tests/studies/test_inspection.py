@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.studies import inspection
-from engine.studies.inspection import inspect, predicted_share
+from engine.compare import inspection
+from engine.compare.inspection import inspect, predicted_share
 from engine.workload import RoutingTrace
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.held_out import by_time
+from engine.compare.judge import BLOCK, Judge, Serving, gain_of, resampled
 from engine.costs import Datasheet
 from engine.problem import make_problem
 from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
-from engine.serving.usual import usual_sizes
 from engine.simulate import simulate
 from engine.simulate.serving import serve_as_measured
-from engine.studies.held_out import by_time
-from engine.studies.judge import BLOCK, Judge, Serving, gain_of, resampled
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.systems.samples import EIGHT, sample, sample_problem

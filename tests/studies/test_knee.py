@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.studies.judge import RESAMPLES, deviation
-from engine.studies.knee import Knee, knee
-from engine.studies.redundancy import RedundancyPoint
+from engine.compare.judge import RESAMPLES, deviation
+from engine.compare.redundancy import Knee, RedundancyPoint, knee
 from tests.cases.examples import examples
 from tests.strategies import seeds
 

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 
 from engine.catalogue import cluster_presets, model_presets
-from engine.costs import Datasheet
-from engine.errors import InputError
-from engine.formats import read_workload
-from engine.problem import MEMORY_SHARE, make_problem
-from engine.studies.judge import Judge, gain_of
-from engine.studies.redundancy import (
+from engine.compare.judge import Judge, gain_of
+from engine.compare.redundancy import (
     RedundancyPoint,
     Replication,
     counts_of,
@@ -20,6 +16,10 @@ from engine.studies.redundancy import (
     planned_and_judged,
     redundancy,
 )
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.formats import read_workload
+from engine.problem import MEMORY_SHARE, make_problem
 from engine.workload import ExpertLoad
 from tests.strategies import cluster_of, make_gpu, make_model
 from tests.systems.samples import sample, sample_problem

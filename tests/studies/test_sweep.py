@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from engine.compare.sensitivity import operators_of
+from engine.compare.sweep import SweepPoint, best_of, check_values, forward_seconds, sweep, trials_of
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
-from engine.studies.operators import operators_of
-from engine.studies.sweep import SweepPoint, best_of, check_values, forward_seconds, sweep, trials_of
 from engine.systems import TRAINING, run
 from engine.systems.training.baselines import fixed_degree
 from engine.timeline import Timeline

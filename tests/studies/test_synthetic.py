@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from engine.compare.inspection import predicted_share
+from engine.compare.synthetic import Recipe, expert_of_rank, planted_placement, popularity, synthetic
 from engine.errors import InputError
 from engine.placement.transitions import kept, transitions
-from engine.studies.inspection import predicted_share
-from engine.studies.synthetic import Recipe, expert_of_rank, planted_placement, popularity, synthetic
 from tests.strategies import make_model
 
 TOKENS = 20_000

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.costs.deepep import FOLDER
-from engine.costs.deepep_tables import measured_exchanges
-from engine.studies.trust import Prediction, summaries
+from engine.compare.trust import Prediction, summaries
+from engine.costs.deepep import FOLDER, measured_exchanges
 from engine.units import share
 
 pytestmark = [

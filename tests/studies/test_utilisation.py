@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from app.charts import utilisation as charts
+from app.charts import cluster as charts
 from engine import store
+from engine.compare.contention import AloneAndTogether, Utilisation, exclusive_and_colocated
 from engine.errors import InputError
 from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.simulate.work import work_of
-from engine.studies.utilisation import AloneAndTogether, Utilisation, exclusive_and_colocated
 from engine.systems import SYSTEMS, run
 from tests.systems.test_colocated import pair_of_samples
 

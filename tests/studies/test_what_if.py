@@ -7,19 +7,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.cluster import Efficiency, lost
+from engine.compare.imprecision import noisy
+from engine.compare.sensitivity import ANEW, CurvePoint, changes_of, curve, parameters_of, sensitivity
+from engine.compare.what_if import Change, changed, is_quick, least, outlook
 from engine.costs import CollectiveTimes, Combined, CostProfile, Datasheet, Line, MeasuredTimes, Profiled
 from engine.costs.alpha_beta import AlphaBeta
 from engine.costs.scaled import Scaled
-from engine.efficiency import Efficiency, lost
 from engine.errors import InputError
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
-from engine.studies.curve import ANEW, CurvePoint, changes_of, curve
-from engine.studies.noise import noisy
-from engine.studies.sensitivity import parameters_of, sensitivity
-from engine.studies.what_if import Change, changed, is_quick, least, outlook
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, TrafficMatrix

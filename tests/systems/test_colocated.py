@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
@@ -12,7 +13,6 @@ from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement

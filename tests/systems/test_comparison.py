@@ -2,9 +2,9 @@
 
 import pytest
 
+from engine.compare.comparison import Comparison
 from engine.errors import InputError
 from engine.systems import SYSTEMS
-from engine.systems.comparison import Comparison
 from tests.systems.samples import sample_problem
 
 PROBLEM = sample_problem("alpha-code", tokens=400)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.communication import relays
+from engine.compare.comparison import candidate
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.finite import json_text
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.problem import Problem, make_problem
+from engine.schema import json_text
 from engine.systems import SYSTEMS, TRAINING, run
-from engine.systems.comparison import candidate
 from engine.training import TrainingStep
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.catalogue import model_presets
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats import read_workload
@@ -17,7 +18,6 @@ from engine.placement.replication.eplb import eplb as printed
 from engine.plan import Placement
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.systems.eplb import slots_per_gpu, speed_of_gpu

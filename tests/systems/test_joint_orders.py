@@ -15,9 +15,8 @@ from engine.simulate import bound_of_plan, simulate
 from engine.simulate.colocated import colocated_bound, colocated_timeline
 from engine.simulate.work import Work
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_colocated import best_orders
+from engine.systems.aurora_colocated import best_orders, joint_orders, layer_order, worth_trying
 from engine.systems.base import silent
-from engine.systems.joint_orders import joint_orders, layer_order, worth_trying
 from engine.systems.pieces import linear_placement
 from engine.validate import IllegalError, check_timeline, refuse_broken
 from engine.validate.joint_order import check_joint_order

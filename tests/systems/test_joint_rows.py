@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
-from engine.placement.joint.row_starts import with_starts
-from engine.placement.joint.rows import RowsInstance
+from engine.placement.joint.rows import RowsInstance, with_starts
 from engine.plan import Travel
 from engine.problem import Problem, make_problem
-from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.systems.joint import instance_of, rows_saved

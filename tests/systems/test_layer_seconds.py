@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
+from engine.compare.synthetic import Recipe, synthetic
 from engine.costs import Datasheet
 from engine.problem import Problem
 from engine.simulate.work import compute_seconds
-from engine.studies.synthetic import Recipe, synthetic
-from engine.systems.aurora_exclusive import assign_layers, fixed_compute, instance_of_layer
-from engine.systems.layer_seconds import LayerSeconds
+from engine.systems.aurora_exclusive import LayerSeconds, assign_layers, fixed_compute, instance_of_layer
 from engine.systems.pieces import slots_of_gpu, to_placement
 from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model, problems, seeds

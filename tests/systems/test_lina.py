@@ -8,8 +8,7 @@ import pytest
 from engine.errors import InputError
 from engine.plan import Plan, Reaction
 from engine.problem import Problem
-from engine.simulate.two_phase import two_phase
-from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.simulate.two_phase import TwoPhaseOptions, two_phase
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.units import digits, ratio, share

@@ -5,8 +5,7 @@ import pytest
 from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.result import Provenance
 from engine.systems import SYSTEMS
-from engine.systems.option_words import in_words
-from engine.systems.plan_names import LONGEST, names_of
+from engine.systems.plan_names import LONGEST, in_words, names_of
 
 CODE, PROSE, SMALL, LARGE = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 INPUTS = {CODE: "Alpha code", PROSE: "Alpha prose", SMALL: "8 mixed", LARGE: "16 mixed"}

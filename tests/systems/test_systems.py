@@ -12,7 +12,8 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
-from engine.communication.baselines import shortest_first
+from engine.communication.order import shortest_first
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
@@ -20,7 +21,6 @@ from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.metrics import metrics
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.aurora_exclusive import instance_of_layer

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -13,9 +14,8 @@ from engine.problem import Problem, make_problem
 from engine.reproduce.lancet import Setting, evaluate, settings, weight_gradient_gaps
 from engine.result import Status
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
-from engine.simulate.training.routing import expert_groups
+from engine.simulate.training.pricing import expert_groups
 from engine.systems import SYSTEMS, TRAINING, run, systems_for
 from engine.systems.training.lina import packed_placement
 from engine.systems.training.pipemoe import layer_tables

@@ -16,11 +16,10 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.store import tables, team
 from engine.store.database import Database
-from engine.upkeep import restore as restoring
-from engine.upkeep.archive import DATA, MANIFEST
-from engine.upkeep.backup import backup
-from engine.upkeep.restore import restore
-from tests.upkeep.conftest import Folder, plan_of, save
+from engine.upkeep import backup as restoring
+from engine.upkeep.backup import DATA, MANIFEST, backup, restore
+from tests.store.test_team import plan_of
+from tests.upkeep.conftest import Folder, save
 
 OTHER = {"sqlite": "postgresql", "postgresql": "sqlite"}
 Members = dict[str, bytes]

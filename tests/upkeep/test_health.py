@@ -8,7 +8,8 @@ import pytest
 from engine.cli import main
 from engine.store.database import Database, database
 from engine.upkeep import health
-from tests.upkeep.conftest import Folder, plan_of, save
+from tests.store.test_team import plan_of
+from tests.upkeep.conftest import Folder, save
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -5,15 +5,16 @@ import os
 import pytest
 
 from engine import store
+from engine.compare.figures import Migration
 from engine.errors import InputError
 from engine.jobs import protocol, queue
-from engine.simulate.migration import Migration
 from engine.store import team
 from engine.store.database import database
 from engine.upkeep import retention
-from engine.upkeep.disk import use_by_kind
+from engine.upkeep.health import use_by_kind
 from engine.upkeep.retention import Cleaning, Policy, clean
-from tests.upkeep.conftest import NOW, Folder, age, plan_of, save
+from tests.store.test_team import plan_of
+from tests.upkeep.conftest import NOW, Folder, age, save
 
 OLD, NEW = 100, 1
 LIKE_A_DIGEST = "d" * 64

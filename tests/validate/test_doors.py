@@ -19,8 +19,8 @@ from engine.store import tables, team
 from engine.store.database import database
 from engine.store.problems import problem_arguments, save_inputs
 from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
-from tests.app.test_pages import visit
-from tests.app.test_step_page import press, said
+from tests.app.test_pages import press, visit
+from tests.app.test_step_page import said
 from tests.test_cli import CommandLine
 from tests.validate.broken import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
 

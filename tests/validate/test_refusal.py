@@ -14,8 +14,8 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
+from engine.provenance import input_digests
 from engine.result import Provenance
-from engine.simulate.metrics import input_digests
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.base import System
 from engine.training import usual_step

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.verdict import WORDS, Evidence, HeldOut, Judgement, Move, Thresholds, decide, verdict_from
-from engine.verdict.words import RULES, reasons
+from engine.compare import WORDS, Evidence, HeldOut, Judgement, Move, Thresholds, decide, verdict_from
+from engine.compare.wording import RULES, reasons
 from tests.cases.examples import examples
 
 LIMITS = Thresholds()

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.compare import Evidence, Thresholds, evidence_of, running, verdict_from, verdict_of
+from engine.compare.held_out import split_by_origin
+from engine.compare.judge import Judge
 from engine.errors import InputError, StoppedError
 from engine.plan import Travel
-from engine.studies.judge import Judge
 from engine.systems import SYSTEMS, run
-from engine.verdict import Evidence, Thresholds, evidence_of, running, verdict_from, verdict_of
-from engine.verdict.sources import split_by_origin
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
 from tests.strategies import seeds

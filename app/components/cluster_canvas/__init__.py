@@ -9,8 +9,7 @@ import streamlit as st
 
 from app.charts.theme import gpu_colour
 from engine.catalogue import cluster_presets
-from engine.catalogue.links import links_of_types
-from engine.catalogue.packaged import every_gpu_type
+from engine.catalogue.packaged import every_gpu_type, links_of_types
 from engine.cluster import Cluster
 
 _FOLDER = Path(__file__).parent

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 
-from engine.finding import Finding
-from engine.formats.checks.choices import check_choices, ids_outside
-from engine.formats.checks.copies import check_load_copies, check_token_copies
-from engine.formats.checks.groups import check_groups, limited_groups
-from engine.formats.checks.layers import check_layers
-from engine.formats.checks.numbering import check_numbering
-from engine.formats.checks.phases import check_phases
-from engine.formats.checks.profile_rows import check_profile_rows
-from engine.formats.checks.ranks import check_ranks
-from engine.formats.checks.slots import check_slots
-from engine.formats.checks.totals import check_totals
-from engine.formats.checks.traffic import check_traffic
+from engine.formats.checks.copies import (
+    check_choices,
+    check_groups,
+    check_load_copies,
+    check_token_copies,
+    ids_outside,
+    limited_groups,
+)
+from engine.formats.checks.layers import check_layers, check_numbering
+from engine.formats.checks.profile_rows import check_phases, check_profile_rows, check_ranks
+from engine.formats.checks.totals import check_slots, check_totals, check_traffic
 from engine.model import MoEModel
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from engine.workload import ExpertLoad, Finding, RoutingTrace, TrafficMatrix, Workload
 
 __all__ = ["check_recording", "limited_groups"]
 

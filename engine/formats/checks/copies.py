@@ -1,12 +1,19 @@
 """The same tokens counted several times: by every rank of a data-parallel group (vllm #22167) or by tensor-parallel
-ranks that all see the same tokens (Megatron-Core without sequence parallelism)."""
+ranks that all see the same tokens (Megatron-Core without sequence parallelism).
+
+What a top-k router cannot have chosen, and choices that are not there.
+
+A gate that is limited to some groups of experts: their nodes are all that a row must be sent to.
+
+Wording that findings share.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from engine.finding import Finding
-from engine.workload import ExpertLoad, RoutingTrace
+from engine import units
+from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 FEWEST_TOKENS = 64
 """Of a block: shorter ones may be alike by chance."""
@@ -140,3 +147,175 @@ def _ranks(alike: list[list[int]], does: str) -> Finding:
         ),
         remedy="drop-copies",
     )
+
+
+ROWS_AT_ONCE = 1 << 16
+"""What stays in the processor's cache."""
+
+
+def ids_outside(trace: RoutingTrace) -> Finding | None:
+    """Ids that are no expert's: nothing else can be said of such a recording."""
+    if trace.experts.min(initial=0) >= -1 and trace.experts.max(initial=0) < trace.num_experts:
+        return None
+    outside = (trace.experts < -1) | (trace.experts >= trace.num_experts)
+    token, layer, _ = np.argwhere(outside)[0]
+    return Finding(
+        severity="error",
+        code="ids-out-of-range",
+        message=(
+            f"{outside.sum()} expert ids lie outside 0 … {trace.num_experts - 1}, the first at token {token}, layer "
+            f"{layer}; fold physical slots back to logical experts, or correct the number of experts."
+        ),
+    )
+
+
+def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
+    """Whether every layer counts tokens × k, how much of it is padding, and experts chosen twice by one token."""
+    expected, padded = trace.tokens * trace.k, trace.experts.min(initial=0) < 0
+    padding = (trace.experts < 0).sum(axis=(0, 2)) if padded else np.zeros(trace.layers, dtype=np.int64)
+    yield _conservation(trace.load, expected, padding)
+    if padded:
+        share, worst = padding.sum() / trace.experts.size, int(padding.argmax())
+        yield Finding(
+            severity="warning" if share > 0.1 else "ok",
+            code="padding",
+            message=(
+                f"{units.share(share)} of the choices are padding (−1), most in layer {worst} "
+                f"({units.share(padding[worst] / expected)})."
+                + (" Record without capacity limits, or drop the padded tokens." if share > 0.1 else "")
+            ),
+        )
+    yield from _repeated_choices(trace)
+
+
+def _conservation(load: np.ndarray, expected: int, padding: np.ndarray) -> Finding:
+    """load: float64[layer, expert]; expected: tokens × k; padding: int64[layer]"""
+    off = np.flatnonzero(load.sum(axis=1) != expected - padding)
+    if not off.size:
+        less = " less the padding" if padding.any() else ""
+        return Finding(
+            severity="ok",
+            code="conservation",
+            message=f"Every layer's counts add up to tokens × k = {expected:,}{less}.",
+        )
+    layer = int(off[0])
+    return Finding(
+        severity="error",
+        code="conservation",
+        message=(
+            f"Layer {layer} counts {load[layer].sum():,.0f} choices, but tokens × k less padding is "
+            f"{expected - padding[layer]:,}; record the layer again."
+        ),
+        layers=tuple(off.tolist()),
+    )
+
+
+def _repeated_choices(trace: RoutingTrace) -> Iterator[Finding]:
+    """Layers that nobody wrote, all of whose choices are expert 0, are for `check_layers` to name."""
+    written = np.flatnonzero(~never_written(trace))
+    rows = trace.experts.reshape(-1, trace.k)
+    repeated = np.concatenate(
+        [_repeats(rows[start : start + ROWS_AT_ONCE]) for start in range(0, len(rows), ROWS_AT_ONCE)]
+    ).reshape(trace.tokens, trace.layers)
+    if not repeated[:, written].any():
+        return
+    token, place = np.argwhere(repeated[:, written])[0]
+    layers = written[repeated[:, written].any(axis=0)]
+    yield Finding(
+        severity="error",
+        code="repeated-choices",
+        message=(
+            f"{repeated[:, written].sum()} times a token chose the same expert twice in one layer (first: token {token}, layer "
+            f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong."
+        ),
+        layers=tuple(layers.tolist()),
+    )
+
+
+def _repeats(rows: np.ndarray) -> np.ndarray:
+    """bool[row]: whether an expert is in a row (int16[row, k]) twice."""
+    choices = np.ascontiguousarray(rows.T)
+    twice = np.zeros(len(rows), dtype=bool)
+    for at, choice in enumerate(choices):
+        for earlier in choices[:at]:
+            same = choice == earlier
+            if same.any():
+                twice |= same & (choice >= 0)
+    return twice
+
+
+def never_written(trace: RoutingTrace) -> np.ndarray:
+    """bool[layer]: all choices are expert 0, more than there are tokens, so that some token would have chosen it twice:
+    a buffer of zeros in which nobody wrote, as SGLang's is for dense layers (srt/layers/topk_capturer_base.py)."""
+    total = trace.load.sum(axis=1)
+    return (trace.load[:, 0] == total) & (total > trace.tokens)
+
+
+FEWEST_ROWS, MOST_GROUPS = 4096, 64
+"""Choices of tokens in layers that show whether a gate is limited to groups, and how many groups there may be."""
+ROWS_AT_ONCE = 1 << 16
+"""What stays in the processor's cache."""
+
+
+def check_groups(trace: RoutingTrace) -> Iterator[Finding]:
+    """What the gate is limited to, where it is."""
+    if limit := limited_groups(trace):
+        groups, most = limit
+        yield Finding(
+            severity="ok",
+            code="limited-groups",
+            message=(
+                f"No token's experts lie in more than {most} of {groups} groups of {trace.num_experts // groups}: the gate is "
+                f"limited to groups. With a group to a node and one row per node, a token goes to at most {most} nodes."
+            ),
+        )
+
+
+def limited_groups(trace: RoutingTrace) -> tuple[int, int] | None:
+    """(groups, most groups of a token) of a gate that chooses groups of consecutive experts before experts, as DeepSeek-V3's
+    does (§2.1.2); None where no token in a large enough recording shows such a limit."""
+    rows = trace.experts.reshape(-1, trace.k)
+    if len(rows) < FEWEST_ROWS:
+        return None
+    sample = rows[:: len(rows) // FEWEST_ROWS]
+    # Without a limit some token has more than tokens that choose at random have in the mean.
+    usual = {
+        groups: groups * (1 - (1 - 1 / groups) ** trace.k)
+        for groups in range(2, min(MOST_GROUPS, trace.num_experts - 1) + 1)
+        if trace.num_experts % groups == 0
+    }
+    most = _most_groups(sample, trace.num_experts, list(usual))
+    possible = [groups for groups in usual if most[groups] < usual[groups]]
+    most = _most_groups(rows, trace.num_experts, possible)
+    limited = [groups for groups in possible if most[groups] < usual[groups]]
+    tightest = min(limited, key=lambda groups: (most[groups], -groups), default=None)
+    return None if tightest is None else (tightest, most[tightest])
+
+
+def _most_groups(rows: np.ndarray, experts: int, candidates: list[int]) -> dict[int, int]:
+    """For each number of groups, in how many of them the experts of a row (int16[row, k], -1 = none) lie at most."""
+    # One bit a group; the last entry, which -1 picks, has none.
+    bits = {
+        groups: np.append(np.uint64(1) << (np.arange(experts) * groups // experts).astype(np.uint64), np.uint64(0))
+        for groups in candidates
+    }
+    most = dict.fromkeys(candidates, 0)
+    for start in range(0, len(rows) if candidates else 0, ROWS_AT_ONCE):
+        choices = np.ascontiguousarray(rows[start : start + ROWS_AT_ONCE].T)
+        for groups in candidates:
+            touched = bits[groups][choices[0]]
+            for choice in choices[1:]:
+                touched |= bits[groups][choice]
+            most[groups] = max(most[groups], int(np.bitwise_count(touched).max()))
+    return most
+
+
+def name_of(what: str, numbers: np.ndarray) -> str:
+    """`layer 3` or `layer 3 (and 4 more)`."""
+    return f"{what} {numbers[0]}" + (f" (and {len(numbers) - 1} more)" if len(numbers) > 1 else "")
+
+
+def skew_of(load: np.ndarray) -> float:
+    """Busiest expert / mean expert on average over layers with tokens; 1 without any. load: float64[layer, expert]"""
+    load = load[load.any(axis=1)]
+    return float((load.max(axis=1) / load.mean(axis=1)).mean()) if len(load) else 1.0

@@ -1,13 +1,16 @@
-"""Layers without tokens, with all mass on one expert, with experts never used."""
+"""Layers without tokens, with all mass on one expert, with experts never used.
+
+Which layers of the model a recording has: local numbers of pipeline stages, numbers from 1, an MTP layer, layers of another
+model.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from engine.finding import Finding
-from engine.formats.checks.choices import never_written
-from engine.formats.checks.words import name_of
-from engine.workload import ExpertLoad, RoutingTrace
+from engine.formats.checks.copies import name_of, never_written
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 DROP = "drop-empty-layers"
 
@@ -97,3 +100,95 @@ def _idle_experts(load: np.ndarray, written: np.ndarray) -> Finding:
         ),
         layers=tuple(np.flatnonzero(idle).tolist()),
     )
+
+
+MOST_STAGES = 64
+
+
+def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:
+    """Layers held against the model's; empty ones are for `check_layers` to name."""
+    if model is None:
+        return
+    written = np.setdiff1d(np.arange(workload.layers), empty_layers(workload))
+    layers, moe = len(written), len(model.moe_layers)
+    named = workload.model_layers
+    if not layers:
+        return
+    if layers == moe:
+        if workload.layers == moe and named is not None and named != model.moe_layers:
+            yield _other_numbers(named, model)
+    elif layers > moe and workload.layers == model.layers and named in (None, tuple(range(model.layers))):
+        yield Finding(
+            severity="warning",
+            code="counts-in-dense-layers",
+            message=(
+                f"All {layers} decoder layers have tokens, of which {model.name} has experts in {moe}: SGLang has counted "
+                "passes of the MTP layer in layer 0 (sglang #19812); or this is another model's recording. Record without "
+                "MTP, or leave the dense layers out."
+            ),
+            layers=model.dense_layers,
+        )
+    elif layers == moe + 1 or (named is not None and layers > moe and named[-1] == model.layers):
+        yield Finding(
+            severity="warning",
+            code="with-mtp-layer",
+            message=(
+                f"The recording has {layers} MoE layers, {model.name} {moe}: the last is an MTP layer, which only "
+                "drafts tokens and is not part of the model here. Drop it; writers of plans can copy a layer's "
+                "placement for it."
+            ),
+            layers=(int(written[-1]),),
+            remedy="drop-mtp-layer",
+        )
+    elif layers < moe and (stages := _stages(layers, model)):
+        yield Finding(
+            severity="error",
+            code="local-layers",
+            message=(
+                f"The recording has {layers} MoE layers, {model.name} {moe}: as many as one of {stages} pipeline "
+                "stages. Layers numbered within their stage are different layers under one number: give the "
+                f"recording of each of the {stages} stages, or record without pipeline parallelism."
+            ),
+        )
+    else:
+        yield Finding(
+            severity="error",
+            code="other-layers",
+            message=(
+                f"The recording has {layers} MoE layers, {model.name} {moe}: it is of another model, or layers are missing; "
+                "open its model, or record again."
+            ),
+        )
+
+
+def _stages(layers: int, model: MoEModel) -> int | None:
+    """Into how many pipeline stages of so many MoE layers the model splits, if it does evenly."""
+    stages, rest = divmod(len(model.moe_layers), layers)
+    return stages if not rest and 2 <= stages <= MOST_STAGES else None
+
+
+def _other_numbers(named: tuple[int, ...], model: MoEModel) -> Finding:
+    if named == tuple(layer + 1 for layer in model.moe_layers):
+        return Finding(
+            severity="warning",
+            code="layers-from-one",
+            message=(
+                f"The layers are numbered from {named[0]} to {named[-1]}, those of {model.name} from "
+                f"{model.moe_layers[0]} to {model.moe_layers[-1]}: the recorder counts from 1. Number them from 0, or "
+                "plans are written for the wrong layers."
+            ),
+            remedy="number-layers-from-zero",
+        )
+    return Finding(
+        severity="warning",
+        code="other-layer-numbers",
+        message=(
+            f"The layers are numbered {_span(named)}, the MoE layers of {model.name} {_span(model.moe_layers)}; plans take the "
+            "model's numbers: check that the recording is of this model and names decoder layers, dense ones counted."
+        ),
+    )
+
+
+def _span(layers: tuple[int, ...]) -> str:
+    consecutive = layers == tuple(range(layers[0], layers[-1] + 1))
+    return f"{layers[0]} … {layers[-1]}" + ("" if consecutive else " with gaps")

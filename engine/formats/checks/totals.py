@@ -1,11 +1,19 @@
-"""Whether all layers of a load counted the same tokens."""
+"""Whether all layers of a load counted the same tokens.
+
+Ids of physical slots where ids of experts belong: what engines record that run with redundant experts.
+
+Layers and ranks of a traffic matrix between which nothing moves.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from engine.finding import Finding
-from engine.workload import ExpertLoad
+from engine import units
+from engine.formats.checks.copies import name_of
+from engine.formats.checks.layers import DROP
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, Finding, RoutingTrace, TrafficMatrix
 
 TOLERANCE = 0.01
 """Part by which the layers of a load may differ: live counters are not read at one instant."""
@@ -47,4 +55,61 @@ def check_totals(loads: ExpertLoad) -> Iterator[Finding]:
         same = f", equal to within {apart:.2g} of it" if apart else ""
         yield Finding(
             severity="ok", code="layer-totals", message=f"Every layer counted {usual:,.0f} token copies{same}."
+        )
+
+
+def check_slots(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:
+    """More experts than the model has."""
+    if model is None or workload.num_experts <= model.experts:
+        return
+    spare = workload.num_experts - model.experts
+    share = workload.load[:, model.experts :].sum() / max(workload.load.sum(), 1)
+    yield Finding(
+        severity="error",
+        code="slot-ids",
+        message=(
+            f"The recording counts {workload.num_experts} experts per layer, {model.name} has {model.experts}: these "
+            f"are physical slots, {spare} of them redundant, as engines with a load balancer count them ({units.share(share)} "
+            f"of the token copies went to ids from {model.experts} on). Loads of slots look sound but are not those "
+            "of experts: fold them with the plan that ran."
+        ),
+        remedy="fold-slots",
+    )
+
+
+def silent_layers(matrix: TrafficMatrix) -> np.ndarray:
+    """int64[...]: layers that move no bytes between ranks."""
+    return np.flatnonzero(~_remote(matrix).any(axis=(1, 2)))
+
+
+def _remote(matrix: TrafficMatrix) -> np.ndarray:
+    """float64[layer, src, dst]: bytes without what stays on its rank."""
+    return np.where(np.eye(matrix.bytes.shape[1], dtype=bool), 0.0, matrix.bytes)
+
+
+def check_traffic(matrix: TrafficMatrix) -> Iterator[Finding]:
+    """What nobody sends or receives."""
+    ranks = matrix.bytes.shape[1]
+    silent = silent_layers(matrix)
+    if silent.size:
+        yield Finding(
+            severity="error",
+            code="silent-layers",
+            message=f"{name_of('layer', silent)} moves no bytes between ranks; record it again or drop it.",
+            layers=tuple(silent.tolist()),
+            remedy=DROP if len(silent) < matrix.layers else None,
+        )
+    remote = _remote(matrix)
+    for axis, does in ((2, "sends"), (1, "receives")):
+        if (idle := np.flatnonzero(remote.sum(axis=(0, axis)) == 0)).size:
+            yield Finding(
+                severity="warning",
+                code="silent-ranks",
+                message=f"{name_of('rank', idle)} {does} nothing in any layer; check that its file was recorded.",
+            )
+    if not silent.size:
+        yield Finding(
+            severity="ok",
+            code="traffic",
+            message=f"Traffic between {ranks} ranks in {matrix.layers} layer{'s' * (matrix.layers > 1)}.",
         )

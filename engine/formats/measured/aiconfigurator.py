@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from engine.catalogue.nvidia import type_of
 from engine.costs.measured import MeasuredTimes
-from engine.formats.format import Format
-from engine.formats.glance import Glance
-from engine.formats.source import fault, one_line, quoted
+from engine.errors import one_line
+from engine.formats.format import Format, Glance
+from engine.formats.source import fault, quoted
 
 MILLISECONDS = 1e-3
 GEMM_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}

@@ -12,14 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.finding import Finding, Origin
 from engine.formats.arrays import routing_trace
-from engine.formats.format import Format
-from engine.formats.glance import Glance
-from engine.formats.megatron.records import Records, read_records
-from engine.formats.megatron.stages import Stages, pipeline_stages
+from engine.formats.format import Format, Glance
+from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
 from engine.formats.source import Source
-from engine.workload import RoutingTrace
+from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "megatron-router-trace"
 MOST_TEXT = 512 * 1024**2

@@ -13,11 +13,16 @@ from typing import Any, Literal
 
 from engine.errors import IllegalError, InputError
 from engine.formats import torch_files
-from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm, vllm_ascend, vllm_plugin
-from engine.formats.placements.defaults import WORDS, default_layout
-from engine.formats.placements.export import Export, Written
-from engine.formats.placements.not_carried import not_carried
-from engine.formats.placements.plan_source import MAX_JSON_BYTES, Deployed, PlanSource, parse_json
+from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm
+from engine.formats.placements.export import Export, Written, not_carried
+from engine.formats.placements.plan_source import (
+    MAX_JSON_BYTES,
+    WORDS,
+    Deployed,
+    PlanSource,
+    default_layout,
+    parse_json,
+)
 from engine.formats.source import MAGIC, MAX_FILE_BYTES, fault, one_clear_line, quoted
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -41,7 +46,7 @@ _WRITERS: dict[Target, Callable[[Placement, MoEModel, str], Written]] = {
     "sglang": sglang.write,
     "trtllm": partial(tensorrt_llm.write, mtp=False),
     "vllm": vllm.write,
-    "vllm-ascend": vllm_ascend.write,
+    "vllm-ascend": vllm.write_ascend,
     "megatron": megatron.write,
     "exflow": exflow.write,
     "csv": table.write,
@@ -158,10 +163,10 @@ def _recognise_json(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
     if {"placement", "send_order"} <= set(content):
         plan = Plan.from_dict(content, path.name)
         return plan, lambda source: Deployed(_fitting(source, plan.placement), "plan of the studio")
-    if vllm_ascend.LAYERS in content:
-        return None, lambda source: vllm_ascend.read(source, content)
-    if vllm_plugin.MAPS in content:
-        return None, lambda source: vllm_plugin.read(source, content)
+    if vllm.LAYERS in content:
+        return None, lambda source: vllm.read_ascend(source, content)
+    if vllm.MAPS in content:
+        return None, lambda source: vllm.read_plugin(source, content)
     return None, _reader_of_map(path, content)
 
 

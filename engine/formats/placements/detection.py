@@ -1,15 +1,14 @@
 """How plan files of serving engines are told among all files."""
 
 from engine.formats.arrays import MAX_EXPERTS
-from engine.formats.format import Format
-from engine.formats.glance import Glance
-from engine.formats.placements import exflow, sglang, table, tensorrt_llm, vllm, vllm_ascend, vllm_plugin
+from engine.formats.format import Format, Glance
+from engine.formats.placements import exflow, sglang, table, tensorrt_llm, vllm
 
 
 def _tells(glance: Glance) -> bool:
     if glance.is_json:
         return (
-            bool({sglang.KEY, vllm_plugin.MAPS, vllm_ascend.LAYERS} & glance.keys)
+            bool({sglang.KEY, vllm.MAPS, vllm.LAYERS} & glance.keys)
             or glance.record.get("record_type") == vllm.MAPPING
             or _is_permutation(glance)
         )

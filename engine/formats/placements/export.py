@@ -1,4 +1,7 @@
-"""What every writer of a plan shares: the file with what belongs beside it, and the rules that all engines have."""
+"""What every writer of a plan shares: the file with what belongs beside it, and the rules that all engines have.
+
+What of a plan no file of a serving engine can say: everything but where the experts are.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.plan import Placement
+from engine.plan import Placement, Plan
 
 PROJECT = "export its even projection instead (--even)"
 
@@ -119,3 +122,30 @@ def _ranges(numbers: NDArray[np.int64]) -> str:
     """Ascending numbers with runs drawn together, as in `0 … 3, 7`."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+_ORDERS = {
+    "sequential": "one send after another",
+    "matched": "phases in which each GPU has one peer",
+    "shared": "phases that share the ports",
+    "joint": "phases of two models together",
+    "two-tier": "phases between nodes",
+}
+
+
+def not_carried(plan: Plan) -> tuple[str, ...]:
+    """A line for people for every part of the plan that stays behind."""
+    parts = []
+    if plan.send_order.mode != "concurrent":
+        parts.append(f"the order of its sends ({_ORDERS[plan.send_order.mode]}): engines send all at once")
+    if plan.execution != "vanilla":
+        parts.append("context-coherent execution: the engine brings tokens back after every layer")
+    if plan.travel is not None:
+        parts.append(f"how tokens travel ({plan.travel.in_words}): the engine's own dispatch decides")
+    if plan.placement_b is not None:
+        parts.append("the second model's placement")
+    if plan.reaction is not None:
+        parts.append("the reaction at run time: the placement stays as it is")
+    if plan.priority is not None:
+        parts.append("the schedule of the training step")
+    return tuple(f"not carried: {part}" for part in parts)

@@ -1,4 +1,7 @@
-"""The plan file being read and what it is read for: the one way to complain about it, and from slots to a `Placement`."""
+"""The plan file being read and what it is read for: the one way to complain about it, and from slots to a `Placement`.
+
+Where engines put experts when nobody says: vLLM's `--expert-placement-strategy` without a balancer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from pydantic_core import from_json
 from engine.errors import InputError
 from engine.formats.source import MAX_VALUES, fault, quoted
 from engine.model import MoEModel
+from engine.placement.baselines import linear_assignment, round_robin_assignment
 from engine.plan import Placement
 
 MAX_SLOTS = 65536
@@ -123,3 +127,18 @@ def check_number(source: PlanSource, content: dict, key: str, expected: int, why
     """Raise InputError unless `content[key]`, where there is one, is what the slots say. why: what they say, in words."""
     if key in content and content[key] != expected:
         raise source.fault(f"{key} is {quoted(content[key])}, but {why}", place)
+
+
+WORDS = {"linear": "linear", "round-robin": "round-robin", "round_robin": "round-robin"}
+"""What a person may write in place of a file; vLLM spells the second with an underscore."""
+
+
+def default_layout(word: str, model: MoEModel, gpus: int) -> Deployed:
+    """One copy of every expert, the same in all layers: contiguous blocks, or dealt out one by one. The first GPUs hold one
+    more where the experts do not divide: 30 on 8 are 4, 4, 4, 4, 4, 4, 3, 3 (vllm #21497)."""
+    slots = np.full(gpus, model.experts // gpus)
+    slots[: model.experts % gpus] += 1
+    assign = {"linear": linear_assignment, "round-robin": round_robin_assignment}[WORDS[word]]
+    row = assign(model.experts, slots)
+    placement = Placement.from_gpu_of_expert(np.tile(row, (len(model.moe_layers), 1)), gpus, model.moe_layers)
+    return Deployed(placement, f"{WORDS[word]} layout of the {model.experts} experts")

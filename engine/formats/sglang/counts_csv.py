@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from engine.finding import Origin
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SPLIT, expert_load
-from engine.formats.format import Format
-from engine.formats.glance import Glance
-from engine.formats.sglang.dumps import MAX_MAP, find_copies, find_missing, grouped_by_rank
-from engine.formats.sglang.layers import MOST_MTP_LAYERS, moe_rows
+from engine.formats.format import Format, Glance
+from engine.formats.sglang.dumps import MAX_MAP, MOST_MTP_LAYERS, find_copies, find_missing, grouped_by_rank, moe_rows
 from engine.formats.source import Source
 from engine.formats.tables import CsvTable
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, Origin
 
 NAME = "sglang-counts-csv"
 COLUMNS = ("layer_id", "expert_id", "count")

@@ -3,6 +3,14 @@
 `{"records": [{forward_pass_id, rank, gatherer_key, …}], "last_physical_to_logical_map": int[decoder layer, slot]}`
 (srt/eplb/expert_distribution.py). What is recorded is of physical slots; the map that folds them to logical experts is
 that of the moment of the dump.
+
+Which rows of SGLang's tables are MoE layers: its recorders number all decoder layers, dense ones too.
+
+The recorder's counts of every pass (`.pt`, mode `per_pass`), one file a rank: `global_physical_count` int[decoder
+layer, slot].
+
+A rank counts the choices of its own tokens over all slots; only in DeepEP's low-latency mode it counts what its own slots
+receive, and zero for all others, so that the ranks' sum is right and a single rank is not.
 """
 
 import hashlib
@@ -14,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.finding import Finding
 from engine.formats import torch_files
-from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, first
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, MAX_SPLIT, expert_load, first
+from engine.formats.format import Format, Glance
 from engine.formats.source import MAX_FILE_BYTES, Source, quoted
+from engine.formats.step_spans import split_steps
+from engine.workload import ExpertLoad, Finding, Origin
 
 MAX_MAP = 2**22
 """Slots of all layers together; 61 layers of 1024 slots are a hundred times fewer."""
@@ -195,3 +205,172 @@ def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[s
         ranks.add(match["rank"])
         first_of[match.string] = recording
     return first_of
+
+
+MOST_MTP_LAYERS = 4
+
+
+def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray, list[Finding]]:
+    """int64[...]: the rows to keep, and what there is to say of the others. Without a model of these sizes, every row with
+    tokens is an MoE layer; with one, rows that it has no experts in are left out.
+
+    used: bool[decoder layer], whether a row has any tokens
+    experts: logical experts per layer of the recording
+    """
+    model = source.model
+    if model is None or model.experts != experts or not 0 <= len(used) - model.layers <= MOST_MTP_LAYERS:
+        return np.flatnonzero(used), []
+    expected = np.isin(np.arange(len(used)), model.moe_layers)
+    extra = np.flatnonzero(used & ~expected)
+    findings = []
+    if (mtp := extra[extra >= model.layers]).size:
+        findings.append(
+            Finding(
+                severity="ok",
+                code="mtp-layer-left-out",
+                message=(
+                    f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
+                    "MTP layer, which is placed by itself."
+                ),
+            )
+        )
+    if (dense := extra[extra < model.layers]).size:
+        findings.append(
+            Finding(
+                severity="warning",
+                code="counts-in-dense-layers",
+                message=(
+                    f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
+                    "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording."
+                ),
+            )
+        )
+    if (missing := np.flatnonzero(expected & ~used)).size:
+        findings.append(
+            Finding(
+                severity="warning",
+                code="layers-missing",
+                message=(
+                    f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
+                    "it; record again, or plan without it."
+                ),
+            )
+        )
+    return np.flatnonzero(used & expected), findings
+
+
+def _rows(layers: Iterable[int]) -> str:
+    """`Layer 3` or `Layers 3, 4 and 5`, by model layer."""
+    *others, last = (str(layer) for layer in layers)
+    return f"Layers {', '.join(others)} and {last}" if others else f"Layer {last}"
+
+
+NAME = "sglang-passes"
+COUNT = "global_physical_count"
+
+
+def read_passes(sources: Sequence[Source]) -> ExpertLoad:
+    """Loads by span of passes and, where ranks counted their own tokens, by rank. Raises InputError."""
+    read: list[Dump] = []
+    copies, digests, loads, slots_used = [], set(), {}, {}
+    spans, by_step = np.empty(0), None
+    for dump in read_ranks(sources):
+        spans = spans if read else _spans(dump)
+        physical = _count(dump, spans)
+        digest = dump.digest(COUNT) if len(sources) > 1 else b""
+        read.append(replace(dump, records=[]))
+        if physical.any() and digest in digests:
+            copies.append(dump.rank)
+            continue
+        digests.add(digest)
+        slots_used[dump.rank] = physical.any(axis=(0, 1))
+        logical = _fold(physical, dump.logical_of_slot)
+        by_step = logical if by_step is None else by_step + logical
+        loads[dump.rank] = logical.sum(axis=0)
+    by_source = None if copies or _of_own_slots(sources[0], slots_used) else _by_rank(loads)
+    load = by_step.sum(axis=0)
+    rows, findings = moe_rows(sources[0], load.any(axis=1), load.shape[1])
+    workload = expert_load(
+        sources[0],
+        load[rows],
+        tuple(rows.tolist()),
+        by_source=None if by_source is None else by_source[:, rows],
+        by_step=by_step[:, rows] if len(by_step) > 1 else None,
+    )
+    findings = (*find_in_maps(read), *find_copies(len(loads), copies), *find_missing([*loads, *copies]), *findings)
+    return replace(workload, origin=Origin(format=NAME, findings=findings))
+
+
+def _spans(dump: Dump) -> np.ndarray:
+    """int64[span]: the first pass of every span of equally many passes. Ranks pass in step, so those of one serve for all."""
+    passes = np.unique([record["forward_pass_id"] for record in dump.records])
+    return np.array([span[0] for span in split_steps(passes, dump.logical_of_slot.size)])
+
+
+def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
+    """float64[span, decoder layer, slot]"""
+    physical = np.zeros((len(spans), *dump.logical_of_slot.shape))
+    for record in dump.records:
+        place = f"{dump.place(record)}, {COUNT}"
+        counts = torch_files.array_of(dump.source.path, record.get(COUNT), place)
+        if counts.shape != dump.logical_of_slot.shape or counts.dtype.kind not in "iu":
+            raise dump.source.fault(
+                f"must be whole numbers {list(dump.logical_of_slot.shape)}, not {counts.dtype} {list(counts.shape)}",
+                place,
+            )
+        if counts.min() < 0:
+            raise dump.source.fault(f"counts are at least 0, not {counts.min()}", place)
+        span = np.searchsorted(spans, record["forward_pass_id"], side="right") - 1
+        physical[max(int(span), 0)] += counts
+    return physical
+
+
+def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
+    """float64[span, decoder layer, expert] from float64[span, decoder layer, slot]."""
+    layers, experts = len(logical_of_slot), int(logical_of_slot.max()) + 1
+    key = (np.arange(layers)[:, None] * experts + logical_of_slot).ravel()
+    folded = [np.bincount(key, span.ravel(), layers * experts).reshape(layers, experts) for span in physical]
+    return np.stack(folded)
+
+
+def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:
+    """Whether every rank counted its own slots alone; raises InputError where it did and ranks are missing.
+
+    slots_used: by rank, bool[slot]
+    """
+    slots, highest = len(next(iter(slots_used.values()))), max(slots_used)
+    if not any(used.any() for used in slots_used.values()):
+        return False
+    for ranks in range(max(highest + 1, 2), slots + 1):
+        if slots % ranks:
+            continue
+        blocks = [(rank, used.reshape(ranks, -1).any(axis=1)) for rank, used in slots_used.items()]
+        if all(np.array_equal(np.flatnonzero(block), [rank]) or not block.any() for rank, block in blocks):
+            if missing := set(range(ranks)) - set(slots_used):
+                more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+                raise source.fault(
+                    "every rank counted its own slots alone (DeepEP's low-latency mode), so the files of all are needed; "
+                    f"that of rank {min(missing)} is missing{more}"
+                )
+            return True
+    return False
+
+
+def _by_rank(loads: dict[int, np.ndarray]) -> np.ndarray | None:
+    """float64[rank, decoder layer, expert], None for a single rank, or for more numbers than are kept apart."""
+    load = next(iter(loads.values()))
+    if len(loads) < 2 or (max(loads) + 1) * load.size > MAX_SPLIT:
+        return None
+    by_source = np.zeros((max(loads) + 1, *load.shape))
+    for rank, load in loads.items():
+        by_source[rank] = load
+    return by_source
+
+
+def _tells(glance: Glance) -> bool:
+    return b"global_physical_count" in glance.pickled or (
+        b"records" in glance.pickled and b"last_physical_to_logical_map" in glance.pickled
+    )
+
+
+FORMATS = (Format(NAME, "SGLang's counts of every pass", "loads", _tells, read_passes, recording_of=recording_of),)

@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import InputError
-from engine.finding import Finding, Origin
 from engine.formats.arrays import routing_trace
-from engine.formats.format import Format
-from engine.formats.glance import Glance
+from engine.formats.format import Format, Glance
 from engine.formats.json_lines import lines, parse_value
-from engine.formats.recording_names import without_ids
 from engine.formats.routed_experts import decode_int32
-from engine.formats.sglang.layers import moe_rows
-from engine.formats.source import MAX_FILE_BYTES, Source
+from engine.formats.sglang.dumps import moe_rows
+from engine.formats.source import MAX_FILE_BYTES, Source, without_ids
 from engine.model import MoEModel
-from engine.workload import DECODE, PREFILL, RoutingTrace
+from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
 KEY = "routed_experts"

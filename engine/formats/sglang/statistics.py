@@ -16,16 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.finding import Finding, Origin
 from engine.formats import torch_files
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SPLIT, check_amounts, expert_load, place_in
-from engine.formats.format import Format, of_one_file
-from engine.formats.glance import Glance
+from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
-from engine.formats.sglang.layers import moe_rows
+from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import Source, quoted, read_json_object
 from engine.formats.step_spans import sum_spans
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, Finding, Origin
 
 NAME = "sglang-statistics"
 BY_RANK = "rank_layer_expert"

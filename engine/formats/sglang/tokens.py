@@ -3,26 +3,172 @@
 Every record adds `input_ids`, `positions`, `extend_seq_lens`, `forward_mode` and `topk_ids_of_layer` int32[decoder layer,
 token, 8]: physical slots, -1 where nothing was chosen. The last axis is fixed at 8, other numbers in forks, so that models
 with fewer choices are padded. Dense layers are -1 throughout.
+
+Which sequence a token belongs to, and in which phase it was routed: the recorder notes positions, but no requests.
+
+A pass is parts of sequences one after another: one token each when decoding, as many as `extend_seq_lens` says when
+extending. A part continues a sequence of this rank that ends where the part begins: when decoding, the first such one in
+the order of the batch, which SGLang keeps and to whose end it adds what it has extended; when extending, the one that ran
+last, as chunks of a prompt do. What is missing in a pass that decodes has ended, as a rule. Between sequences of equal
+length, one of which has just ended, that is a guess.
+
+Traffic that the recorder notes beside tokens (`misc_objects`, mode `per_token`, DeepEP's normal kernels): by layer, how
+many tokens a rank sends to each rank. A token goes once to a rank, for however many experts there.
+
+The recorder hangs the same list into the records of all passes and empties it at every start of one, so a dump holds the
+traffic of the last pass alone (srt/eplb/expert_distribution.py, `_DetailSinglePassGatherer`).
 """
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from engine.finding import Finding, Origin
 from engine.formats import torch_files
-from engine.formats.arrays import MAX_K, routing_trace
-from engine.formats.format import Format
-from engine.formats.glance import Glance
+from engine.formats.arrays import MAX_K, MAX_RANKS, MAX_SPLIT, routing_trace, traffic_matrix
+from engine.formats.format import Format, Glance
 from engine.formats.sglang import dumps
-from engine.formats.sglang.dumps import Dump
-from engine.formats.sglang.layers import moe_rows
-from engine.formats.sglang.sequences import IDLE, TARGET_VERIFY, Sequences, parts_of_pass, phase_of_pass
-from engine.formats.sglang.traffic import read_traffic
+from engine.formats.sglang.dumps import Dump, moe_rows
 from engine.formats.source import Source, quoted
-from engine.workload import RoutingTrace, TrafficMatrix
+from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace, TrafficMatrix
+
+EXTEND, DECODING, MIXED, IDLE, TARGET_VERIFY = 1, 2, 3, 4, 5
+"""SGLang's `ForwardMode` (srt/model_executor/forward_batch_info.py). Later values have changed their meaning between
+versions."""
+
+
+class Sequences:
+    """The sequences of one rank, pass by pass in their order."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
+        """By the position that may come next: (turn, sequence), the turns counting parts of passes."""
+        self._ended: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
+        self._turn_of: list[int] = []
+        self._turns = self._first_running = 0
+
+    def follow(self, mode: int, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """int64[token]: numbers of sequences, from 0. mode: the pass's `forward_mode`; positions: int64[token]; lengths:
+        int64[part], of at least 1 each"""
+        ends = np.cumsum(lengths)
+        parts = list(zip(positions[ends - lengths].tolist(), positions[ends - 1].tolist(), strict=True))
+        decodes = mode in (DECODING, MIXED, TARGET_VERIFY)
+        sequences = [
+            self._continued(start, decodes and (mode != MIXED or length == 1))
+            for (start, _), length in zip(parts, lengths.tolist(), strict=True)
+        ]
+        if decodes:
+            self._first_running = self._turns
+        # Only now: what ends in this pass cannot be continued in it.
+        for sequence, (_, end), length in zip(sequences, parts, lengths.tolist(), strict=True):
+            self._turn_of[sequence] = self._turns
+            # Of drafts under verification, at least one is accepted.
+            for following in range(end + 2 - length if mode == TARGET_VERIFY else end + 1, end + 2):
+                self._running[following].append((self._turns, sequence))
+            self._turns += 1
+        return np.repeat(np.array(sequences, np.int64), lengths)
+
+    def _continued(self, start: int, decodes: bool) -> int:
+        """The sequence that a part continues from this position, or a new one."""
+        running, ended = self._running[start], self._ended[start]
+        if decodes:
+            while running and running[0][0] < self._first_running:
+                ended.append(running.popleft())
+        for candidates, take in ((running, running.popleft if decodes else running.pop), (ended, ended.pop)):
+            while candidates and start > 0:
+                turn, sequence = take()
+                if self._turn_of[sequence] == turn:  # it has not run since
+                    return sequence
+        self._turn_of.append(-1)
+        return len(self._turn_of) - 1
+
+
+def parts_of_pass(mode: int, positions: np.ndarray, extended: np.ndarray | None) -> np.ndarray:
+    """int64[part]: how many tokens of each sequence are in a pass. positions: int64[token]; extended: int64[part] or None, the
+    pass's `extend_seq_lens`"""
+    tokens = len(positions)
+    if mode == DECODING:
+        return np.ones(tokens, np.int64)
+    if extended is not None and ((extended >= 0) & (extended <= tokens)).all() and extended.sum() == tokens:
+        return extended[extended > 0]
+    # Drafts under verification: a run of positions is of one sequence.
+    starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
+    return np.diff(starts, append=tokens)
+
+
+def phase_of_pass(mode: int, lengths: np.ndarray, extends: bool) -> np.ndarray:
+    """int8[token]: `PREFILL` or `DECODE`. In a mixed pass, parts of one token are taken to decode. extends: whether the
+    pass says how many tokens it extends sequences by"""
+    if mode == MIXED:
+        phase = np.where(lengths == 1, DECODE, PREFILL)
+    else:
+        prefills = mode == EXTEND or (mode not in (DECODING, TARGET_VERIFY) and extends)
+        phase = np.full(len(lengths), PREFILL if prefills else DECODE)
+    return np.repeat(phase.astype(np.int8), lengths)
+
+
+SENT = "num_tokens_per_rank"
+
+
+def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
+    """The dispatch between all ranks, every layer that has any. name: of the format. Raises InputError, also where the
+    file of a rank is missing."""
+    amounts, passes, written = None, 0, 0
+    senders: set[int] = set()
+    for dump in dumps.read_ranks(sources):
+        senders.add(dump.rank)
+        lists = {id(record["misc_objects"]): record for record in dump.records if record.get("misc_objects")}
+        passes, written = max(passes, len(dump.records)), max(written, len(lists))
+        for record in lists.values():
+            for layer, tokens in _rows(dump, record):
+                if amounts is None:
+                    amounts = _no_traffic(dump, len(tokens))
+                if len(tokens) != amounts.shape[1] or dump.rank >= len(tokens) or layer >= len(amounts):
+                    raise dump.source.fault(
+                        f"another number of ranks or layers than elsewhere, {len(tokens)}", dump.place(record)
+                    )
+                amounts[layer, dump.rank] += tokens
+    if amounts is None:
+        raise sources[0].fault("holds no traffic (misc_objects): only DeepEP's normal kernels note it")
+    if missing := set(range(amounts.shape[1])) - senders:
+        raise sources[0].fault(
+            f"traffic between {amounts.shape[1]} ranks needs the files of all; that of rank {min(missing)} is missing"
+        )
+    matrix = traffic_matrix(sources[0], amounts[amounts.any(axis=(1, 2))] * sources[0].bytes_per_token)
+    findings = ()
+    if written < passes:
+        message = (
+            f"The traffic is of {written} of {passes} passes: SGLang's recorder keeps one list for all, so only the "
+            "last pass is left. For more, record the tokens and let the studio count what they send."
+        )
+        findings = (Finding(severity="warning", code="traffic-of-last-pass", message=message),)
+    return replace(matrix, origin=Origin(format=name, findings=findings))
+
+
+def _no_traffic(dump: Dump, ranks: int) -> np.ndarray:
+    """float64[decoder layer, src, dst] of zeros, once that many can be."""
+    layers = len(dump.logical_of_slot)
+    if not 2 <= ranks <= MAX_RANKS or layers * ranks * ranks > MAX_SPLIT:
+        raise dump.source.fault(f"traffic of {layers} layers between {ranks} ranks is more than can be planned for")
+    return np.zeros((layers, ranks, ranks))
+
+
+def _rows(dump: Dump, record: dict) -> list[tuple[int, np.ndarray]]:
+    """(decoder layer, float64[dst]) of every dispatch that a record notes."""
+    rows = []
+    for entry in record["misc_objects"] if isinstance(record["misc_objects"], list) else [None]:
+        layer = entry.get("layer_id") if isinstance(entry, dict) else None
+        counts = entry.get(SENT) if isinstance(entry, dict) else None
+        whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts)
+        if type(layer) is not int or layer < 0 or not whole:
+            raise dump.source.fault(
+                f"needs a 'layer_id' and a list of whole numbers {SENT!r}", f"{dump.place(record)}, misc_objects"
+            )
+        rows.append((layer, np.array(counts, np.float64)))
+    return rows
+
 
 NAME = "sglang-tokens"
 IDS = "topk_ids_of_layer"

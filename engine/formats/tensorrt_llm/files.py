@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, first
-from engine.formats.glance import MAX_SAFETENSORS_HEADER, Glance
+from engine.formats.format import MAX_SAFETENSORS_HEADER, Glance
 from engine.formats.source import Source, quoted, read_json_object
 
 _KEY = re.compile(r"([0-9]{1,9})_([0-9]{1,4})")

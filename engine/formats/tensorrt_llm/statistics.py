@@ -3,32 +3,208 @@
 `EXPERT_STATISTIC_ITER_RANGE=a-b` records the iterations a … b − 1 into `EXPERT_STATISTIC_PATH`, in the files that
 `engine.formats.tensorrt_llm.files` describes. Ranks count before dispatch: with attention data parallelism each its own tokens,
 without it each all tokens.
+
+Whether ids counted are experts or a load balancer's slots. Nothing in the files tells them apart, and loads of slots read as
+loads of experts look fine: the model decides, and the plan that ran says which slot held which expert.
+
+Sums over TensorRT-LLM's counts: a rank's file is read once and let go, for together they are larger than memory.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from engine.finding import Finding, Origin
-from engine.formats.arrays import expert_load
+from engine.formats.arrays import expert_load, fold_slots
 from engine.formats.format import Format
-from engine.formats.slots import fold_slots
-from engine.formats.source import Source
+from engine.formats.placements import tensorrt_llm
+from engine.formats.placements.plan_source import PlanSource
+from engine.formats.source import Source, fault, quoted
+from engine.formats.step_spans import split_steps
 from engine.formats.tensorrt_llm.files import (
+    Counts,
     Files,
     Meta,
+    RankFile,
     is_counts,
     is_meta,
     is_tokens,
+    read_counts,
     read_meta,
     read_tokens,
     sort_files,
 )
-from engine.formats.tensorrt_llm.slots import Slots, about_slots, slots_counted
-from engine.formats.tensorrt_llm.sums import Sums, add_up
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, Finding, Origin
+
+_ASSIGNMENTS = tensorrt_llm.ASSIGNMENTS.encode()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the slots of a plan hold. expert: int64[MoE layer, slot], of all MoE layers of the model; updates: after how many
+    iterations a load balancer moved them, 0: never"""
+
+    path: Path
+    expert: np.ndarray
+    updates: int
+
+
+def slots_counted(source: Source, ids: int) -> Slots | None:
+    """The plan that ran, where so many ids are its slots; None where they are experts. The plan is `source.deployed`, or a
+    TensorRT-LLM YAML in the recording's folder with as many slots.
+
+    Raises InputError where the ids are slots and no plan says of which experts, or that cannot be decided.
+    """
+    experts = source.num_experts or (source.model.experts if source.model else None)
+    if source.deployed is not None:
+        slots = _read(source, source.deployed)
+        if slots.expert.shape[1] != ids:
+            raise fault(source.deployed, f"has {slots.expert.shape[1]} slots per layer, but {ids} ids were counted")
+        return slots
+    if experts is None:
+        return None
+    if ids < experts:
+        raise source.fault(f"counts {ids} experts, but the model has {experts}; give the model that was recorded")
+    beside = _beside(source, ids)
+    if ids > experts:
+        what = f"counts {ids} ids, but the model has {experts} experts: a load balancer was on, and these are its slots"
+        if not beside:
+            raise source.fault(
+                f"{what}; give the plan that ran (--deployed FILE, or its YAML in the same folder), or record without one"
+            )
+        if len(beside) > 1:
+            names = " and ".join(slots.path.name for slots in beside[:3])
+            raise source.fault(f"{what}; {names} differ, say which ran (--deployed)")
+        return beside[0]
+    if moved := [slots for slots in beside if (slots.expert != np.arange(experts)).any()]:
+        raise source.fault(
+            f"counts {ids} ids, which are the model's experts, or the slots of {moved[0].path.name} if that ran: give it with "
+            "--deployed, or take it out of the folder"
+        )
+    return None
+
+
+def _beside(source: Source, ids: int) -> list[Slots]:
+    """The plans in the recording's folder that have so many slots, each once."""
+    plans: dict[bytes, Slots] = {}
+    if source.model is None:
+        return []
+    for path in sorted(source.path.parent.glob("*.y*ml")):
+        if path.is_file() and path.stat().st_size <= tensorrt_llm.MAX_YAML_BYTES and _ASSIGNMENTS in path.read_bytes():
+            slots = _read(source, path)
+            if slots.expert.shape[1] == ids:
+                plans.setdefault(slots.expert.tobytes(), slots)
+    return list(plans.values())
+
+
+def _read(source: Source, path: Path) -> Slots:
+    if source.model is None:
+        raise source.fault(f"the plan {path.name} can only be read for a model; open it first (--model)")
+    if not path.is_file():
+        raise fault(path, "there is no such file")
+    if path.stat().st_size > tensorrt_llm.MAX_YAML_BYTES:
+        raise fault(path, f"is larger than {tensorrt_llm.MAX_YAML_BYTES // 1024} KB, as no plan of TensorRT-LLM is")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+    content = tensorrt_llm.parse(path, text)
+    placement = tensorrt_llm.read(PlanSource(path, source.model, gpus=1), content).placement
+    updates = content.get("layer_updates_per_iter", "0")
+    if not (isinstance(updates, str) and updates.isascii() and updates.isdigit() and len(updates) < 10):
+        raise fault(path, f"layer_updates_per_iter is {quoted(updates)}, not a whole number")
+    return Slots(path, np.array([row[0] for row in placement.experts_of_gpu], np.int64), int(updates))
+
+
+def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Finding]:
+    """What the ids counted are."""
+    if slots is None and source.num_experts is None and source.model is None:
+        message = (
+            f"{ids} ids are counted, taken for experts: right if the model has {ids} experts and no load balancer was on. "
+            "With a balancer they are slots; open the model (--model) first, which decides."
+        )
+        return (Finding(severity="warning", code="slots-or-experts", message=message),)
+    if slots is None:
+        message = (
+            f"The {ids} ids counted are the model's experts, unless a load balancer without redundant slots had moved them "
+            "while this was recorded."
+        )
+        return (Finding(severity="ok", code="slots-or-experts", message=message),)
+    message = f"The {ids} ids counted are slots; {slots.path.name} says which expert each held, and those of one expert add up."
+    folded = Finding(severity="ok", code="slots-or-experts", message=message)
+    if not slots.updates:
+        return (folded,)
+    message = (
+        f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was recorded, so "
+        "slots held other experts than it says; record with layer_updates_per_iter 0."
+    )
+    return (folded, Finding(severity="error", code="balancer-moved", message=message))
+
+
+MOST_NUMBERS = 2**25
+"""Sums of all ranks that are held at once: 256 MB."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """layers: int64[layer], the model layers counted; iterations: how many; ranks: those whose files there are
+
+    by_rank: float64[rank, layer, id]; by_span: float64[span, layer, id], spans of equal numbers of iterations in their order;
+    layers_of_rank, digest_of_rank: what each rank recorded, and a digest of its counts
+    """
+
+    layers: np.ndarray
+    iterations: int
+    ranks: tuple[int, ...]
+    by_rank: np.ndarray
+    by_span: np.ndarray
+    layers_of_rank: tuple[frozenset[int], ...]
+    digest_of_rank: tuple[bytes, ...]
+
+
+def add_up(files: Mapping[int, RankFile], ids: int | None) -> Sums:
+    """The sums over the files of ranks. ids: how many are counted, None: as many as the first file has. Raises InputError."""
+    iterations = np.unique(np.concatenate([file.iteration for file in files.values()]))
+    layers = np.unique(np.concatenate([file.layer for file in files.values()]))
+    by_rank, by_span, digests = np.empty(0), np.empty(0), []
+    for place, file in enumerate(files.values()):
+        counts = read_counts(file.source, ids)
+        if not place:
+            ids = counts.copies.shape[1]
+            if len(files) > MOST_NUMBERS // (len(layers) * ids):
+                raise file.source.fault(
+                    f"{len(files)} ranks with {len(layers)} layers of {ids} ids are more than can be held; give fewer ranks"
+                )
+            spans = split_steps(iterations, len(layers) * ids)
+            span_of_iteration = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
+            by_rank = np.zeros((len(files), len(layers), ids))
+            by_span = np.zeros((len(spans), len(layers), ids))
+        layer = np.searchsorted(layers, counts.layer)
+        _add(by_rank[place], layer, counts.copies)
+        span = span_of_iteration[np.searchsorted(iterations, counts.iteration)]
+        _add(by_span.reshape(-1, ids), span * len(layers) + layer, counts.copies)
+        digests.append(_digest(counts))
+    sets = tuple(frozenset(file.layer.tolist()) for file in files.values())
+    return Sums(layers, len(iterations), tuple(files), by_rank, by_span, sets, tuple(digests))
+
+
+def _add(into: np.ndarray, row: np.ndarray, copies: np.ndarray) -> None:
+    """Add records (int64[record, id]) to the rows (int64[record]) of float64[row, id]."""
+    order = np.argsort(row, kind="stable")
+    rows, starts = np.unique(row[order], return_index=True)
+    into[rows] += np.add.reduceat(copies[order], starts, axis=0)
+
+
+def _digest(counts: Counts) -> bytes:
+    order = np.lexsort((counts.layer, counts.iteration))
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in (counts.iteration, counts.layer, counts.copies):
+        hasher.update(np.ascontiguousarray(part[order]))
+    return hasher.digest()
+
 
 NAME = "tensorrt-llm-statistics"
 

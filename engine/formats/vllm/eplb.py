@@ -6,6 +6,9 @@
   "num_layers", "num_redundant_experts"}`.
 
 Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; what is of another type is left out.
+
+Expert loads as the script of vLLM-Ascend (@182b75e) that makes static placements takes them: a tensor [layer, expert] of
+counts in what `torch.save` writes, with nothing beside it.
 """
 
 from collections import Counter
@@ -14,16 +17,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.finding import Finding, Origin
-from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, place_in
-from engine.formats.format import Format, of_one_file
-from engine.formats.glance import Glance
+from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, model_layers_of, place_in
+from engine.formats.bare_lists import loads_of_table
+from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
-from engine.formats.layer_numbers import model_layers_of
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.source import Source, quoted
 from engine.formats.step_spans import StepSpans
-from engine.workload import ExpertLoad
+from engine.formats.torch_files import array_of, load
+from engine.workload import ExpertLoad, Finding, Origin
 
 NAME = "vllm-eplb-loads"
 STATS, META = "eplb_load_stats", "eplb_load_meta"
@@ -180,3 +182,25 @@ def _tells(glance: Glance) -> bool:
 
 
 FORMATS = (Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads)),)
+
+
+ASCEND_NAME = "torch-loads"
+_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
+_PROTOCOL_BYTES = 2
+
+
+def read_tensor(source: Source) -> ExpertLoad:
+    """Loads from number[layer, expert]. Rows of zeros only are dense layers and left out."""
+    counts = array_of(source.path, load(source.path), "the tensor")
+    if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
+        raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
+    return loads_of_table(source, counts, ASCEND_NAME)
+
+
+def _tells_ascend_loads(glance: Glance) -> bool:
+    return glance.pickled[_PROTOCOL_BYTES:].startswith(_TENSOR)
+
+
+ASCEND_FORMATS = (
+    Format(ASCEND_NAME, "a tensor of expert loads", "loads", _tells_ascend_loads, of_one_file(read_tensor)),
+)

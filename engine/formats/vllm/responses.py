@@ -4,20 +4,287 @@ Dynamo, prime-rl). One answer a file, a list of them, JSON lines, or a stream of
 vLLM, entrypoints/openai: one row a token that was forwarded, prompt + generated - 1 of them, the prompt's first. Since 0.31 all
 of them are at the choice; from 0.14 to 0.21 those of the prompt were at the answer, as `prompt_routed_experts`. A request's
 `routed_experts_prompt_start` leaves out the first rows of the prompt. Ids are of logical experts.
+
+The JSON values in which engines give one request's routing: a text, lists, or an object with its shape beside the bytes.
+
+* vLLM 0.31 and later: base64 of a complete `.npy`
+* vLLM 0.14 to 0.21: lists `[rows][layers][k]`; some servers `{"encoding": "base64", "dtype", "shape", "data"}`
+* LightLLM (docs/r3_routing_capture.md): `{"shape", "data"}`, base64 of int32
+* NVIDIA Dynamo (components/src/dynamo/vllm/handlers.py): `{"shape", "dtype", "start", "data"}`, base64; before mid-2026 base85,
+  as PrimeIntellect's prime-rl and verifiers sent it
+* SGLang and older Dynamo: base64 of bare int32, whose layers and k only the open model knows
+
+What one choice of an answer was routed to, put together from all that its parts say.
 """
 
+import base64
+import binascii
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from engine.errors import InputError
-from engine.formats.format import Format
-from engine.formats.glance import MAX_LINE_BYTES, Glance
+from engine.formats.arrays import MAX_K, MAX_LAYERS
+from engine.formats.format import MAX_LINE_BYTES, Format, Glance
 from engine.formats.json_lines import lines, parse, parse_value
-from engine.formats.recording_names import in_order, without_ids
-from engine.formats.source import MAX_JSON_BYTES, Source, read_json
-from engine.formats.vllm.answers import Answer, Tally, requests_of
+from engine.formats.number_lists import array_of_lists
+from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
+from engine.formats.source import MAX_FILE_BYTES, MAX_JSON_BYTES, Source, in_order, quoted, read_json, without_ids
 from engine.formats.vllm.requests import Request, trace_of_requests
-from engine.workload import RoutingTrace
+from engine.model import MoEModel
+from engine.workload import Finding, RoutingTrace
+
+NPY_IN_BASE64 = "k05VTVB"
+"""How base64 of `\\x93NUMPY` begins."""
+_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "int16", "uint16", "int32", "int64")}
+_OF_WIDTH = {1: _DTYPES["uint8"], 2: _DTYPES["int16"], 4: _DTYPES["int32"], 8: _DTYPES["int64"]}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """experts: int16[row, layer, k], -1 = not captured; start: rows of the prompt left out before the first, None: not said"""
+
+    experts: np.ndarray
+    start: int | None = None
+
+
+def decode(value: object, model: MoEModel | None) -> Encoded:
+    """The routing in a value of a `routed_experts` key; raises InputError, its text beginning with `routed_experts: `.
+
+    value: as it is in JSON, lists perhaps read as an array
+    model: the open model, for bytes without a shape
+    """
+    if isinstance(value, str):
+        return Encoded(_decode_text(value, model))
+    if isinstance(value, dict):
+        return _decode_object(value)
+    if isinstance(value, list | np.ndarray):
+        return Encoded(decode_lists(_integers(value)))
+    raise InputError(f"routed_experts: a text, lists or an object are needed, not {quoted(value)}")
+
+
+def _integers(rows: list | np.ndarray) -> np.ndarray:
+    """int[row, layer, k] from lists of lists of lists; raises InputError."""
+    ids = array_of_lists(rows, 3)
+    if ids is None:
+        raise InputError(
+            "routed_experts: must be lists of whole numbers, [tokens][layers][k], as many layers and experts for each token"
+        )
+    return ids
+
+
+def _decode_text(text: str, model: MoEModel | None) -> np.ndarray:
+    if text.startswith(NPY_IN_BASE64):
+        return decode_npy(text)
+    if model is None:
+        raise InputError(
+            "routed_experts: is base64 without a shape, as SGLang sends it; say which model it is of (--model, or open the "
+            "model first)"
+        )
+    return decode_int32(text, model.layers, model.experts_per_token)
+
+
+def _decode_object(value: dict) -> Encoded:
+    shape, data, start = value.get("shape"), value.get("data"), value.get("start")
+    if not isinstance(data, str) or not isinstance(shape, list) or not all(_is_count(size) for size in shape):
+        raise InputError("routed_experts: an object needs a text 'data' and a list 'shape'")
+    if len(shape) != 3 or min(shape) < 1 or shape[1] > MAX_LAYERS or shape[2] > MAX_K:
+        raise InputError(
+            f"routed_experts: shape {quoted(shape)} must be [tokens, layers, k], at most {MAX_LAYERS} layers and k = {MAX_K}"
+        )
+    if start is not None and not _is_count(start):
+        raise InputError(f"routed_experts: start {quoted(start)} must be a number of rows")
+    if value.get("encoding") not in (None, "base64", "base85"):
+        raise InputError(f"routed_experts: encoding {quoted(value['encoding'])} is neither base64 nor base85")
+    said = value.get("dtype")
+    if said is not None and not (isinstance(said, str) and said in _DTYPES):
+        raise InputError(f"routed_experts: dtype {quoted(said)} is not one of {', '.join(_DTYPES)}")
+    numbers = math.prod(shape)
+    widths = tuple(_OF_WIDTH) if said is None else (_DTYPES[said].itemsize,)
+    raw = _bytes_of(data, value.get("encoding"), {numbers * width for width in widths})
+    dtype = _OF_WIDTH[len(raw) // numbers] if said is None else _DTYPES[said]
+    return Encoded(decode_lists(np.frombuffer(raw, dtype).reshape(shape)), start)
+
+
+def _bytes_of(data: str, encoding: str | None, sizes: set[int]) -> bytes:
+    """The bytes, which are of one of `sizes`. Of the same number of bytes base64 makes more characters than base85, so what is
+    said nowhere is told by the length."""
+    if len(data) > MAX_FILE_BYTES:
+        raise InputError(f"routed_experts: more than {MAX_FILE_BYTES // 1024**2} MB; record shorter requests")
+    lengths = []
+    for name, decode_bytes in (("base64", _from_base64), ("base85", base64.b85decode)):
+        if encoding in (None, name):
+            try:
+                raw = decode_bytes(data)
+            except (ValueError, binascii.Error):
+                continue
+            if len(raw) in sizes:
+                return raw
+            lengths.append(len(raw))
+    there = " or ".join(str(length) for length in lengths) if lengths else "no readable"
+    needed = " or ".join(str(size) for size in sorted(sizes))
+    raise InputError(
+        f"routed_experts: data is cut short or too long: its shape needs {needed} bytes, there are {there}"
+    )
+
+
+def _from_base64(data: str) -> bytes:
+    return base64.b64decode(data, validate=True)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+@dataclass
+class Answer:
+    """prompt, generated: tokens, None: not said
+    usage: tokens of the prompts and generated ones, of all choices together
+    start: rows of the prompt left out before the first, None: not said
+    rows_of_prompt: rows that came apart from the others, None where all came together
+    keeps_prompt_apart: whether the engine has a place of its own for them, used or not
+    """
+
+    source: Source
+    place: str
+    parts: list[np.ndarray] = field(default_factory=list)
+    prompt: int | None = None
+    generated: int | None = None
+    usage: tuple[int | None, int | None] = (None, None)
+    start: int | None = None
+    rows_of_prompt: int | None = None
+    keeps_prompt_apart: bool = False
+
+    def add(self, value: object) -> None:
+        """Rows in a value of `routed_experts`, after those that are there; raises InputError."""
+        if encoded := self._decoded(value):
+            self.start = encoded.start if self.start is None else self.start
+            self.parts.append(encoded.experts)
+
+    def add_prompt(self, value: object) -> None:
+        """The rows of the prompt where they came apart from the others; raises InputError."""
+        if self.rows_of_prompt is None and (encoded := self._decoded(value)):
+            self.parts.insert(0, encoded.experts)
+            self.rows_of_prompt = len(encoded.experts)
+
+    def count(self, tokens: int) -> None:
+        """Further generated tokens."""
+        if tokens:
+            self.generated = tokens + (self.generated or 0)
+
+    def _decoded(self, value: object) -> Encoded | None:
+        if value is None or (isinstance(value, list) and not value):
+            return None
+        try:
+            encoded = decode(value, self.source.model)
+        except InputError as error:
+            raise self.source.fault(str(error), self.place) from None
+        if self.parts and self.parts[0].shape[1:] != encoded.experts.shape[1:]:
+            raise self.source.fault(
+                f"routed_experts: parts of one answer are {_sizes(self.parts[0])} and {_sizes(encoded.experts)}",
+                self.place,
+            )
+        return encoded
+
+
+@dataclass
+class Tally:
+    """How many answers had what a person should know of."""
+
+    whole: int = 0
+    without: int = 0
+    cut: int = 0
+    repeated: int = 0
+
+    def findings(self) -> tuple[Finding, ...]:
+        answers = self.whole + self.without
+        told = (
+            (
+                self.without,
+                "warning",
+                "answers-without-routing",
+                f"{self.without} of {answers} answers carry no routed_experts and were left out; were they cached or aborted?",
+            ),
+            (
+                self.cut,
+                "warning",
+                "prompt-cut",
+                f"{self.cut} of {answers} answers have fewer rows than prompt + generated − 1: the first rows of their prompts "
+                "were left out (routed_experts_prompt_start), so prefill counts too little.",
+            ),
+            (
+                self.repeated,
+                "ok",
+                "prompt-repeated",
+                f"{self.repeated} choices repeat the prompt of the first choice, which was forwarded once and is counted once.",
+            ),
+        )
+        return tuple(
+            Finding(severity=severity, code=code, message=message) for count, severity, code, message in told if count
+        )
+
+
+def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
+    """What the choices of one answer were routed to; those without routing are counted and left out. Rows of a prompt that all
+    choices share are the first one's alone."""
+    answers, first = list(answers), None
+    prompt_apart = any(answer.rows_of_prompt is not None for answer in answers)
+    _share_usage(answers)
+    for answer in answers:
+        if not answer.parts:
+            tally.without += 1
+            continue
+        tally.whole += 1
+        experts = np.concatenate(answer.parts)
+        prompt_rows = (answer.rows_of_prompt or 0) if prompt_apart else _rows_of_prompt(answer, len(experts), tally)
+        request = Request(experts, prompt_rows, answer.source, answer.place)
+        if first is not None and _repeats_prompt(request, first):
+            tally.repeated += 1
+            request = Request(experts[prompt_rows:], 0, answer.source, answer.place)
+        first = first or request
+        if len(request.experts):
+            yield request
+
+
+def _share_usage(answers: list[Answer]) -> None:
+    """Take from the usage what the choices do not say themselves: of a single choice all of it, of several the prompt, unless
+    their rows show that every choice has a prompt of its own."""
+    rows = sum(len(part) for answer in answers for part in answer.parts)
+    for answer in answers:
+        prompt, generated = answer.usage
+        if len(answers) == 1:
+            answer.generated = answer.generated if generated is None else generated
+        elif prompt is not None and generated is not None and rows != len(answers) * (prompt - 1) + generated:
+            continue
+        answer.prompt = prompt if answer.prompt is None else answer.prompt
+
+
+def _rows_of_prompt(answer: Answer, rows: int, tally: Tally) -> int | None:
+    """How many of an answer's rows are of its prompt; None: not said."""
+    if answer.keeps_prompt_apart and answer.generated is not None and rows <= answer.generated:
+        return 0
+    if answer.prompt is None:
+        return None
+    if answer.start is not None:
+        return min(max(answer.prompt - answer.start, 0), rows)
+    if answer.generated is None:
+        return answer.prompt if answer.prompt <= rows else None
+    missing = max(answer.prompt + answer.generated - 1 - rows, 0)
+    tally.cut += missing > 0
+    return min(max(answer.prompt - missing, 0), rows)
+
+
+def _repeats_prompt(request: Request, first: Request) -> bool:
+    rows = request.prompt_rows
+    return bool(rows) and rows == first.prompt_rows and np.array_equal(request.experts[:rows], first.experts[:rows])
+
+
+def _sizes(experts: np.ndarray) -> str:
+    return f"[tokens, {experts.shape[1]}, {experts.shape[2]}]"
+
 
 NAME = "routed-experts"
 _KEYS = ("routed_experts", "prompt_routed_experts")

@@ -13,15 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.finding import Finding, Origin
-from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first, routing_trace
-from engine.formats.format import Format
-from engine.formats.glance import Glance
+from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first, model_layers_named, routing_trace
+from engine.formats.format import Format, Glance
 from engine.formats.json_lines import columns, line_of_row
-from engine.formats.layer_numbers import model_layers_named
-from engine.formats.recording_names import without_ids
-from engine.formats.source import Source, quoted
-from engine.workload import RoutingTrace
+from engine.formats.source import Source, quoted, without_ids
+from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "route-log"
 _SCHEMA = pa.schema(

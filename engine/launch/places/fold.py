@@ -9,9 +9,9 @@ import numpy as np
 
 from engine.cluster import Cluster
 from engine.communication.order import order as order_sends
-from engine.communication.two_networks import order_on
+from engine.communication.two_tier import order_on
 from engine.goal import Goal
-from engine.launch.rank.tiers import Tiers, uses_nodes
+from engine.launch.rank.instructions import Tiers, uses_nodes
 from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.systems.pieces import reverse

@@ -23,7 +23,7 @@ import psutil
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.fold import fold_tiers, rank_of_gpu
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.instructions import Tiers
 from engine.plan import Plan
 
 FASTEST = 100e6 / 8

@@ -9,10 +9,8 @@ from engine.goal import Goal
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
 from engine.launch.places.testbed import emulated
-from engine.launch.preparation.forward_memory import forward_memory
-from engine.launch.preparation.launch import Launch
-from engine.launch.preparation.memory import memory_checks
-from engine.launch.preparation.prepared import Check, PreparedLaunch
+from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
+from engine.launch.preparation.memory import forward_memory, memory_checks
 from engine.launch.preparation.settled import (
     backend_check,
     check_passes,
@@ -22,10 +20,9 @@ from engine.launch.preparation.settled import (
     ranks_of,
     relays_of,
 )
+from engine.launch.rank.context import Links
 from engine.launch.rank.difference import allowed, coarsest, in_words
-from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.links import Links
-from engine.launch.rank.tiers import Tiers, uses_nodes
+from engine.launch.rank.instructions import RankInstructions, Tiers, uses_nodes
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan

@@ -1,15 +1,124 @@
-"""From what is asked for to what its ranks get, and whether that can run."""
+"""From what is asked for to what its ranks get, and whether that can run.
 
+A training step before it is launched: plans on their ranks, a step small enough for the machine, and whether it fits.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
+from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices, attached
+from engine.launch.places.fold import fold_plan, fold_trace
 from engine.launch.places.testbed import emulated
 from engine.launch.preparation.inference import prepare_inference
-from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
+from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
-from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.preparation.training import prepare_training
+from engine.launch.preparation.settled import backend_check, check_passes, computed_in, gpus_of, rank_check, ranks_of
+from engine.launch.rank.difference import in_words
+from engine.launch.rank.instructions import RankInstructions
+from engine.launch.step.sizes import (
+    check_step_plan,
+    further_plan_bytes,
+    pool_bytes,
+    reference_bytes,
+    shrunk,
+    staged_bytes,
+    step_bytes,
+    step_problem,
+)
+from engine.training import TrainingStep
+from engine.workload import RoutingTrace, Workload
+
+FLOP_BUDGET = 1e11
+"""FLOP of one training step of all ranks together that a CPU launch runs: some seconds on two cores."""
+
+
+def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
+    """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices need:
+    sequences first, see `shrunk`. Raises InputError when the launch makes no sense.
+
+    The launch's workload is replayed where the step is routed as recorded, then it must be a routing log.
+    """
+    step, workload = launch.step, launch.workload
+    gpus = gpus_of(launch.plans)
+    for plan in launch.plans:
+        if "graph" in plan.provenance.inputs:
+            raise InputError(
+                f"the plan {plan.name} was made for imported operators, which the ranks cannot compute; plan without a graph"
+            )
+    ranks = ranks_of(launch, devices)
+    check_passes(launch.repeats, launch.limit)
+    recorded = step.routing == "recorded"
+    if recorded and not isinstance(workload, RoutingTrace):
+        raise InputError(
+            f"the step is routed as recorded, but {workload.name} has no tokens to replay; open a routing log, or assume "
+            "balanced routing"
+        )
+    launch.model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+    folded = tuple(fold_plan(plan, ranks) for plan in launch.plans)
+    for plan in folded:
+        check_step_plan(plan, launch.model, step)
+    shared = min(len(devices.gpus), ranks)
+    model = computed_in(launch.model, launch.dtype, bool(shared))
+    instructions = RankInstructions(
+        plans=folded,
+        model=model,
+        step=step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks),
+        ranks=ranks,
+        backend=devices.backend(ranks),
+        gpus=shared,
+        repeats=launch.repeats,
+        limit=launch.limit,
+    )
+    replayed = fold_trace(workload, gpus, ranks) if recorded else workload
+    checks = tuple(_checks(instructions, step, replayed, devices, gpus))
+    return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
+
+
+def _checks(
+    instructions: RankInstructions, planned: TrainingStep, replayed: Workload, devices: Devices, gpus: int
+) -> Iterator[Check]:
+    yield rank_check(instructions, gpus)
+    yield backend_check(instructions, devices)
+    needed = _memory(instructions, replayed)
+    yield from memory_checks(instructions, devices, needed, "describe a smaller step, or use fewer ranks")
+    step = instructions.step
+    sizes = f"{step.batch:,} × {step.sequence_length:,} tokens on each rank"
+    if step != planned:
+        sizes += (
+            f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
+        )
+    each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
+    routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
+    yield Check("Step", True, f"{sizes}, {instructions.repeats} timed steps{each} after a warm-up; routing {routing}")
+    dtype = instructions.model.dtype
+    yield Check(
+        "Numbers",
+        True,
+        f"{dtype}, random weights and tokens. What comes out (gradients, loss, hidden state) is compared with one process' "
+        f"automatic differentiation{in_words(dtype, dtype, 'the largest number of each')}",
+    )
+
+
+def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
+    """Of the fullest rank."""
+    model, step, ranks, plans = instructions.model, instructions.step, instructions.ranks, instructions.plans
+    problem = step_problem(model, step, ranks)
+    first = step_bytes(problem, plans[0])
+    more = [further_plan_bytes(problem, plans[:at], plan) for at, plan in enumerate(plans) if at]
+    choices = ranks * step.tokens * model.experts_per_token * len(model.moe_layers)
+    return RankMemory(
+        device=float(np.sum([first, *more], axis=0).max()),
+        compared=reference_bytes(model, step, ranks),
+        # Every token's experts, as int64, and what is kept of them, layer by layer and all at once.
+        host=17.0 * choices + (workload.experts.nbytes if isinstance(workload, RoutingTrace) else 0),
+        through_host=pool_bytes(model, step) * 4 / model.bytes_per_number,  # random numbers are made in 32 bits
+        staged=max(staged_bytes(problem, plan) for plan in plans),
+    )
 
 
 def prepare(launch: Launch, devices: Devices | None = None) -> PreparedLaunch:

@@ -7,10 +7,8 @@ from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.launch.places.devices import MOST_RANKS, Devices
 from engine.launch.places.fold import nearest_ranks
-from engine.launch.preparation.launch import Launch
-from engine.launch.preparation.prepared import Check
-from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions
-from engine.launch.rank.tiers import uses_nodes
+from engine.launch.preparation.launch import Check, Launch
+from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
 

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.launch.rank.communicator import Gathering
 from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import Forward
-from engine.launch.rank.gathering import Gathering
 from engine.launch.rank.layer import aggregate, gate, normalised
 from engine.launch.rank.layers import Layers, outputs
 from engine.launch.rank.recorder import Mark

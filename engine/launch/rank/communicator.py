@@ -1,12 +1,24 @@
-"""How a rank's tensors reach the other ranks: over NCCL from the GPU, over Gloo from the host."""
+"""How a rank's tensors reach the other ranks: over NCCL from the GPU, over Gloo from the host.
+
+An all-gather between ranks in two tiers: over its links a node gets what its ranks have, each rank passes an even part of
+that on to the one with its place in every other node, and from there it is spread (see `engine.communication.travel`).
+
+It goes slice by slice: while one slice crosses the fabric, the next one is collected in its node and the one before is spread.
+All of it follows from the numbers of rows and the nodes, so that every rank finds the same by itself.
+"""
 
 from collections.abc import Callable
+from itertools import groupby
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.communication.travel import Stops
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.exchange import MOST_SLICES, SLICE
 from engine.launch.rank.recorder import Mark
+from engine.launch.rank.routes import Piece
 
 
 class Communicator:
@@ -59,3 +71,89 @@ class Communicator:
 def page_locked(like: torch.Tensor) -> torch.Tensor:
     """Host memory of the same shape that a GPU can copy from and to by itself."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+
+
+class Gathering:
+    """An all-gather of items that ranks have, each as a row.
+
+    rank_of_item: int64[item]; slices: how many it goes in, 1 where ranks have no nodes or only one
+
+    row_of_item: int64[item], where its row lies when a rank has all; order: all pieces of all ranks, by phase, a piece being
+    rows [begin, end) of those
+    """
+
+    def __init__(self, rank_of_item: np.ndarray, stops: Stops, slices: int) -> None:
+        rows = np.bincount(rank_of_item, minlength=stops.gpus)
+        until = np.arange(slices + 1)[:, None] * rows // slices
+        own, passed = np.diff(until, axis=0), np.diff([stops.dealt(count) for count in until], axis=0)
+        # Rows lie by node, in it by slice, and in that by rank: those that have them, and those that pass them on.
+        first, first_passed = (_first(count, stops) for count in (own, passed))
+        self.row_of_item = np.empty(len(rank_of_item), dtype=np.int64)
+        for rank in range(stops.gpus):
+            parts = zip(first[:, rank].tolist(), own[:, rank].tolist(), strict=True)
+            self.row_of_item[rank_of_item == rank] = np.concatenate([np.arange(at, at + size) for at, size in parts])
+        shared, pieces = int(stops.sizes.max() > 1), []
+        for (part, rank), size in np.ndenumerate(own):
+            begin, crossing = int(first[part, rank]), int(first_passed[part, rank])
+            inside = [(part, rank, mate) for mate in _mates(rank, stops)]
+            entries = [stops.entry[rank, node] for node in range(stops.count) if node != stops.of_gpu[rank]]
+            across = [(part + shared, rank, int(entry)) for entry in entries]
+            across += [(part + shared + 1, int(entry), mate) for entry in entries for mate in _mates(entry, stops)]
+            pieces += [Piece(*hop, begin, begin + int(size)) for hop in inside]
+            pieces += [Piece(*hop, crossing, crossing + int(passed[part, rank])) for hop in across]
+        # Two ranks have to know in which order messages between them come.
+        self.order = sorted(
+            (piece for piece in pieces if piece.end > piece.begin),
+            key=lambda piece: (piece.phase, piece.src, piece.dst, piece.begin),
+        )
+
+    @classmethod
+    def between(cls, context: RankContext, rank_of_item: np.ndarray, row_bytes: float) -> "Gathering":
+        """The same between the ranks of a launch: with their nodes, where they are known, and slices as long as posting them
+        is worth."""
+        tiers, links = context.instructions.tiers, context.links
+        stops = Stops(np.arange(context.ranks) if tiers is None else tiers.network.domain)
+        whole = cls(rank_of_item, stops, 1)
+        if links is None or stops.count in (1, stops.gpus) or not whole.order:
+            return whole
+        src, dst, rows = np.array([(piece.src, piece.dst, piece.end - piece.begin) for piece in whole.order]).T
+        seconds = links.network.fluid_seconds(src, dst, rows * row_bytes)
+        return cls(rank_of_item, stops, min(max(round(seconds / SLICE), 1), MOST_SLICES))
+
+    def run(
+        self,
+        rank: int,
+        everything: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        log: Callable[[Piece, Mark], None],
+        mark: Callable[[], Mark],
+    ) -> None:
+        """Take and pass on what concerns a rank. everything: [row, …] with the rank's own; log: called for every piece that
+        the rank has a part in, with when its phase began; mark: see `Recorder`"""
+        mine = (piece for piece in self.order if rank in (piece.src, piece.dst))
+        for _, phase in groupby(mine, key=lambda piece: piece.phase):
+            pieces, begin = list(phase), mark()
+            works = [
+                dist.P2POp(dist.isend, everything[piece.begin : piece.end], piece.dst, group)
+                if piece.src == rank
+                else dist.P2POp(dist.irecv, everything[piece.begin : piece.end], piece.src, group)
+                for piece in pieces
+            ]
+            for work in dist.batch_isend_irecv(works):
+                work.wait()
+            for piece in pieces:
+                log(piece, begin)
+
+
+def _first(count: np.ndarray, stops: Stops) -> np.ndarray:
+    """int64[slice, rank]: where rows begin that lie by node, slice and rank. count: [slice, rank] rows"""
+    part, rank = np.indices(count.shape).reshape(2, -1)
+    order = np.lexsort((rank, part, stops.of_gpu[rank]))
+    first = np.empty(count.size, dtype=np.int64)
+    first[order] = np.cumsum(count.ravel()[order]) - count.ravel()[order]
+    return first.reshape(count.shape)
+
+
+def _mates(rank: int, stops: Stops) -> list[int]:
+    """The other ranks of a rank's node."""
+    return [int(mate) for mate in np.flatnonzero(stops.of_gpu == stops.of_gpu[rank]) if mate != rank]

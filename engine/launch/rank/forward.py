@@ -4,12 +4,11 @@
 
 from collections.abc import Callable
 
-from engine.launch.rank.by_node import RowsOfNodes
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.shared_rows import SharedRows
+from engine.launch.rank.shared_rows import RowsOfNodes, SharedRows
 from engine.plan import Plan
 
 

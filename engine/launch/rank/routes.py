@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan import OrderMode, Schedule
-from engine.plan.replay import replay
+from engine.plan.plan import replay
 
 
 @dataclass(frozen=True, eq=False)

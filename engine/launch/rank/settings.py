@@ -1,4 +1,7 @@
-"""What CUDA, NCCL and PyTorch are told before a rank uses them first."""
+"""What CUDA, NCCL and PyTorch are told before a rank uses them first.
+
+How many threads ranks compute with.
+"""
 
 import os
 
@@ -29,3 +32,11 @@ def settle(backend: str) -> None:
             os.environ.setdefault(name, value)
         os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     torch.set_float32_matmul_precision("highest")
+
+
+def threads(ranks: int = 1) -> int:
+    """Of each rank, where so many share this machine's processors: at most as many as OpenMP may have. PyTorch can be told to
+    take more than it gets, and then oneDNN leaves out of its products what the missing threads were to compute."""
+    limit = os.environ.get("OMP_THREAD_LIMIT", "")
+    processors = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return min(processors, int(limit)) if limit.isdecimal() and int(limit) else processors

@@ -2,22 +2,31 @@
 
 A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose, sums up
 their weighted outputs in fp32, and sends one row back; the token's rank sums up what comes.
+
+One model's layers where a token goes once to every node that has some of its experts and spreads from there (`node` travel).
+
+See `engine.launch.rank.hops`. What comes back is summed up at every stop: at the experts' rank, where the token has entered
+their node, and at home.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.communication.travel import Stops
-from engine.copies import serving_gpus
+from engine.communication.travel import Stops, serving_gpus
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.hops import Hops, hops_of_layer
 from engine.launch.rank.layer import gate
 from engine.launch.rank.layers import Layers
-from engine.launch.rank.routes import Rows, rows_of_ranks
-from engine.launch.rank.stops import reference_with_stops
-from engine.plan import Placement, Plan
+from engine.launch.rank.recorder import Mark
+from engine.launch.rank.relayed import Pool, PooledExchange
+from engine.launch.rank.routes import Piece, Rows, rows_of_ranks
+from engine.launch.rank.wire import reference_with_stops
+from engine.plan import Placement, Plan, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,3 +129,43 @@ class SharedRows(Layers):
         stops = hosts, self.source.astype(np.int64), self.stop_of_rank()
         tensors = (self._on_device(array) for array in (experts, *stops))
         return reference_with_stops(self.model, self.weights, self.first_tokens(), tuple(self.wires.values()), *tensors)
+
+
+class RowsOfNodes(SharedRows):
+    """One model's layers on this rank. Its routes are hops."""
+
+    routes: dict[str, list[Hops]]
+
+    def _stops(self, context: RankContext) -> Stops:
+        return Stops(context.instructions.tiers.network.domain)
+
+    def _routed(self, layer: int, placement: Placement) -> tuple[Hops, Hops]:
+        out, back = (float(wire.bytes) for wire in self.wires.values())
+        return hops_of_layer(
+            self.hosts[layer],
+            self.source,
+            self.stops,
+            (out, back),
+            self.context.links,
+            self.context.instructions.backend,
+        )
+
+    def _ordered(self, schedule: Schedule | None, route: Hops) -> Hops:
+        return route
+
+    def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rank, held = self.context.rank, self.held(layer)
+        served = np.flatnonzero((self.hosts[layer] == rank).any(axis=1))
+        pools = [
+            Pool.of(rank, self.routes["dispatch"][layer], held),
+            Pool.of(rank, self.routes["combine"][layer], served),
+        ]
+        home = held[(self.hosts[layer][held] >= 0).any(axis=1)]
+        final = [pool.places(wanted)[0] for pool, wanted in zip(pools, (served, home), strict=True)]
+        self._pools = dict(zip(self.wires, zip(pools, final, strict=True), strict=True))
+        return held, served, pools[1].number[final[1]]
+
+    def _exchange(self, kind: str, layer: int, log: Callable[[Piece, Mark], None], channel: int) -> Exchange:
+        context, group = self.context, self.communicator.group
+        hops, pool = self.routes[kind][layer], self._pools[kind]
+        return PooledExchange(context.rank, hops, *pool, log, context.recorder, group, channel, self.wires[kind])

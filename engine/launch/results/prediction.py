@@ -6,16 +6,14 @@ import numpy as np
 import pandas as pd
 
 from engine.cluster import Cluster, Gpu, Node
-from engine.communication.travel import Stops
-from engine.copies import serving_gpus
+from engine.communication.travel import Stops, serving_gpus
 from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
-from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.rank.hops import Hops
+from engine.launch.preparation.launch import PreparedLaunch
+from engine.launch.rank.context import Links, known_links, links_of
+from engine.launch.rank.exchange import in_turn
+from engine.launch.rank.hops import Hops, hops_of_layer
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.links import Links, known_links, links_of
-from engine.launch.rank.spread import hops_of_layer
-from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.simulate import simulate

@@ -1,22 +1,78 @@
-"""A finished launch: what its ranks measured, read from their files and laid beside what was predicted."""
+"""A finished launch: what its ranks measured, read from their files and laid beside what was predicted.
+
+What the ranks recorded, as timelines.
+"""
 
 import json
 import os
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from engine.costs import CostProfile
 from engine.errors import InputError
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.prediction import fit_profile, predict
-from engine.launch.results.timelines import measured_timelines, unreadable
 from engine.plan import Plan
-from engine.timeline import Timeline
+from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline
+
+
+def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> list[list[Timeline]]:
+    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's post
+    to its receiver's completion; a collective is one event on every rank. source: what they were measured on. Raises
+    InputError when a rank's file is missing or torn."""
+    parts = [_read_events(folder / f"events-{rank}.npz").assign(seen_by=rank) for rank in range(ranks)]
+    events = pd.concat(parts, ignore_index=True)
+    sends = events["dst"] >= 0
+    key = ["plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "label"]
+    by_sender = events[sends & (events["seen_by"] == events["src"])].drop(columns="end")
+    by_receiver = events[sends & (events["seen_by"] == events["dst"])][[*key, "end"]]
+    joined = pd.concat([events[~sends], by_sender.merge(by_receiver, on=key)], ignore_index=True)
+    names = tuple(f"rank {rank}" for rank in range(ranks))
+    timelines: list[list[Timeline]] = [[] for _ in range(plans)]
+    for (plan, _), timed_pass in joined.groupby(["plan", "number"]):
+        begin = timed_pass["start"].min()
+        timed_pass = timed_pass.assign(end=timed_pass["end"] - begin, start=timed_pass["start"] - begin)
+        timed_pass = timed_pass.sort_values("start", ignore_index=True)
+        network = timed_pass["kind"].isin(NETWORK_KINDS)
+        frame = pd.DataFrame(
+            {
+                "resource": timed_pass["src"],
+                "start": timed_pass["start"],
+                "end": timed_pass["end"],
+                "layer": timed_pass["layer"],
+                "model": timed_pass["model"],
+                "peer": timed_pass["dst"],
+                "bytes": timed_pass["bytes"],
+                "kind": pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
+                "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
+            }
+        )
+        labels = tuple(timed_pass["label"]) if timed_pass["label"].any() else None
+        timelines[plan].append(Timeline(frame[list(COLUMNS)], names, "measured", source, labels))
+    return timelines
+
+
+def _read_events(path: Path) -> pd.DataFrame:
+    """A rank's events, as its recorder saved them."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return pd.DataFrame({name: arrays[name] for name in arrays.files})
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """What to say of a file that a rank should have left whole."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else "it is torn"
+    return InputError(f"the measurements in {path} cannot be read ({why}); launch again")
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,9 @@ import psutil
 
 from engine.errors import InputError
 from engine.launch.places.testbed import Testbed
-from engine.launch.rank.failure import STACK, Failures
+from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs
 from engine.launch.rank.instructions import PROGRESS
-from engine.launch.rank.logs import TORCHRUN_LOGS, RankLogs
-from engine.launch.rank.threads import threads
+from engine.launch.rank.settings import threads
 from engine.result import Stop
 
 WORKER, SWEEP_RANK = "engine.launch.worker", "engine.launch.calibration.sweep_rank"

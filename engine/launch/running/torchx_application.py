@@ -17,7 +17,7 @@ import yaml
 
 from engine.errors import InputError
 from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Destination, Slurm
-from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.running.processes import FOR_EVERY_RANK, ROOT, WORKER
 
 if TYPE_CHECKING:

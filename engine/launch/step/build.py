@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from engine.launch.rank.context import RankContext
-from engine.launch.step import moe_nodes as moe
 from engine.launch.step import nodes as dense
-from engine.launch.step.layout import Layout
+from engine.launch.step import nodes as moe
+from engine.launch.step.layout import Choice, Layout
 from engine.launch.step.nodes import Node
 from engine.launch.step.operators import causal_mask
-from engine.launch.step.routing import Choice
 from engine.launch.step.weights import Weight
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Operator, OperatorGraph

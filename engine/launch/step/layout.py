@@ -6,19 +6,204 @@ tokens in the order of the batch; where a buffer is filled up, the empty slots l
 cutting give parts of about equal size, and each part is a run of slots: equal runs (a cut along the capacity, as Tutel
 and PipeMoE do), or the tokens of some sequences (Lancet's irregular cut, figure 5). As tokens were dropped from the whole
 batch, a part has what the parts before it left room for: capacity is passed on.
+
+Which tokens an expert drops (Lancet §2.3, figure 5): it takes at most `capacity` tokens of a batch, first come, first
+served.
+
+When a batch is cut into parts, capacity passing gives a part what the parts before it have left (`route_parts` of the
+simulation), and the same tokens are dropped. That is exact only where the order of service is the order of the parts: token
+by token, each taking all its experts. A gate that serves the first choices of the whole batch before any second choice
+(GShard), or tokens by their importance (batch-prioritised routing), serves later parts before it is done with earlier ones;
+no capacity that is passed forwards tells a part how much they will take, so such a gate has to see the whole batch
+(`operator_axes.GATES`).
+
+Which experts the tokens of a step take, on every rank: replayed, so that all ranks know all sizes and exchange none.
+
+Tensors that are made and read in parts.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.launch.step.experts import Share
-from engine.launch.step.routing import Choice
-from engine.launch.step.values import Rows, Slices
+from engine.errors import InputError
+from engine.launch.rank.instructions import Tokens
+from engine.launch.step.operators import Share
+from engine.model import MoEModel
+from engine.training import TrainingStep
+
+Service = Literal["token", "choice"]
+"""token: a token takes all its experts before the next one does; choice: all first choices, then all second ones."""
+
+
+def kept(
+    experts: NDArray[np.integer], num_experts: int, capacity: int | NDArray[np.int64], service: Service = "token"
+) -> NDArray[np.bool_]:
+    """bool[token, choice]: whether the expert takes the token, in an uncut batch.
+
+    experts: integers [token, choice], the experts of a token in order of choice, below 0 for none; capacity: tokens, one
+    number or int64[expert]. Raises InputError for bad input.
+    """
+    experts = checked_experts(experts, num_experts)
+    # In the order of service, stably sorted by expert: the place within an expert's run is how many came before.
+    ordered = experts.T if service == "choice" else experts
+    served = ordered.ravel()
+    by_expert = np.argsort(served, kind="stable")
+    counts = np.bincount(served + 1, minlength=num_experts + 1)
+    place = np.empty(len(served), dtype=np.int64)
+    place[by_expert] = np.arange(len(served)) - np.repeat(np.cumsum(counts) - counts, counts)
+    limit = np.append(np.broadcast_to(capacity, num_experts), 0)
+    mask = (place < limit[served]).reshape(ordered.shape)
+    return mask.T if service == "choice" else mask
+
+
+def checked_experts(experts: NDArray[np.integer], num_experts: int) -> NDArray[np.int64]:
+    """int64[token, choice] from -1 to num_experts - 1. Raises InputError for anything else."""
+    experts = np.asarray(experts)
+    if experts.ndim != 2 or not np.issubdtype(experts.dtype, np.integer):
+        raise InputError(f"experts: {experts.dtype} of shape {experts.shape}; wanted integers [token, choice]")
+    if experts.size and experts.max() >= num_experts:
+        raise InputError(f"experts: expert {experts.max()} of {num_experts}")
+    return np.maximum(experts.astype(np.int64), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One MoE layer. experts: int64[rank, token, k], below 0 for none; kept: bool[rank, token, k], False where the expert's
+    capacity was used up; capacity: rows of a rank's buffer for an expert, None for as many as come."""
+
+    experts: np.ndarray
+    kept: np.ndarray
+    capacity: int | None
+
+
+def choices(model: MoEModel, step: TrainingStep, ranks: int, recorded: Tokens | None) -> list[Choice]:
+    """The choice of every MoE layer.
+
+    Balanced: expert after expert, so that every rank gives each as many tokens as any other, give or take one. Recorded: every
+    rank's recorded tokens in their order, evenly spaced or repeated to as many as the step has; a rank without any
+    routes like a balanced one. Dropped is what the capacity does not hold, token by token in the order of the batch, or
+    all first choices before any second ones where the gate looks at the whole batch.
+    """
+    layers, tokens, k = len(model.moe_layers), step.tokens, model.experts_per_token
+    copy = np.arange(ranks * tokens * k).reshape(ranks, tokens, k)
+    experts = np.repeat((copy % model.experts)[:, None], layers, axis=1)
+    if step.routing == "recorded" and recorded is not None:
+        for rank in range(ranks):
+            own = np.flatnonzero(recorded.source == rank)
+            if len(own):
+                replayed = own[np.arange(tokens) * len(own) // tokens]
+                experts[rank] = recorded.experts[replayed].transpose(1, 0, 2)
+    capacity = int(step.capacity(model)) if step.capacity_factor else None
+    service = "choice" if step.gate == "batch-prioritised" else "token"
+    choices_of_layers: list[Choice] = []
+    for layer in range(layers):
+        own = experts[:, layer]
+        if choices_of_layers and np.array_equal(own, choices_of_layers[-1].experts):
+            choices_of_layers.append(choices_of_layers[-1])
+            continue
+        limit = tokens * k if capacity is None else capacity
+        mask = np.stack([kept(of_rank, model.experts, limit, service) & (of_rank >= 0) for of_rank in own])
+        choices_of_layers.append(Choice(own, mask, capacity))
+    return choices_of_layers
+
+
+class Cut(Protocol):
+    """How a tensor's rows are divided into parts."""
+
+    count: int
+
+    def part(self, whole: Tensor, index: int) -> Tensor: ...
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Parts that lie one after another. bounds: rows, [part + 1]."""
+
+    bounds: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds) - 1
+
+    def part(self, whole: Tensor, index: int) -> Tensor:
+        return whole[self.bounds[index] : self.bounds[index + 1]] if self.count > 1 else whole
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)) if self.count > 1 else parts[0]
+
+
+class Rows:
+    """Parts whose rows lie anywhere. rows: int64 of each part, every row of the whole in one of them."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows, self.count = tuple(rows), len(rows)
+        self.inverse = torch.argsort(torch.cat(self.rows))
+
+    def part(self, whole: Tensor, index: int) -> Tensor:
+        return whole.index_select(0, self.rows[index])
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).index_select(0, self.inverse)
+
+
+class Value:
+    """What an operator makes, part by part. Who reads it as it was made gets the parts as they are; who reads it whole or cut
+    in another way has it put together first, once."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._cut: Cut | None = None
+        self._parts: dict[int, Tensor | Callable[[], Tensor]] = {}
+        self._whole: Tensor | None = None
+
+    def put(self, cut: Cut, index: int, part: Tensor | Callable[[], Tensor]) -> None:
+        """A part, or what makes it when it is first read."""
+        self._cut = cut
+        self._parts[index] = part
+
+    def room(self, cut: Slices, index: int, like: Tensor, width: int) -> Tensor:
+        """Uninitialised memory for a part of a matrix, beside the other parts, so that nothing has to be moved later."""
+        if cut.count == 1:
+            part = like.new_empty((len(like), width))
+            self.put(cut, index, part)
+            return part
+        if self._whole is None:
+            self._whole = like.new_empty((cut.bounds[-1], width))
+        self.put(cut, index, cut.part(self._whole, index))
+        return self._parts[index]
+
+    def has(self, cut: Cut, index: int) -> bool:
+        """Whether there is anything to get a part from."""
+        return self._whole is not None or (cut == self._cut and index in self._parts)
+
+    def get(self, cut: Cut, index: int) -> Tensor:
+        """A part of the value under some cut."""
+        if cut != self._cut or not self._parts:
+            return cut.part(self.whole(), index)
+        part = self._parts[index]
+        if not isinstance(part, Tensor):
+            part = self._parts[index] = part()
+        return part
+
+    def whole(self) -> Tensor:
+        """All of it."""
+        if self._whole is None:
+            self._whole = self._cut.whole([self.get(self._cut, index) for index in range(self._cut.count)])
+            self._parts.clear()
+        return self._whole
 
 
 @dataclass(frozen=True, eq=False)

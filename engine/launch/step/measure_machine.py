@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.measure_machine import REPEATS, SHORT_REPEATS, rows_of, seconds_of
-from engine.launch.step.collectives import start_collective
+from engine.launch.step.run import start_collective
 from engine.overlap.operator_graph import Gemm, OperatorGraph
 from engine.overlap.transformer import transformer_step
 

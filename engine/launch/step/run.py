@@ -1,25 +1,28 @@
-"""A rank executes a planned training step: the tasks of the very program that was simulated, with real tensors."""
+"""A rank executes a planned training step: the tasks of the very program that was simulated, with real tensors.
 
-from collections.abc import Callable
+How a step's collectives start, whose tensors may have to pass through the host's memory.
+
+The process groups of a step: all-to-alls and all-reduces never wait in line behind each other.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.launch.rank.communicator import page_locked
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.recorder import Mark
 from engine.launch.step.build import Builder, layouts_of
 from engine.launch.step.check import StepOutcome, difference
-from engine.launch.step.collectives import start_collective
-from engine.launch.step.groups import Groups
-from engine.launch.step.moe_nodes import Aggregate, AllToAll, Experts
+from engine.launch.step.layout import Slices, choices
 from engine.launch.step.network import Network, last_computations
-from engine.launch.step.nodes import At, Node
-from engine.launch.step.problem import check_step_plan, step_problem
-from engine.launch.step.routing import choices
-from engine.launch.step.values import Slices
+from engine.launch.step.nodes import Aggregate, AllToAll, At, Experts, Node
+from engine.launch.step.sizes import check_step_plan, step_problem
 from engine.launch.step.weights import lay_out_gradients, source_of, weights_of
 from engine.overlap.operator_graph import Operator
 from engine.plan import Plan
@@ -27,6 +30,60 @@ from engine.simulate.streams import COMPUTE
 from engine.simulate.training import price_step
 from engine.simulate.training.program import Program, program_of
 from engine.simulate.training.step import event_kind
+
+
+def start_collective(
+    context: RankContext, collective: Callable[..., dist.Work], tensors: Sequence[Tensor]
+) -> Callable[[], object]:
+    """Start a collective on tensors of the rank's device; what is returned waits until it is over, on a GPU until the current
+    stream has been told to wait for it.
+
+    Where a GPU's tensors are sent over Gloo, all of it happens in that wait, not in the way of whoever starts it: what is sent
+    is copied to the host and what came from there, as a part of what the collective costs.
+
+    collective: takes the tensors and starts; tensors: what is sent first, what is received last, of an all-reduce one for both
+    """
+    if context.communication_device == context.device:
+        return collective(*tensors).wait
+
+    def over() -> None:
+        sent, *received = tensors
+        # The first copy keeps this thread until it is complete, as Gloo waits for no stream. The second one need not: what
+        # comes after it comes on the same stream.
+        there = [page_locked(sent).copy_(sent), *map(page_locked, received)]
+        collective(*there).wait()
+        tensors[-1].copy_(there[-1], non_blocking=True)
+
+    return over
+
+
+class Groups:
+    """Making them is collective. exchanging: the ranks among which this rank exchanges tokens; count: how many such groups
+    there are, each of which holds every expert once, in the same order."""
+
+    def __init__(self, context: RankContext, count: int) -> None:
+        everyone, size = list(range(context.ranks)), context.ranks // count
+        self.exchanging, self._all = context.groups(2)
+        self._alike = self._all
+        if count > 1:
+            self.exchanging = self._own(
+                context, [everyone[first : first + size] for first in range(0, context.ranks, size)]
+            )
+            self._alike = self._own(context, [everyone[first::size] for first in range(size)])
+        for group in (self.exchanging, self._all, self._alike):
+            dist.all_reduce(
+                torch.zeros(1, device=context.communication_device), group=group
+            )  # connects, which no step should pay for
+
+    def of_gradients(self, of_experts: bool) -> dist.ProcessGroup:
+        """Those who add up a gradient: all ranks, or those that have the same experts."""
+        return self._alike if of_experts else self._all
+
+    @staticmethod
+    def _own(context: RankContext, blocks: list[list[int]]) -> dist.ProcessGroup:
+        """The group of the block that this rank is in. All ranks make all groups, in one order."""
+        groups = [dist.new_group(block, timeout=timedelta(seconds=context.instructions.limit)) for block in blocks]
+        return next(group for group, block in zip(groups, blocks, strict=True) if context.rank in block)
 
 
 @dataclass(frozen=True)

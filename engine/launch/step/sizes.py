@@ -1,21 +1,67 @@
-"""How large a step is on every rank, before it runs, and how to make it small enough for the machine at hand."""
+"""How large a step is on every rank, before it runs, and how to make it small enough for the machine at hand.
+
+The planning problem that a launched step answers: as many alike GPUs as there are ranks. Only the order of the tasks is
+taken from it, which no time and no bandwidth has a part in.
+"""
 
 from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
 
+from engine.cluster import any_gpus
+from engine.costs import CostModel, Datasheet
+from engine.errors import InputError
+from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
-from engine.launch.step.problem import step_problem
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Gemm
 from engine.overlap.transformer import transformer_step
 from engine.plan import Placement, Plan
-from engine.problem import Problem
-from engine.simulate.training.memory import bytes_per_parameter, step_state_bytes
-from engine.simulate.training.routing import expert_groups, route
+from engine.problem import Problem, make_problem
+from engine.simulate.training.pricing import expert_groups, route
+from engine.simulate.training.step import bytes_per_parameter, step_state_bytes
 from engine.systems.pieces import linear_placement
-from engine.training import TrainingStep
+from engine.training import TrainingStep, balanced_load
+
+
+def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostModel | None = None) -> Problem:
+    """A problem with `ranks` alike GPUs of any kind and balanced routing."""
+    return make_problem(balanced_load(model), any_gpus(ranks), model, cost or Datasheet(), step=step)
+
+
+def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:
+    """How many groups of ranks hold all experts each. Raises InputError for what no rank can execute."""
+    placement = plan.placement
+    if plan.goal is not Goal.TRAINING:
+        raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
+    if step is None:
+        raise InputError(f"the plan {plan.name} is for a training step; describe the step too")
+    if model.dtype not in ("fp32", "bf16"):
+        raise InputError(
+            f"a training step is computed in fp32 or bf16, not in {model.dtype}, whose gradients would have to be scaled; "
+            "choose one of them"
+        )
+    if model.d_model % step.heads:
+        raise InputError(
+            f"the width {model.d_model} of {model.name} does not divide into {step.heads} heads; change the heads of the step"
+        )
+    if placement.layers != len(model.moe_layers) or placement.experts != model.experts:
+        raise InputError(
+            f"the plan {plan.name} places {placement.experts} experts in {placement.layers} layers, but {model.name} has "
+            f"{model.experts} in {len(model.moe_layers)}"
+        )
+    groups = expert_groups(placement)
+    size = placement.gpus // groups
+    alike = all(
+        set(row[rank]) == set(row[rank % size]) for row in placement.experts_of_gpu for rank in range(placement.gpus)
+    )
+    if not placement.single and (groups == 1 or not alike):
+        raise InputError(
+            f"the plan {plan.name} holds experts several times, but not in groups of neighbouring ranks that hold each once "
+            "and in the same order; launch it on as many ranks as it has GPUs, or plan without packing"
+        )
+    return groups
 
 
 def step_flops(model: MoEModel, step: TrainingStep, plan: Plan) -> float:

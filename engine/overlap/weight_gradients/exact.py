@@ -1,11 +1,17 @@
-"""Proof for any eligibility by CP-SAT."""
+"""Proof for any eligibility by CP-SAT.
 
+Search and proof where eligible sets are nested, as in a backward pass: what may run now may also run later.
+"""
+
+import heapq
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
+from engine.overlap.weight_gradients.bounds import subset_sums
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
 from engine.result import Stop
 from engine.solver import solve
@@ -60,3 +66,113 @@ def best_assignment(
         if solver.boolean_value(chosen):
             alltoall_of_dw[i] = j
     return alltoall_of_dw, min(bound, solver.best_objective_bound * unit)
+
+
+SLACK = 5e-10
+"""Improvements below this part of the known overlap are not looked for."""
+MOST_SUBSETS = 2**22
+"""Subsets of waiting dW to look at before giving up: seconds of work."""
+MOST_WAITING = 18
+STATES_PER_POLL = 64
+
+Waiting = tuple[int, ...]
+"""Durations (as places in a sorted list) of the dW that are released and not used, in rising order."""
+
+
+class State(NamedTuple):
+    """How some collection of waiting dW came about.
+
+    hidden: overlap so far; before, used: what waited before the last all-to-all, and what of it and of the newly released
+    ran under it; limits: two upper limits of the overlap in the end, the lower one first.
+    """
+
+    hidden: float
+    before: Waiting
+    used: Waiting
+    limits: tuple[float, float]
+
+
+def best_nested(
+    instance: WeightGradientInstance, known: float, width: int, stop: Stop
+) -> tuple[NDArray[np.int64] | None, float]:
+    """(an assignment int64[w] that beats `known` or None, proven upper limit of the overlap, infinite without a proof).
+
+    Goes through the all-to-alls in the order of their eligible sets, keeping for every collection of waiting dW the most
+    overlap so far, and drops what cannot beat `known` even if all further dW may be split. That is quick where it is
+    needed: where many dW wait, the bound is met anyway. width: after each all-to-all only so many collections are kept,
+    those that promise most; if none is lost by that, there is a proof. Without nested sets, or with too many subsets, there
+    is neither proof nor assignment.
+    """
+    order = np.argsort(instance.allowed.sum(axis=0), kind="stable")
+    allowed, seconds = instance.allowed[:, order], instance.alltoall[order]
+    if (allowed[:, :-1] & ~allowed[:, 1:]).any():
+        return None, math.inf
+    m = len(seconds)
+    release = np.where(allowed.any(axis=1), allowed.argmax(axis=1), m)
+    duration, kind = np.unique(instance.dw, return_inverse=True)
+    released = np.bincount(release, instance.dw, m + 1)
+    # From the next all-to-all on: their time, and what may be hidden there beyond the dW that wait for the next.
+    left, gain = np.zeros(m + 1), np.zeros(m + 1)
+    for j in reversed(range(m)):
+        left[j] = left[j + 1] + seconds[j]
+        gain[j] = min(left[j + 1], (released[j + 1] if j + 1 < m else 0.0) + gain[j + 1])
+    target, subsets, expanded, complete = known * (1 + SLACK), 0, 0, True
+    stages: list[dict[Waiting, State]] = [{(): State(0.0, (), (), (0.0, 0.0))}]
+    for j in range(m):
+        new = kind[release == j].tolist()
+        later = released[j + 1] if j + 1 < m else 0.0
+        reached: dict[Waiting, State] = {}
+        for before, state in stages[-1].items():
+            waiting = sorted((*before, *new))
+            subsets, expanded = subsets + 2 ** min(len(waiting), 63), expanded + 1
+            stopped = expanded % STATES_PER_POLL == 0 and stop()
+            if stopped or len(waiting) > MOST_WAITING or subsets > MOST_SUBSETS:
+                return None, math.inf
+            total, worth_a_look = _divisions(duration[waiting], seconds[j])
+            hidden = state.hidden + np.minimum(total, seconds[j])
+            by_time, by_work = hidden + left[j + 1], hidden + (total[-1] - total + later + gain[j + 1])
+            promising = worth_a_look & (np.minimum(by_time, by_work) > target)
+            for chosen in np.flatnonzero(promising).tolist():
+                kept = tuple(dw_kind for place, dw_kind in enumerate(waiting) if not chosen >> place & 1)
+                if kept not in reached or reached[kept].hidden < hidden[chosen]:
+                    used = tuple(dw_kind for place, dw_kind in enumerate(waiting) if chosen >> place & 1)
+                    limits = sorted((float(by_time[chosen]), float(by_work[chosen])))
+                    reached[kept] = State(float(hidden[chosen]), before, used, (limits[0], limits[1]))
+        if len(reached) > width:
+            complete = False
+            reached = dict(heapq.nlargest(width, reached.items(), key=lambda item: item[1].limits))
+        stages.append(reached)
+    if not stages[-1]:
+        return None, target if complete else math.inf
+    end = max(stages[-1], key=lambda waiting: stages[-1][waiting].hidden)
+    bound = max(stages[-1][end].hidden, target) if complete else math.inf
+    return _assignment(stages, end, order, release, kind), bound
+
+
+def _divisions(dw: NDArray[np.float64], seconds: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Sum of every subset of `dw`, and whether some best answer may run exactly it under an all-to-all of `seconds`.
+
+    Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be added
+    that hides something with all its duration: it could not do better later.
+    """
+    total, shortest = subset_sums(dw), np.array([np.inf])
+    for dw_seconds in dw:
+        shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
+    # The numbers of a subset and of its complement add up to 2^n - 1.
+    shortest_left = shortest[::-1]
+    return total, np.where(total >= seconds, total - shortest < seconds, total + shortest_left > seconds)
+
+
+def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release, kind) -> NDArray[np.int64]:
+    """int64[w]: back from the last state to what every all-to-all used, then which dW of these durations."""
+    used_at = []
+    for reached in reversed(stages[1:]):
+        used_at.append(reached[end].used)
+        end = reached[end].before
+    alltoall_of_dw = np.full(len(kind), NOWHERE, dtype=np.int64)
+    for j, used in enumerate(reversed(used_at)):
+        for dw_kind in used:
+            alltoall_of_dw[np.flatnonzero((kind == dw_kind) & (release <= j) & (alltoall_of_dw == NOWHERE))[0]] = order[
+                j
+            ]
+    return alltoall_of_dw

@@ -17,7 +17,7 @@ class WeightGradientInstance:
     """All-to-alls of a backward pass, and weight-gradient computations (dW) that may run under some of them.
 
     alltoall: float64[m], dw: float64[w], seconds of each, at least 0; allowed: bool[w, m], whether a dW and an all-to-all
-    do not depend on each other (see `engine.overlap.labelling`). Any of them may be empty.
+    do not depend on each other (see `engine.overlap.partition_axes`). Any of them may be empty.
 
     Raises InputError for a wrong shape or value.
     """

@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.overlap.weight_gradients.bounds import cut_bound
-from engine.overlap.weight_gradients.exchange import exchange_search, usual_steps
-from engine.overlap.weight_gradients.greedy import best_fit, closest_sums
+from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
+from engine.overlap.weight_gradients.exact import best_nested
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
-from engine.overlap.weight_gradients.nested import best_nested
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 
 Algorithm = Literal["greedy", "best"]

@@ -20,9 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.affinity.bounds import affordable, keep_limit, spectral_limits, within_limit
+from engine.placement.affinity.bounds import (
+    LARGEST_GROUP,
+    affordable,
+    heavy_limit,
+    keep_limit,
+    spectral_limits,
+    within_limit,
+)
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
-from engine.placement.affinity.heavy import LARGEST_GROUP, heavy_limit
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap

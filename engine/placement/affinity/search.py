@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from engine.placement.affinity.crossing import cross
-from engine.placement.affinity.moves import Prices, _divisions, divide_anew
+from engine.placement.affinity.moves import Prices, _divisions, cross, divide_anew
 from engine.result import Stop, never
 
 MEMBERS, RENAMING_KICKS, KICKS_IN_A_NODE, MOST_KICKED_LAYERS = 12, 0.3, 0.5, 3

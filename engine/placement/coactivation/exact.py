@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.placement.coactivation.nets import Nets
+from engine.placement.coactivation.instance import Nets
 from engine.placement.coactivation.search import Task
 
 MOST_EXPERTS, MOST_WORK = 20, 3e8

@@ -7,21 +7,254 @@ serves a node, experts go to nodes first, then inside each node to the GPUs, for
 Layers are independent. Few experts are placed exactly (`exact`), others by tabu search with exact gains (`search`, `swaps`);
 the bound is a semidefinite one (`relaxation`). The busiest GPU's load may be capped; names of GPUs matter through the tokens
 that are sent from them.
+
+Experts on GPUs for the least load of the busiest one: where a search under a cap begins, and whether the cap can be kept.
+
+Experts grouped by how often they fire together, pair by pair: a quick start for the search.
+
+The placement of one layer, made in steps: a start or the exact answer, searches, GPUs inside nodes, and what none goes
+below.
+
+Compile what is compiled here before a clock starts; the machine code is kept beside the sources (numba's rule).
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
-from engine.placement.coactivation.compile_ahead import compile_ahead
-from engine.placement.coactivation.instance import CoactivationInstance
-from engine.placement.coactivation.layer import Layer
+from engine.placement.coactivation.copies import served
+from engine.placement.coactivation.exact import MOST_WORK, fewest_rows, work_of
+from engine.placement.coactivation.instance import CoactivationInstance, Nets, nets_between, nets_inside
+from engine.placement.coactivation.relaxation import Relaxation, least_seconds
+from engine.placement.coactivation.search import Task, search
+from engine.placement.replication import ReplicationInstance, replicate
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+
+def balanced(
+    load: NDArray[np.int64], gpus: int, most_load: int, seconds: float, seed: int, hurry: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], int]:
+    """(gpu_of_expert int64[expert], equally many on each GPU; tokens that the busiest GPU has in any placement at least).
+
+    load: int64[expert], tokens. Within `most_load` wherever that was found possible;
+    hurry: bool[1], set by another thread to end.
+    """
+    place = heaviest_first(load, gpus)
+    if np.bincount(place, weights=load).max() <= most_load:
+        return place, 0
+    # Slots for one replica of each expert: what is left of replication is balance.
+    instance = ReplicationInstance(load[None, None].astype(np.float64), len(load), gpus)
+    result = replicate(instance, time_limit=seconds, seed=seed, stop=lambda: bool(hurry[0]))
+    place[result.solution[0]] = np.arange(len(load)) // (len(load) // gpus)
+    return place, math.ceil(load.sum() / gpus / result.bound * (1 - 1e-9))
+
+
+def heaviest_first(load: NDArray[np.int64], gpus: int) -> NDArray[np.int64]:
+    """The heaviest experts first, each to the GPU with the least load that has room: int64[expert]."""
+    place = np.empty(len(load), dtype=np.int64)
+    busy, room = np.zeros(gpus), np.full(gpus, len(load) // gpus)
+    for expert in np.argsort(-load, kind="stable"):
+        gpu = np.where(room > 0, busy, np.inf).argmin()
+        place[expert] = gpu
+        busy[gpu] += load[expert]
+        room[gpu] -= 1
+    return place
+
+
+def grouped(nets: Nets) -> NDArray[np.int64]:
+    """The group of every expert, as many in each: int64[expert].
+
+    Group by group: the free expert that fires with the other free ones most often, then always the one that fires most often
+    with those of the group. A pair counts by the tokens that go to both, over their further experts.
+    """
+    experts = nets.experts
+    together = np.zeros((experts + 1, experts + 1))
+    sizes = (nets.member >= 0).sum(axis=1)
+    weight = nets.price.max(axis=1) / np.maximum(sizes - 1, 1)
+    for own in nets.member.T:
+        for other in nets.member.T:
+            np.add.at(together, (own, other), weight)
+    together = together[:experts, :experts]  # without "none", which is last
+    np.fill_diagonal(together, 0.0)
+    group, free = np.empty(experts, dtype=np.int64), np.ones(experts, dtype=bool)
+    with_free = together.sum(axis=1)
+    for index in range(nets.groups):
+        pull = with_free.copy()
+        for held in range(experts // nets.groups):
+            expert = np.where(free, pull, -1.0).argmax()
+            pull = together[expert].copy() if held == 0 else pull + together[expert]
+            group[expert], free[expert] = index, False
+            with_free -= together[expert]
+    return group
+
+
+PER_SWAP, PER_MEMBER = 3.5e-9, 9e-9
+"""Seconds of looking at a swap, and of updating a member of a net, on an ordinary core."""
+MOST_STEPS = 40
+"""Steps of one search for each expert at most; more gained less than 0.1 % of the rows wherever tried."""
+EXACT_PER_SECOND = 3e8
+"""Steps of the exact method a second."""
+EVALUATE_EVERY, CONVERGED = 20, 3e-4
+"""Steps of a bound between two values, and the relative gain between two values below which it ends."""
+
+
+class Layer:
+    """The placement of a layer so far.
+
+    place: int64[expert], GPUs; bound: rows that placements with no more load on a GPU than allowed send at least; hopeless:
+    proven that none keeps the cap. In all methods seconds is work by its own estimate, and hurry, bool[1], set by another
+    thread, ends it.
+    """
+
+    def __init__(self, instance: CoactivationInstance, layer: int, port_weight: float) -> None:
+        self.instance, self.layer = instance, layer
+        load = instance.load(layer)
+        self.task = Task(load, instance.gpus, instance.group_size, instance.most_load(layer), port_weight)
+        self.capped = instance.cap is not None and instance.gpus > 1 and bool(load.any())
+        blocks = np.arange(instance.expert_count) // (instance.expert_count // instance.gpus)
+        self.place = heaviest_first(load, instance.gpus) if self.capped else blocks
+        self.starts = [blocks]
+        self.nets: Nets | None = None
+        self.bound, self.hopeless, self.solved = 0, False, instance.groups == 1
+        self.relaxation: Relaxation | None = None
+        self.converged = False
+
+    @property
+    def rows(self) -> int:
+        """To other groups."""
+        if self.nets is None:
+            return self.instance.rows_of_layer(self.layer, self.place)
+        return self.nets.rows(self.place // self.task.group_size)
+
+    @property
+    def keeps_cap(self) -> bool:
+        return not self.capped or self._heaviest() <= self.instance.most_load(self.layer)
+
+    def begin(self, seconds: float, exact: bool, hurry: NDArray[np.bool_]) -> None:
+        """The exact answer where it is cheap and asked for; else what a search needs."""
+        if hurry[0]:
+            return
+        self.nets, self.bound = nets_between(self.instance, self.layer), self._plain_bound()
+        work = work_of(self.nets.experts, self.nets.groups, self.instance.gpus)
+        if exact and work <= min(MOST_WORK, EXACT_PER_SECOND * seconds):
+            self.place, most = fewest_rows(self.nets, self.task, self.capped)
+            self.bound, self.solved, self.hopeless = self.rows, True, most > self.task.most_load
+        if not self.solved:
+            order = np.argsort(grouped(self.nets), kind="stable")
+            together = np.empty_like(order)
+            together[order] = self.starts[0]
+            self.starts.append(together)
+
+    def balance(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+        """A start within the cap, or with as little load as can be found; the searches allow no more."""
+        if self.capped and not self.keeps_cap and not self.solved and not hurry[0]:
+            load, most = self.task.load, self.task.most_load
+            self.place, least = balanced(load, self.instance.gpus, most, seconds, seed, hurry)
+            self.hopeless = least > most
+        self.task = self.task._replace(most_load=max(self.task.most_load, self._heaviest()))
+
+    def search(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+        """Fewer rows: from experts that fire together the first time, from contiguous blocks the second, then from the best."""
+        if self.solved or hurry[0] or self.nets is None:
+            return
+        start = self.starts.pop() if self.starts else self.place
+        self.place = _searched(self.nets, self.task, start, self.place, seconds, seed, hurry)
+
+    def arrange_nodes(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+        """The experts of every node on its GPUs for few rows over its links, within the load that GPUs had."""
+        size, gpus = self.instance.node_size, self.instance.gpus
+        if self.task.group_size == 1:
+            return
+        for node in range(gpus // size):
+            if hurry[0]:
+                return
+            here = np.flatnonzero(self.place // size == node)
+            nets = nets_inside(self.instance, self.layer, here)
+            inner = self.task._replace(load=self.task.load[here], gpus=size, group_size=1)
+            start = self.place[here] % size
+            place = _searched(nets, inner, start, start, seconds * size / gpus, seed + node, hurry)
+            self.place[here] = node * size + place
+
+    def tighten(self, seconds: float, hurry: NDArray[np.bool_]) -> None:
+        """A better bound."""
+        rows, instance = self.rows, self.instance
+        if self.bound >= rows or self.converged or hurry[0]:
+            return
+        if self.relaxation is None and least_seconds(instance.expert_count) > seconds:
+            return
+        if self.relaxation is None:
+            load = self.task.load / (self.task.most_load * self.task.group_size) if self.capped else None
+            chosen, groups = instance.experts[self.layer], instance.groups
+            self.relaxation = Relaxation(chosen, instance.home_group, groups, instance.expert_count, load)
+        steps, before = int(seconds / self.relaxation.seconds_of_step), self.relaxation.limit
+        for step in range(1, steps + 1):
+            if hurry[0]:
+                return
+            self.relaxation.iterate()
+            if step % EVALUATE_EVERY and step < steps:
+                continue
+            limit = self.relaxation.evaluate()
+            # Rows are whole.
+            self.bound = min(rows, max(self.bound, math.ceil(limit - 1e-6 * (1 + abs(limit)))))
+            gained, before = limit - before, limit
+            if self.bound == rows or (step % EVALUATE_EVERY == 0 and gained < CONVERGED * abs(limit)):
+                self.converged = True
+                return
+
+    def _heaviest(self) -> int:
+        return int(np.bincount(self.place, weights=self.task.load, minlength=self.task.gpus).max())
+
+    def _plain_bound(self) -> int:
+        """Rows without which the tokens' experts do not fit: every group but the home takes as many as it has room for."""
+        chosen = np.sort(self.instance.experts[self.layer], axis=1)
+        again = (chosen[:, 1:] == chosen[:, :-1]) & (chosen[:, 1:] >= 0)
+        different = (chosen >= 0).sum(axis=1) - again.sum(axis=1)
+        groups = -(-different // (self.instance.expert_count // self.instance.groups))
+        return int(np.maximum(groups - (self.instance.source_gpu >= 0), 0).sum())
+
+
+def _searched(
+    nets: Nets,
+    task: Task,
+    start: NDArray[np.int64],
+    best: NDArray[np.int64],
+    seconds: float,
+    seed: int,
+    hurry: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """gpu_of_expert int64[expert] of few rows within the cap, which `best` keeps; both starts are int64[expert]."""
+    members = np.count_nonzero(nets.member >= 0)
+    step = PER_SWAP * nets.experts**2 / 2 + PER_MEMBER * nets.member.shape[1] * 2 * members / nets.experts
+    steps = min(int(seconds / step), MOST_STEPS * nets.experts)
+    place = search(nets, task, start, best, steps, seed, hurry)
+    # The same experts together, on the groups from which most of their tokens come.
+    price = nets.touched(place // task.group_size).T.astype(np.float64) @ nets.price
+    name = linear_sum_assignment(price)[1]
+    return name[place // task.group_size] * task.group_size + place % task.group_size
+
+
+@cache
+def compile_ahead() -> None:
+    """Run every compiled function once, with the types that it always has."""
+    experts = np.array([[[0, 1], [2, 3], [1, 2]]])
+    for exact in (True, False):
+        instance = CoactivationInstance(experts, np.array([0, 1, 1]), 2, cap=2.0)
+        layer = Layer(instance, 0, 1.0)
+        hurry = np.zeros(1, dtype=bool)
+        layer.begin(1.0, exact, hurry)
+        layer.balance(1.0, 0, hurry)
+        layer.search(1e-6, 0, hurry)
+        layer.bound = 0
+        layer.tighten(0.1, hurry)
+    served(instance, 0, np.ones((4, 2), dtype=bool))
+
 
 SEARCH_SHARE, BOUND_SHARE, SEARCH_CAP, BOUND_CAP = 0.4, 0.3, 0.6, 0.97
 """Work of each step as a part of the time limit by its own estimate for one core, and when the clock ends it in any case."""

@@ -3,6 +3,17 @@
 Aurora section 7, NP-hard in general. The paper decouples it: first the pairs without a look at the GPUs, then the pairs
 to GPUs. Here: lower bounds, a local search, and, where they do not meet, CP-SAT on the question whether all costs can
 stay below a threshold, by bisection, with GPUs of equal cost merged into one of a capacity.
+
+Local search for pairs of experts on mixed GPUs: exact bottleneck assignments over two of the three indices in turn.
+
+With the experts of a fixed on their GPUs, those of b are a plain assignment to GPUs, and likewise with a and b, or with
+pairs and GPUs, exchanged. No step makes the largest cost worse; among equals it takes the least sum of a power of the
+costs, which also presses on those next to the largest, so a descent ends where all three agree. A kick deals the experts
+of the worst GPU and of a few others out anew.
+
+Lower bounds for pairs of experts on mixed GPUs: projections onto two of the three indices, and a weighted mean.
+
+Pairs on mixed GPUs, proven: CP-SAT on the question whether all costs can stay below a threshold, by bisection.
 """
 
 import time
@@ -10,11 +21,162 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, LinearExpr
+from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
-from engine.placement.colocation.bounds import assigned, projections, weighted_mean
-from engine.placement.colocation.search import largest, search
+from engine.placement.assignment import bottleneck_assignment, with_slack
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.solver import solve
+
+RANDOM_STARTS = 4
+KICKS = 30
+LEAST_KICKED, MOST_KICKED = 2, 5
+POWERS = (16.0, 4.0)
+"""Descents take these in turn: neither leads to the better end everywhere, and both do better than the plain sum."""
+Triples = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""int64[gpu] each: the expert of a and the expert of b on every GPU."""
+
+
+def search(
+    cost: NDArray[np.float64],
+    starts: list[Triples],
+    target: float,
+    seed: int,
+    stop: Stop,
+    on_incumbent: Callable[[float], None],
+) -> Triples:
+    """Experts with a low largest cost, at least as good as every one of `starts` (at least one).
+
+    cost: float64[gpu, expert of a, expert of b]. The search ends at a largest cost of `target`, after a fixed number
+    of descents, or when `stop` answers True.
+    """
+    rng = np.random.default_rng(seed)
+    gpus = len(cost)
+    shape = cost - cost.min()
+    best = min(starts, key=lambda state: largest(cost, state))
+    lowest = largest(cost, best)
+    on_incumbent(lowest)
+    random = [(rng.permutation(gpus), rng.permutation(gpus)) for _ in range(RANDOM_STARTS)]
+    first = [*starts, *random]
+    for turn in range(len(first) + (KICKS if gpus > 1 else 0)):
+        if lowest <= target or stop():
+            break
+        state = first[turn] if turn < len(first) else _kicked(cost, best, rng)
+        state = _descend(shape, state, POWERS[turn % len(POWERS)], stop)
+        worth = largest(cost, state)
+        if worth < lowest:
+            on_incumbent(worth)
+        if worth <= lowest:  # another of the same worth is as good to kick, and not the same again
+            best, lowest = state, worth
+    return best
+
+
+def largest(cost: NDArray[np.float64], state: Triples) -> float:
+    """The largest cost that a state uses."""
+    return float(cost[np.arange(len(cost)), *state].max())
+
+
+def _worth(cost: NDArray[np.float64], state: Triples, power: float) -> tuple[float, float]:
+    """The largest cost, then the sum of all costs to a power, in units of the largest."""
+    used = cost[np.arange(len(cost)), *state]
+    most = float(used.max())
+    return most, float(((used / most) ** power).sum()) if most > 0 else 0.0
+
+
+def _descend(cost: NDArray[np.float64], state: Triples, power: float, stop: Stop) -> Triples:
+    """Reassign the experts of b, those of a, and the pairs to GPUs, until nothing changes for the better.
+
+    cost: at least 0.
+    """
+    gpu = same = np.arange(len(cost))
+    worth, failures, turn = _worth(cost, state, power), 0, 0
+    while failures < 3 and not stop():
+        a, b = state
+        if turn == 0:
+            changed = a, _reassign(cost[gpu, a, :], b, power)
+        elif turn == 1:
+            changed = _reassign(cost[gpu, :, b], a, power), b
+        else:
+            pair = _reassign(cost[:, a, b], same, power)
+            changed = a[pair], b[pair]
+        new_worth = _worth(cost, changed, power)
+        failures = 0 if new_worth < worth else failures + 1
+        if new_worth < worth:
+            state, worth = changed, new_worth
+        turn = (turn + 1) % 3
+    return state
+
+
+def _reassign(weight: NDArray[np.float64], known: NDArray[np.int64], power: float) -> NDArray[np.int64]:
+    """The bottleneck assignment of weight float64[row, column] with the least sum of powers; column_of_row int64[row]."""
+    _, most = bottleneck_assignment(weight, known)
+    if most <= 0:
+        return known
+    return with_slack(np.where(weight <= most, (weight / most) ** power, np.inf), 1.0)
+
+
+def _kicked(cost: NDArray[np.float64], state: Triples, rng: np.random.Generator) -> Triples:
+    """The worst GPU and a few others exchange their experts of both models at random."""
+    gpus = len(cost)
+    worst = int(cost[np.arange(gpus), *state].argmax())
+    count = min(gpus, int(rng.integers(LEAST_KICKED, MOST_KICKED + 1)))
+    others = np.delete(np.arange(gpus), worst)
+    chosen = np.append(rng.choice(others, count - 1, replace=False), worst)
+    a, b = state[0].copy(), state[1].copy()
+    a[chosen], b[chosen] = a[rng.permutation(chosen)], b[rng.permutation(chosen)]
+    return a, b
+
+
+ROUND_OFF = 1e-11
+
+
+def projections(cost: NDArray[np.float64], stop: Stop) -> tuple[float, list[Triples]]:
+    """A lower bound of the largest cost float64[gpu, expert of a, expert of b], and a state from each projection.
+
+    With one index free to choose its best the other two are a bottleneck assignment, and its largest weight is a bound;
+    completed by an assignment of the index left out it is a state.
+    """
+    gpu = np.arange(len(cost))
+    bounds, states = [float(cost.min())], []
+    for left_out in range(3):
+        if stop():
+            break
+        weight = cost.min(axis=left_out)
+        assignment, bound = bottleneck_assignment(weight, gpu, stop)
+        bounds.append(bound)
+        assignment = with_slack(weight, float(weight[gpu, assignment].max()))
+        if left_out == 0:
+            pair = assigned(cost[:, gpu, assignment])
+            states.append((pair, assignment[pair]))
+        elif left_out == 1:
+            states.append((assigned(cost[gpu, :, assignment]), assignment))
+        else:
+            states.append((assignment, assigned(cost[gpu, assignment, :])))
+    return max(bounds), states or [(gpu, gpu)]
+
+
+def assigned(weight: NDArray[np.float64]) -> NDArray[np.int64]:
+    """column_of_row int64[row] with the least largest weight float64[row, column], and of these the least sum."""
+    _, most = bottleneck_assignment(weight, np.arange(len(weight)))
+    return with_slack(weight, most)
+
+
+def weighted_mean(cost: NDArray[np.float64]) -> float:
+    """A lower bound of the largest cost float64[gpu, expert of a, expert of b]: no mean is above the largest.
+
+    The GPUs' costs are weighted so that the GPUs weigh alike over all pairs. A state's weighted mean is at least the
+    least sum over pairs of experts of their least weighted cost on any GPU, a linear assignment. For costs (load of a +
+    load of b) / speed the weights become the speeds and the bound all loads over all speeds.
+    """
+    mean = cost.mean(axis=(1, 2))
+    if cost.min() < 0 or mean.min() <= 0:
+        return float(cost.min())
+    weight = 1 / mean
+    weight /= weight.sum()
+    least = (weight[:, None, None] * cost).min(axis=0)
+    return float(least[linear_sum_assignment(least)].sum()) * (1 - ROUND_OFF)
+
 
 QUESTION_SHARE = 0.5
 """Part of the time limit that a threshold question may take, halved after one without an answer: lower ones are easier."""
@@ -42,7 +204,7 @@ def colocate_heterogeneous(
     CANCELLED if `stop` answered True. Same input and seed, same answer, unless the wall limit cuts a step short. Raises
     InputError for a wrong shape or value.
     """
-    from engine.placement.colocation.exact import prove  # see engine.solver
+    pass  # FOLD  # see engine.solver
 
     start = time.perf_counter()
     deadline, options = start + time_limit, {"time_limit": time_limit, "exact": exact}
@@ -112,3 +274,73 @@ def _kinds(cost: NDArray[np.float64]) -> list[list[int]]:
     for gpu, cost_of_gpu in enumerate(cost):
         slices.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
     return list(slices.values())
+
+
+LEAST_SECONDS = 0.05
+
+
+def prove(
+    cost: NDArray[np.float64],
+    kinds: list[list[int]],
+    best: Triples,
+    bound: float,
+    seconds: float,
+    deadline: float,
+    seed: int,
+    stop: Stop,
+    report: Callable[[float], None],
+) -> tuple[Triples, float]:
+    """A better state or a higher bound, by bisection over the values that the largest cost can still have.
+
+    seconds: for the first question; deadline: of time.perf_counter.
+    """
+    cost_of_kind = cost[[gpus[0] for gpus in kinds]]
+    objective = largest(cost, best)
+    values = np.unique(cost_of_kind[(cost_of_kind >= bound) & (cost_of_kind < objective)])
+    # Nothing stays below values[low], `best` within values[high] (the objective beyond the end); from values[unknown]
+    # on there is no answer in time. The first question is whether anything beats the incumbent: it mostly settles all.
+    low, high = 0, len(values)
+    unknown, middle = high, high - 1
+    while low < unknown and not stop():
+        left = min(seconds, deadline - time.perf_counter())
+        if left < LEAST_SECONDS:
+            break
+        answer, state = _within(cost_of_kind, kinds, values[middle], left, seed, stop)
+        if state is not None:
+            best, objective = state, largest(cost, state)
+            high = unknown = int(np.searchsorted(values, objective))
+            report(objective)
+        elif answer == INFEASIBLE:
+            low = middle + 1
+        else:
+            unknown, seconds = middle, seconds / 2
+        middle = (low + unknown) // 2
+    return best, float(values[low]) if low < high else objective
+
+
+def _within(
+    cost: NDArray[np.float64], gpus_of_kind: list[list[int]], most: float, seconds: float, seed: int, stop: Stop
+) -> tuple[int, Triples | None]:
+    """Is there a state with no cost above `most`? CP-SAT's status, and the state if it found one.
+
+    cost: float64[kind, expert of a, expert of b].
+    """
+    size = cost.shape[1]
+    model = CpModel()
+    kind, a, b = np.nonzero(cost <= most)
+    chosen = [model.new_bool_var("") for _ in range(len(kind))]
+    for index in (a, b):
+        order = np.argsort(index, kind="stable")
+        ends = np.searchsorted(index[order], np.arange(size + 1))
+        for expert in range(size):
+            model.add_exactly_one(chosen[place] for place in order[ends[expert] : ends[expert + 1]])
+    for gpu_kind, gpus in enumerate(gpus_of_kind):
+        model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == gpu_kind)]) == len(gpus))
+    status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0)
+    if status not in (OPTIMAL, FEASIBLE):
+        return status, None
+    state = np.empty((2, size), dtype=np.int64)
+    for gpu_kind, gpus in enumerate(gpus_of_kind):
+        pairs = [place for place in np.flatnonzero(kind == gpu_kind) if solver.boolean_value(chosen[place])]
+        state[0, gpus], state[1, gpus] = a[pairs], b[pairs]
+    return status, (state[0], state[1])

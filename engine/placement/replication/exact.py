@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, LinearExpr
 
-from engine.placement.replication.greedy import counts_of
+from engine.placement.replication.bounds import counts_of
 from engine.result import Stop
 from engine.solver import solve
 

@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from engine.goal import Goal
-from engine.overlap.labelling import overlappable
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
+from engine.overlap.partition_axes import overlappable
 from engine.overlap.stage_pipeline import ChainInstance
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
 from engine.plan import Overlap, PartitionRange, Priority, SendOrder

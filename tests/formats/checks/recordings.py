@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.finding import Finding
 from engine.formats import check_recording, read_workload
 from engine.model import MoEModel
-from engine.workload import ExpertLoad, RoutingTrace, Workload
+from engine.workload import ExpertLoad, Finding, RoutingTrace, Workload
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces" / "tiny-moe"
 

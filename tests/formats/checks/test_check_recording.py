@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.finding import Finding, Origin
 from engine.formats import check_recording, read_workload
 from engine.formats.checks import limited_groups
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from engine.workload import ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
 from tests.cases.examples import examples
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"

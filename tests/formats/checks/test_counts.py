@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.formats import check_recording, read_workload
-from engine.formats.checks.phases import distance_of_phases
+from engine.formats.checks.profile_rows import distance_of_phases
 from engine.formats.remedies import REMEDIES
 from engine.plan import Placement
 from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.formats.checks.copies import skew_of
 from engine.formats.checks.profile_rows import Stretch, profile_stretches
-from engine.formats.checks.words import skew_of
 from engine.formats.remedies import REMEDIES
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.formats import read_costs
-from engine.formats.measured.deepep_kernels import kernel_of
+from engine.formats.measured.deepxtrace import kernel_of
 from tests.formats.measured.test_kineto import kernel, operator, saved, trace
 
 

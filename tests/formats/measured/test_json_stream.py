@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.formats.measured import json_stream
-from engine.formats.measured.json_stream import read_members
+from engine.formats.measured import kineto
+from engine.formats.measured.kineto import read_members
 from tests.cases.examples import examples
 
 PATH = Path("trace.json")
@@ -35,7 +35,7 @@ def test_members_and_elements_are_those_of_the_whole(other, events, piece, space
     other.pop("events", None)
     text = json.dumps(other | {"events": events, "last": 12345}, indent=2 if spaced else None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "PIECE", piece)
+        patch.setattr(kineto, "PIECE", piece)
         assert members(text) == [*other.items(), *(("events", event) for event in events), ("last", 12345)]
 
 
@@ -67,8 +67,8 @@ def test_more_than_is_read_is_refused():
 
 
 def test_one_endless_value_is_refused(monkeypatch):
-    monkeypatch.setattr(json_stream, "PIECE", 100)
-    monkeypatch.setattr(json_stream, "MAX_VALUE", 1000)
+    monkeypatch.setattr(kineto, "PIECE", 100)
+    monkeypatch.setattr(kineto, "MAX_VALUE", 1000)
     file = io.StringIO('{"a": "' + "x" * 100_000)
     with pytest.raises(InputError, match="cut off"):
         list(read_members(file, PATH, "events", 10**6))
@@ -76,7 +76,7 @@ def test_one_endless_value_is_refused(monkeypatch):
 
 
 def test_nothing_is_kept_of_what_was_taken(monkeypatch):
-    monkeypatch.setattr(json_stream, "PIECE", 1000)
+    monkeypatch.setattr(kineto, "PIECE", 1000)
     file = io.StringIO('{"events": [' + ",".join(["1"] * 50_000) + "]}")
     reader = read_members(file, PATH, "events", 10**6)
     next(reader)

@@ -125,7 +125,7 @@ def test_memory_stays_small_beside_a_large_trace(tmp_path, monkeypatch):
     events = [json.dumps(operator()), *[json.dumps(kernel())] * 5_000]
     path = tmp_path / "large.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": [' + ",".join(events) + "]}")
-    monkeypatch.setattr("engine.formats.measured.json_stream.PIECE", 10_000)
+    monkeypatch.setattr("engine.formats.measured.kineto.PIECE", 10_000)
     tracemalloc.start()
     read_costs(path)
     _, most = tracemalloc.get_traced_memory()

@@ -6,7 +6,7 @@ import pytest
 
 from engine.costs import Profiled, fit_profile
 from engine.formats import read_costs
-from engine.formats.measured import nccl_log
+from engine.formats.measured import nccl_pairs
 from tests.formats.faults import refused as refused_by
 from tests.strategies import cluster_of, make_gpu
 
@@ -197,7 +197,7 @@ def test_other_texts_are_refused_with_the_place(tmp_path, text, parts):
 
 
 def test_logs_of_nothing_but_heads_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(nccl_log, "MAX_RANKS", 1000)
+    monkeypatch.setattr(nccl_pairs, "MAX_RANKS", 1000)
     refused(saved(tmp_path, printed() + "# Collective test starting: x\n" * 1001), "more than 1,000 ranks and tests")
 
 

@@ -8,12 +8,12 @@ import pytest
 from engine import formats
 from engine.catalogue import model_presets, node_types
 from engine.cluster import Cluster
+from engine.compare.redundancy import project_evenly
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats.placements import recognise, write_placement
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.studies.even import project_evenly
 from engine.systems import SYSTEMS
 from engine.systems.base import run
 from engine.timeline import balancedness

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.formats import identify, read_workload
-from engine.formats.vllm.encoded_experts import decode
+from engine.formats.vllm.responses import decode
 from engine.model import MoEModel
 from tests.cases.examples import examples
 from tests.formats.faults import refused

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.finding import Finding, Origin
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from engine.workload import ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
 
 seeds = st.integers(0, 2**32 - 1)
 

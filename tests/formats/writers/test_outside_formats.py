@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from engine.errors import InputError
-from engine.formats.writers import write_recording
-from engine.formats.writers.moe_balance import MOST_TOKENS
+from engine.formats.writers import MOST_TOKENS, write_recording
 from engine.workload import DECODE, ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
 from tests.formats.checks.recordings import MODEL, random_trace

@@ -1,0 +1,280 @@
+"""The figures of the Affinity page: what stays on its GPU and node, what could at most, and what would by chance.
+
+Which two layers the Affinity page compares: a slider that a person moves, or a step further through the layers.
+
+The panel of the Affinity page that runs the two studies as a job: are the tokens enough, and does the plan hold.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from app import cached, failing, kept, layer_hops, samples, state, widgets
+from app.charts import affinity as charts
+from engine import formats, units
+from engine.cluster import Cluster
+from engine.compare.affinity import OutOfDistribution, TokensEnough
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.plan import Placement
+from engine.problem import Problem
+from engine.workload import RoutingTrace
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """What the figures are about. digest: of the open routing log; hops: float64[layer - 1], hops from each layer to the
+    next, between first choices or all of them."""
+
+    digest: str
+    first_choice: bool
+    hops: np.ndarray
+    placement: Placement
+    cluster: Cluster
+    unit: str
+
+    def show(self) -> None:
+        """All figures, by GPU and by node, and the chart of every layer pair."""
+        gpus, nodes = len(self.cluster.gpus), len(self.cluster.nodes)
+        covers = (
+            "proven limit for placements with equally many experts on every GPU and no replicas, from singular values"
+        )
+        if not (self.placement.single and len(np.unique(self.placement.slots)) == 1):
+            covers += "; the placement shown is not one of them"
+        kept = layer_hops.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(range(gpus)))
+        limit, chance = self._limits(gpus), self._by_chance(np.arange(gpus))
+        self._metrics("GPU", kept, limit, chance, covers)
+        if gpus > nodes > 1:
+            node_of_gpu = self.cluster.node_of_gpu
+            stays = layer_hops.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(node_of_gpu.tolist()))
+            equal = len({len(node.gpus) for node in self.cluster.nodes}) == 1
+            most = self._limits(nodes) if equal else None
+            self._metrics("node", stays, most, self._by_chance(node_of_gpu), covers)
+        widgets.chart(charts.kept_by_pair(kept, limit, self._whole(chance), self.unit), "affinity-kept")
+
+    def _whole(self, by_pair: np.ndarray) -> float:
+        """A share of every layer pair as one of all hops."""
+        return float(np.nansum(by_pair * self.hops) / self.hops.sum())
+
+    def _by_chance(self, group_of_gpu: np.ndarray) -> np.ndarray:
+        """float64[layer - 1]: what would stay in its group (GPU or node) if any expert followed any other equally often."""
+        part = self.placement.share.mean(axis=1) @ np.eye(len(self.cluster.gpus))[group_of_gpu]
+        return (part[:-1] * part[1:]).sum(axis=1)
+
+    def _limits(self, groups: int) -> np.ndarray | None:
+        """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None where there are none."""
+        if self.placement.experts % groups:
+            return None
+        most = layer_hops.keep_limits(self.digest, self.first_choice, groups)
+        return np.divide(most, self.hops, out=np.full(len(most), np.nan), where=self.hops > 0)
+
+    def _metrics(self, what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
+        """Three figures in a row: what stays on a `what`, what could, and what would by chance. Each as wide as its name, which
+        has to be short: the row has less than 300 pixels in a window of 1024."""
+        with st.container(horizontal=True, gap="xsmall"):
+            about = f"share of hops that stay on their {what}, all layers"
+            st.metric(f"On {what}", units.share(self._whole(kept)), width="content", help=about)
+            if limit is not None:
+                st.metric("Upper bound", units.share(self._whole(limit)), width="content", help=covers)
+            by_chance = "if the next expert were chosen at random"
+            st.metric("By chance", units.share(self._whole(chance)), width="content", help=by_chance)
+
+
+PLAY, LAYERS = "affinity-play", "affinity-layers"
+
+
+def plays(layers: int) -> bool:
+    """The switch that steps through the layers, where there are more than two; whether it is on."""
+    return layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
+
+
+def choose(layers: int, playing: bool) -> tuple[int, int]:
+    """The two layers, from which to which; a step further when playing."""
+    last = layers - 1
+    if last == 1:
+        return 0, 1
+    start, (low, high) = state.layers_compared()
+    if high > last:
+        start = low, high = 0, 1
+    if playing:
+        high = max(high, low + 1)
+        low, high = (low + 1, high + 1) if high < last else (0, high - low)
+        state.compare_layers((low, high), (low, high))
+        # No slider, which a busy browser may draw at its ends at first and then answer with those, as if a person had moved it.
+        st.progress(high / last, f"Layers {low} and {high} of {layers}")
+        return low, high
+    if f"{LAYERS}-{start}" not in st.session_state:
+        start = low, high
+    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: from which to which")
+    state.compare_layers(start, shown)
+    low, high = shown
+    return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
+
+
+KIND, CHOSEN = "affinity", "affinity-others"
+VIEWS = {
+    "share": ("Share kept", "The share of hops that stay on their GPU."),
+    "own": (
+        "Against its own plan",
+        "Each column as a ratio to the plan made for that recording: what is lost by planning on another one.",
+    ),
+    "row": (
+        "As in Table III",
+        "Each row as a ratio to the recording that the plan was made for, which also shows that some "
+        "recordings have more affinity than others.",
+    ),
+}
+
+
+def panel(problem: Problem, first_choice: bool) -> None:
+    """Choose, run, watch and show."""
+    st.subheader("How many tokens are enough, and does it hold elsewhere?", anchor=False)
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    st.caption(
+        "Plans are made from one half of a recording and scored on the other: every second sequence is held out, or the "
+        "later half of the tokens where no sequences are recorded. Samples take whole sequences in random order, the "
+        "last one cut to size, or single tokens (ExFlow §V-G, §V-H). All hops cost the same; nodes are "
+        "ignored."
+    )
+    if experts % gpus:
+        st.info(
+            f"The studies spread experts equally, but {experts} experts do not divide by {gpus} GPUs: open a cluster of "
+            "another size.",
+            icon=":material/info:",
+        )
+        return
+    others = _other_recordings(problem)
+    # What was chosen for another recording or model may be no option now.
+    st.session_state[CHOSEN] = [key for key in st.session_state.get(CHOSEN, []) if key in others]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.multiselect(
+            "Also score on",
+            list(others),
+            format_func=others.get,
+            placeholder="Only the open recording",
+            width=560,
+            disabled=not others,
+            key=CHOSEN,
+            help="Recordings of this session that fit the model, and the samples of it.",
+        )
+        st.button(
+            "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
+        )
+    job = next(iter(cached.jobs([state.study_job(KIND)] if state.study_job(KIND) else [])), None)
+    if job is not None:
+        _watch(job, {"workload": state.workload_digest(), "gpus": gpus, "first_choice": first_choice})
+    else:
+        st.caption("Nothing has run yet.")
+    widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
+
+
+def _other_recordings(problem: Problem) -> dict[str, str]:
+    """What else the model can be scored on: names by digest, or by file for samples that are not open yet."""
+    names = {}
+    for digest, name in state.workloads().items():
+        try:
+            recording = cached.recording(digest)
+            problem.model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
+        except InputError:
+            continue
+        if isinstance(recording, RoutingTrace) and digest != state.workload_digest():
+            names[digest] = name
+    taken = {problem.workload.name, *names.values()}
+    for sample in samples.RECORDINGS:
+        fits = sample.file.endswith(".npz") and Path(sample.model).stem == problem.model.name
+        if fits and Path(sample.file).stem not in taken:
+            names[sample.file] = f"{sample.title} (sample)"
+    return names
+
+
+def _digest(chosen: str) -> str:
+    """The digest of a chosen recording; a sample joins the session."""
+    sample = next((sample for sample in samples.RECORDINGS if sample.file == chosen), None)
+    if sample is None:
+        return chosen
+    model = formats.read_model(samples.FOLDER / sample.model)
+    return state.add_recording(formats.read_workload(samples.FOLDER / sample.file, num_experts=model.experts), model)
+
+
+def _start(gpus: int, first_choice: bool) -> None:
+    """Start the study with what is chosen. A callback, so that chosen samples can stay chosen once they are open."""
+    try:
+        own = state.workload_digest()
+        others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != own]
+        st.session_state[CHOSEN] = others
+        arguments = {"workload": own, "others": others, "gpus": gpus, "first_choice": first_choice}
+        state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
+    except InputError as error:
+        state.notice(str(error))
+
+
+def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
+    """The job's row and what it has found so far, drawn again every second while it runs."""
+    running = not job.state.finished
+
+    @failing.fragment(run_every=1 if running else None)
+    def newest() -> None:
+        finished = job.state.finished
+        widgets.job_row(job)
+        about = {name: job.request.arguments.get(name) for name in wanted}
+        if about != wanted:
+            st.info(
+                "This study is for another recording, number of GPUs or choice of hops: run it again for what is open.",
+                icon=":material/info:",
+            )
+        else:
+            with failing.saying():
+                if result := cached.result_of(job):
+                    _show(result, job.id)
+        if running and finished:
+            st.rerun()
+
+    newest()
+
+
+def _show(result: dict[str, Any], id: str) -> None:
+    left, right = st.columns(2, gap="large")
+    if result["tokens"]:
+        tokens = TokensEnough.from_dict(result["tokens"])
+        with left:
+            widgets.chart(charts.tokens_enough(tokens), "tokens-enough")
+            halves = "every second sequence" if tokens.unit == "sequences" else "the later half of the recording"
+            st.caption(
+                f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others: {halves}. "
+                "The share of hops that stay is counted, not timed."
+            )
+    if result["others"]:
+        others = OutOfDistribution.from_dict(result["others"])
+        with right:
+            view = "share"
+            if len(others.names) > 1:
+                view = (
+                    kept.segments(
+                        "Numbers",
+                        list(VIEWS),
+                        default="share",
+                        format_func=lambda view: VIEWS[view][0],
+                        key="affinity-numbers",
+                        label_visibility="collapsed",
+                    )
+                    or "share"
+                )
+            widgets.chart(
+                charts.out_of_distribution(others, view, st.context.theme.type == "dark"), "out-of-distribution"
+            )
+            st.caption(f"{VIEWS[view][1]} Every recording is scored on its held-out half.")
+            if len(others.names) == 1:
+                st.caption("Choose other recordings above to see whether the plan holds on them.")
+    if result["tokens"]:
+        st.download_button(
+            "Study as JSON",
+            json.dumps(result),
+            f"affinity-{id}.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
+        )

@@ -1,0 +1,276 @@
+"""What a plan can be taken out as: the files of serving engines, a trace, a table.
+
+The even projection of a plan that an engine refuses, offered with its price.
+
+A plan's timeline for Perfetto: the prediction, and beside it a run that was measured.
+
+A plan on its way out: choose an engine, see what to add to its command line and what stays behind, and download.
+"""
+
+import re
+from dataclasses import dataclass
+
+import streamlit as st
+
+from app import cached, kept, widgets
+from app.launch import history, report
+from app.launch.history import Launched
+from app.tables import plain
+from engine import units
+from engine.compare.redundancy import EvenProjection, project_evenly
+from engine.errors import InputError
+from engine.formats.perfetto import write_trace
+from engine.formats.placements import Export, Target, write_placement
+from engine.formats.placements.export import PROJECT
+from engine.jobs.runner import State
+from engine.launch.preparation.launch import PLACES
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem
+
+PERFETTO = "perfetto"
+
+
+@dataclass(frozen=True)
+class Taker:
+    """What takes a plan. target: of `write_placement`, or PERFETTO; suffix: of the file's name; about: who reads it."""
+
+    title: str
+    target: Target | str
+    suffix: str
+    about: str
+
+
+TAKERS = (
+    Taker("SGLang, JSON", "sglang", ".json", "SGLang reads it at start-up; experts stay where the file has them."),
+    Taker("SGLang, .pt", "sglang", ".pt", "The same map as SGLang saves its own, for tools that load tensors."),
+    Taker("TensorRT-LLM", "trtllm", ".yaml", "A static load balancer that moe_config points to."),
+    Taker(
+        "vLLM", "vllm", ".jsonl", "The initial mapping of vLLM's pull request #41141; releases without it read none."
+    ),
+    Taker("vLLM-Ascend", "vllm-ascend", ".json", "For its first model runner only; the second (MRv2) refuses maps."),
+    Taker("Megatron-Core, DeepSpeed", "megatron", ".json", "A permutation of experts to reorder a checkpoint by."),
+    Taker("ExFlow", "exflow", ".csv", "The table that ExFlow's own code reads: one GPU for every expert."),
+    Taker("Table (CSV)", "csv", ".csv", "Every slot of every GPU in a row, for a spreadsheet or a script."),
+    Taker("Perfetto", PERFETTO, ".json", "The timeline as a trace, for ui.perfetto.dev."),
+)
+
+
+def file_name(plan: Plan, taker: Taker) -> str:
+    """A name that every file system takes, and that command lines need not quote."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", plan.name).strip("-").lower()[:60] or "plan"
+    return f"{name}-{plan.id[:8]}-{taker.target}{taker.suffix}"
+
+
+def exported(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
+    """The plan's placement for an engine. Raises InputError where the engine can not load it."""
+    return write_placement(taker.target, plan, model, file_name(plan, taker), mtp)
+
+
+def without_flags(text: str) -> str:
+    """A sentence of the command line without the flags that it names: here they are on the page."""
+    return re.sub(r" \(--[\w-]+\)", "", text)
+
+
+def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
+    """The projected plan where a refusal can be mended so and a person has asked for it."""
+    if PROJECT not in refusal:
+        return None
+    asked = st.toggle(
+        "Project it to an even plan",
+        key=f"{key}-export-even-{plan.id[:16]}",
+        help="The nearest plan with as many slots on every GPU in every layer and no expert twice on a GPU: another plan, "
+        "whose price is shown.",
+    )
+    if not asked:
+        return None
+    try:
+        projection = _projection(plan, problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return None
+    _price(projection)
+    return projection.plan
+
+
+def _price(projection: EvenProjection) -> None:
+    before, after = projection.before, projection.after
+    with st.container(horizontal=True, gap="medium"):
+        st.metric(
+            "Time, simulated",
+            units.seconds(after.total),
+            f"{units.seconds(before.total)} before" + _change(before.total, after.total),
+            delta_color="off",
+            delta_arrow="off",
+            help="of a pass, before and after, with all sends at once as engines send them",
+        )
+        st.metric(
+            "Balancedness",
+            f"{after.balancedness:.3f}",
+            f"{before.balancedness:.3f} before",
+            delta_color="off",
+            delta_arrow="off",
+            help="mean over layers of mean / largest load of the GPUs; 1 is even",
+        )
+        st.metric(
+            "Slots on every GPU",
+            str(projection.slots),
+            f"{projection.added:,} copies new, {projection.dropped:,} given up",
+            delta_color="off",
+            delta_arrow="off",
+            help="of a layer; copies of experts over all layers",
+        )
+
+
+def _change(before: float, after: float) -> str:
+    return f" ({after / before - 1:+.1%})".replace("%", " %") if before else ""
+
+
+def _projection(plan: Plan, problem: Problem) -> EvenProjection:
+    answer = _kept_layers(plan.name, plan.id, cached.key_of(problem), plan, problem)
+    if isinstance(answer, str):
+        raise InputError(answer)
+    return answer
+
+
+@st.cache_resource(max_entries=16, show_spinner="Projecting the plan and simulating both")
+def _kept_layers(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> EvenProjection | str:
+    """Why there is none is kept too: it would be asked for at every run."""
+    try:
+        return project_evenly(_plan, _problem)
+    except InputError as error:
+        return str(error)
+
+
+WANTED = {"predicted", "measured"}
+"""Timelines of a run; those of older versions may lack them."""
+
+
+def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
+    """The choice of a measured run where there is one, and the download."""
+    runs = _runs(plan)
+    chosen = None
+    if runs:
+        chosen = st.selectbox(
+            "Measurement as a second group",
+            [*range(len(runs)), None],
+            format_func=lambda place: (
+                "none, the prediction for the cluster alone" if place is None else _title(runs[place][0])
+            ),
+            key=f"{key}-export-run-{plan.id[:16]}",
+            width=480,
+            help="The prediction beside it is then the one for where it ran, not for the drawn cluster.",
+        )
+    else:
+        st.caption("Once a launch of this plan has been measured, its measurement can go along as a second group.")
+    st.download_button(
+        f"Download {file_name(plan, taker)}",
+        lambda: _text(plan, problem, None if chosen is None else runs[chosen]),
+        file_name(plan, taker),
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+        key=f"{key}-export-trace",
+    )
+
+
+def _text(plan: Plan, problem: Problem, run: tuple[Launched, int] | None) -> str:
+    return write_trace(cached.simulate(plan, problem)) if run is None else write_trace(*report.timelines(*run))
+
+
+def _title(launch: Launched) -> str:
+    ranks = "" if launch.brief.ranks is None else f", {launch.brief.ranks} ranks"
+    return f"{widgets.describe_time(launch.started)}, {PLACES[launch.brief.on]}{ranks}"
+
+
+def _runs(plan: Plan) -> list[tuple[Launched, int]]:
+    """Launches that measured the plan, newest first, each with its place among those that ran in turn."""
+    runs = []
+    for launch in history.launches():
+        if launch.state is not State.DONE:
+            continue
+        try:
+            measured = (cached.result_of(launch.job) or {}).get("runs", [])
+        except InputError:
+            continue
+        runs += [
+            (launch, place) for place, run in enumerate(measured) if run.get("plan") == plan.id and set(run) >= WANTED
+        ]
+    return runs
+
+
+WIDTH = 320
+
+
+def show(plan: Plan, problem: Problem, key: str) -> None:
+    """Everything about taking a plan out, in a box that a person opens. key: of the page."""
+    with st.expander(
+        "Export to a serving engine", icon=":material/output:", on_change="rerun", key=f"{key}-export"
+    ) as box:
+        if not box.open:
+            return
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            taker = kept.selectbox(
+                "Engine", TAKERS, format_func=lambda taker: taker.title, key=f"{key}-export-engine", width=WIDTH
+            )
+            mtp = taker.target == "trtllm" and kept.checkbox(
+                "With a layer for MTP",
+                key=f"{key}-export-mtp",
+                help="Multi-token prediction: with speculative decoding on, TensorRT-LLM asks for one layer more. It gets "
+                "a copy of the last layer's placement, for want of a recording of it.",
+            )
+        st.caption(plain(taker.about))
+        if taker.target == PERFETTO:
+            show_trace(plan, problem, taker, key)
+        else:
+            _placement(plan, problem, taker, mtp, key)
+
+
+def _placement(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) -> None:
+    """The file, or why there is none and what to do about it."""
+    try:
+        _file(plan, problem.model, taker, mtp, key)
+    except InputError as error:
+        st.error(plain(without_flags(str(error))), icon=":material/block:")
+        if (projected := offer(plan, problem, str(error), key)) is None:
+            return
+        try:
+            _file(projected, problem.model, taker, mtp, f"{key}-even")
+        except InputError as other:
+            st.error(plain(without_flags(str(other))), icon=":material/block:")
+
+
+def _file(plan: Plan, model: MoEModel, taker: Taker, mtp: bool, key: str) -> None:
+    """What to add, what stays behind, and the download. Raises InputError where the engine can not load the plan."""
+    export = _export(plan, model, taker, mtp)
+    if export.lines:
+        st.markdown("Add to the engine's command line or configuration, with the path of the file:")
+        st.code("\n".join(export.lines), language=None, wrap_lines=True)
+    if export.notes:
+        st.markdown("\n".join(f"- {plain(_sentence(without_flags(note)))}" for note in export.notes))
+    ((name, content),) = export.files.items()
+    st.download_button(
+        f"Download {name}", content, name, icon=":material/download:", on_click="ignore", key=f"{key}-export-file"
+    )
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def _export(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
+    """Kept between runs, and so is why there is none: it would be written at every run."""
+    answer = _kept_panel(plan.id, file_name(plan, taker), model.digest, taker.target, mtp, plan, model, taker)
+    if isinstance(answer, str):
+        raise InputError(answer)
+    return answer
+
+
+@st.cache_resource(max_entries=32, show_spinner="Writing the file and reading it back")
+def _kept_panel(
+    id: str, name: str, digest: str, target: str, mtp: bool, _plan: Plan, _model: MoEModel, _taker: Taker
+) -> Export | str:
+    try:
+        return exported(_plan, _model, _taker, mtp)
+    except InputError as error:
+        return str(error)

@@ -1,0 +1,350 @@
+"""Plans in whole serving steps, kept between runs by the digests of all that they depend on.
+
+Plans in a whole serving step beside each other, and what the open one comes to.
+
+The Optimise page under the goal of serving.
+
+The open serving step as an argument of jobs that judge plans in it.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, simulations, state, tables, verdict_line, widgets
+from app.charts import serving as charts
+from app.optimise import serving_form
+from app.optimise.serving_form import ModelBeside, beside_experts
+from app.optimise.table import DEPLOYED, columns_in_sight, mark
+from app.tables import plain
+from engine import units
+from engine.compare.standing import Standing
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.provenance import simulation_digest
+from engine.result import relative_gap
+from engine.serving.figures import ServingFigures
+from engine.serving.roofline import RooflineOperators
+from engine.serving.step import OperatorSource, ServingStep
+from engine.simulate.serving import ServedStep
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served: the step, the model beside its experts, and what times its operators.
+
+    notes: why operators are not measured
+    """
+
+    step: ServingStep
+    beside: ModelBeside
+    source: OperatorSource
+    notes: tuple[str, ...]
+
+
+def serving_of(problem: Problem) -> Serving:
+    """The open step, and where its times come from. Raises InputError where the sizes of the model cannot be known."""
+    step, beside, gpu = state.serving(), beside_experts(state.model()), problem.cluster.gpus[0]
+    if beside.config is None:
+        source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
+    else:
+        source, notes = _operators(
+            str(beside.config),
+            problem.model.digest,
+            gpu.digest,
+            step.digest,
+            beside.sizes.digest,
+            problem,
+            step,
+            beside,
+        )
+    return Serving(step, beside, source, tuple(notes))
+
+
+@st.cache_resource(max_entries=64, show_spinner="Timing attention")
+def _operators(
+    config: str,
+    model: str,
+    gpu: str,
+    step: str,
+    sizes: str,
+    _problem: Problem,
+    _step: ServingStep,
+    _beside: ModelBeside,
+) -> tuple[OperatorSource, list[str]]:
+    return simulations.operators(_problem, Path(config), _beside.sizes, _step)
+
+
+def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
+    """A plan in the step. Raises InputError where it cannot be served, as one that is executed context-coherently."""
+    key = (
+        simulation_digest(plan, problem),
+        serving.step.digest,
+        serving.beside.sizes.digest,
+        serving.source.source,
+        problem.cluster.gpus[0].digest,
+    )
+    answer = _served(key, plan, problem, serving)
+    if isinstance(answer, str):
+        raise InputError(answer)
+    return answer
+
+
+@st.cache_resource(max_entries=128, show_spinner="Simulating a serving step")
+def _served(key: tuple[str, ...], _plan: Plan, _problem: Problem, _serving: Serving) -> ServedStep | str:
+    """Why it cannot be served is kept too: it would be asked for at every run."""
+    try:
+        return simulations.served(_plan, _problem, _serving.step, _serving.source, _serving.beside.sizes)
+    except InputError as error:
+        return str(error)
+
+
+def check_cluster(problem: Problem) -> None:
+    """Raise InputError unless all GPUs are of one type."""
+    kinds = list(dict.fromkeys(gpu.type for gpu in problem.cluster.gpus))
+    if len(kinds) > 1:
+        raise InputError(
+            f"a serving step needs GPUs of one type, because attention is timed for one GPU type; the open cluster has "
+            f"{', '.join(kinds)}"
+        )
+
+
+TIMES = {"decode": "Time per token", "prefill": "Time to first token"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A plan of the session in the step."""
+
+    plan: Plan
+    figures: ServingFigures
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans that can be served, fastest first but for what is deployed, which is on top, and what they are held against.
+    refused: why others cannot be, by name."""
+
+    rows: list[Row]
+    baseline: Row
+    refused: dict[str, str]
+
+    @property
+    def shown(self) -> Row:
+        """The open plan, else the fastest, else the baseline."""
+        opened = [row for row in self.rows if row.plan.id == state.plan_id()]
+        return next(iter(opened), min(self.rows, key=lambda row: row.figures.seconds, default=self.baseline))
+
+    def is_deployed(self, row: Row) -> bool:
+        return row.plan.id == self.baseline.plan.id
+
+
+def compare(problem: Problem, serving: Serving) -> Comparison:
+    """Every plan of these inputs. Raises InputError where not even the baseline can be served."""
+    plan = cached.deployed(problem).plan
+    baseline = Row(plan, served(plan, problem, serving).figures)
+    rows, refused = [], {}
+    for _, candidate in widgets.comparable(problem):
+        try:
+            rows.append(Row(candidate.plan, served(candidate.plan, problem, serving).figures))
+        except InputError as error:
+            refused[candidate.plan.name] = str(error)
+    rows.sort(key=lambda row: (row.plan.id != plan.id, row.figures.seconds))
+    return Comparison(rows, baseline, refused)
+
+
+def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
+    """How a plan stands. narrow: as for `verdict_line.show`."""
+    verdict_line.show(
+        standing(row, comparison, problem),
+        f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}",
+        narrow,
+    )
+
+
+def memory(row: Row) -> None:
+    """What the step of a plan is, and whether it fits the memory."""
+    step, memory = row.figures.step, row.figures.memory
+    st.caption(
+        f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
+        f"{units.share(memory.total / memory.room)} of the {units.size(memory.room)} that it has room for: "
+        f"{units.size(memory.experts)} experts, {units.size(memory.others)} other weights, {units.size(memory.kv)} keys and "
+        "values. A tenth of every GPU is kept for activations, buffers and the runtime."
+    )
+    if not memory.fits:
+        st.warning(
+            f"It does not fit: {units.size(memory.total)} on a GPU with room for {units.size(memory.room)}. "
+            f"{_most(memory.most_sequences(step))} The times hold as if it did.",
+            icon=":material/memory:",
+        )
+
+
+def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
+    """How a plan stands in the step. Of other recordings nothing is known: a step has the tokens that it has."""
+    figures, baseline = row.figures, comparison.baseline
+    return Standing(
+        plan=row.plan.name,
+        deployed=baseline.plan.name,
+        is_deployed=comparison.is_deployed(row),
+        span="token" if figures.step.phase == "decode" else "prompt",
+        seconds=figures.seconds,
+        deployed_seconds=baseline.figures.seconds,
+        tokens_per_second=figures.tokens_per_second,
+        bound=figures.bound,
+        bound_covers=f"No order of sends brings this placement below {units.seconds(figures.bound)}.",
+        move=cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds)),
+    )
+
+
+def step_in_words(step: ServingStep) -> str:
+    """`decode of 64 sequences per GPU, 2,000 tokens in, 1,000 out`."""
+    if step.phase == "prefill":
+        words = f"prefill of {step.sequences:,} prompts per GPU, {step.context:,} tokens each"
+    else:
+        words = f"decode of {step.sequences:,} sequences per GPU, {step.context:,} tokens in, {step.output:,} out"
+    return words + (", two batches" if step.overlap == "two-batch" else "")
+
+
+def _most(sequences: int) -> str:
+    if not sequences:
+        return "Not even one sequence does: add GPUs or take larger ones."
+    return f"At most {sequences:,} sequences per GPU do."
+
+
+def show(comparison: Comparison) -> None:
+    """The table; selecting a row opens its plan."""
+    text, ids = as_text(comparison), [row.plan.id for row in comparison.rows]
+    tables.choose_row(text, ids, state.open_plan, "served", column_config=columns_in_sight(text))
+    for name, reason in comparison.refused.items():
+        st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
+
+
+def as_text(comparison: Comparison) -> pd.DataFrame:
+    """The figures as text with units, the open plan and what is deployed marked."""
+    rows = comparison.rows
+    figures = [row.figures for row in rows]
+    factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
+    memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
+    room = figures[0].memory.room / memory
+    step = figures[0].step
+    return pd.DataFrame(
+        {
+            "": [mark(row.plan.id == state.plan_id()) for row in rows],
+            "Plan": [row.plan.name for row in rows],
+            f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
+            f"Gain over {comparison.baseline.plan.name}": [
+                DEPLOYED
+                if comparison.is_deployed(row)
+                else f"{100 * row.figures.gain_over(comparison.baseline.figures):+.1f} %"
+                for row in rows
+            ],
+            "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
+            f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
+            "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
+            f"Fullest GPU, of {units.digits(room)} {memory_unit}": [
+                units.digits(served.memory.total / memory) for served in figures
+            ],
+            "Room for sequences": [f"{served.memory.most_sequences(step):,}" for served in figures],
+        }
+    )
+
+
+def parts(comparison: Comparison) -> None:
+    """Where the time of the shown plan goes, beside the baseline's."""
+    shown, baseline = comparison.shown, comparison.baseline
+    plans = {shown.plan.name: shown.figures}
+    if shown.plan.id != baseline.plan.id:
+        name = baseline.plan.name if baseline.plan.name not in plans else f"{baseline.plan.name} (deployed now)"
+        plans[name] = baseline.figures
+    widgets.chart(charts.parts(plans, st.context.theme.type == "dark"), "serving-parts")
+
+
+def needed_serving(problem: Problem) -> Serving:
+    """The open step, ready to be served; where it cannot be, says so, offers what can be, and stops."""
+    try:
+        check_cluster(problem)
+    except InputError as error:
+        serving_form.offer_clusters(str(error))
+        st.stop()
+    try:
+        serving = serving_of(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        st.caption("A whole step cannot be timed for this model; the other goals plan its MoE layers as ever.")
+        st.stop()
+    serving_form.say(state.model(), serving.beside)
+    return serving
+
+
+def say_how_planned(problem: Problem) -> None:
+    """What systems plan for under this goal."""
+    st.caption(
+        f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then looked at in the "
+        "whole step, with that routing at the tokens of the step."
+    )
+
+
+def say_sources(serving: Serving, figures: ServingFigures) -> None:
+    """Where every time of the step comes from."""
+    operators, moe_layers = map(plain, figures.sources)
+    note = f" ({plain(serving.notes[0])})" if serving.notes else ""
+    sizes = f"; sizes: {plain(serving.beside.origin)}" if serving.beside.config else ""
+    st.caption(f"Attention, norms, dense layers and head: {operators}{note}{sizes}. MoE layers: {moe_layers}.")
+
+
+def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None:
+    """Id of the plan with the shortest step; None where none of them can be served."""
+    seconds = {}
+    for plan in plans:
+        with contextlib.suppress(InputError):
+            seconds[plan.id] = served(plan, problem, serving).figures.seconds
+    return min(seconds, key=seconds.get) if seconds else None
+
+
+def results(problem: Problem, serving: Serving) -> None:
+    """The open plan big, where its time goes, and all plans beside each other; without a plan, what is deployed."""
+    try:
+        comparison = compare(problem, serving)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        st.stop()
+    if not comparison.rows:
+        st.caption("No plan for these inputs yet: this is what is deployed. Press Run for better ones.")
+    if serving_form.routing_is_assumed():
+        st.caption(
+            ":material/balance: Balanced routing is assumed, under which placements hardly differ. Open a recording of this "
+            "model to see what a plan wins."
+        )
+    parts(comparison)
+    st.markdown(f"**{plain(comparison.shown.plan.name)}**")
+    verdict(comparison.shown, comparison, problem, narrow=True)
+    memory(comparison.shown)
+    say_sources(serving, comparison.shown.figures)
+    if comparison.rows:
+        st.subheader("Candidate plans", anchor=False)
+        st.caption(
+            "Whole steps of plans whose tokens travel as chosen above, what is deployed on top, then fastest first. Select "
+            "a row to open its plan."
+        )
+        show(comparison)
+        if state.plan_id() in [row.plan.id for row in comparison.rows]:
+            st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+
+
+def arguments(problem: Problem) -> dict[str, Any]:
+    """`serving` for the step, where one is open for the problem's model and can be timed on its cluster; nothing elsewhere."""
+    step, model = state.serving(), state.model()
+    if step is None or model is None or model.digest != problem.model.digest:
+        return {}
+    try:
+        check_cluster(problem)
+        beside = beside_experts(model)
+    except InputError:
+        return {}
+    step, sizes = (part.model_dump(mode="json", exclude_none=True) for part in (step, beside.sizes))
+    return {"serving": {"step": step, "sizes": sizes, "config": None if beside.config is None else str(beside.config)}}

@@ -1,0 +1,311 @@
+"""What the others wait for: the time of a whole plan by the GPU that ends each step last, and by layer.
+
+What no order of sends can beat, with relays where a cluster allows them and without, and no placement.
+
+What the bars and lines of a pass's chart are, in words below it.
+
+The sends of one layer on a few GPUs, where the whole timeline has bundles.
+
+The Timeline page under the goal of serving: the figures of the whole step and its timeline.
+
+The Timeline page of a training step: figures, the Gantt with what stayed exposed, and what is assumed.
+
+What colocating is for: how much of the time the GPUs compute with each model alone, and with both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import streamlit as st
+
+from app import cached, failing, kept, state, tables, verdict_line, widgets
+from app.charts import cluster as utilisation_charts
+from app.charts import gantt, theme
+from app.charts import gantt as charts
+from app.charts import step as step_charts
+from app.charts.theme import KIND_TITLES
+from app.optimise import serving_page, step
+from app.optimise.serving_page import check_cluster, served, serving_of
+from app.tables import plain
+from engine import units
+from engine.compare.figures import Metrics
+from engine.errors import InputError
+from engine.formats.perfetto import write_trace
+from engine.goal import Goal
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.serving import ServedStep
+from engine.timeline import Timeline
+
+
+def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
+    """Both charts, none of a plan that takes no time. gpus: their names"""
+    st.subheader("The bottleneck", anchor=False)
+    st.caption(
+        "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
+        "others wait for, and by layer. Of a transfer the end with the busier port counts; where several finish together, "
+        "one of them."
+    )
+    waits = cached.waits(plan, problem)
+    if not len(waits):
+        return
+    by_gpu, by_layer = st.columns(2, gap="large")
+    with by_gpu:
+        widgets.chart(charts.by_gpu(waits, gpus), "waits-by-gpu")
+    with by_layer:
+        widgets.chart(charts.by_layer(waits), "waits-by-layer")
+
+
+SAME = 1e-9
+"""Relative difference of two times that are the same."""
+
+
+def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
+    """The bound of a plan's placement, which holds for every order, and also, where GPUs could relay for each other but in the
+    plan's own order do not, the closer one of the orders without relays; and that of its optimiser over all placements."""
+    st.metric(
+        "Bound for this placement",
+        units.seconds(figures.order_bound),
+        help="no order of sends can be faster, not even one in which the GPUs of a node relay for each other where they have "
+        "links: every all-to-all at the time of its busiest port",
+    )
+    without = cached.bound(plan, problem, 0, problem.workload.layers - 1, straight=True)
+    if without > figures.order_bound * (1 + SAME):
+        st.metric(
+            "Bound without relays",
+            units.seconds(without),
+            help="no order can be faster in which bytes go straight to their receivers, as in this plan; one with relays "
+            "might be",
+        )
+    if figures.bound is not None and plan.claim.scope != "order":
+        st.metric(
+            "Bound for any placement",
+            units.seconds(figures.bound),
+            help="as its optimiser claims of placements with as many slots per GPU; not computed again",
+        )
+
+
+def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chosen: bool) -> None:
+    """figures: of the open plan; bundled: its sends are; folded: a lane stands for several GPUs; chosen: some have no lane."""
+    longest = max(figures.seconds, key=figures.seconds.get)
+    share = units.share(figures.seconds[longest] / (figures.total or 1.0))
+    most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {KIND_TITLES[longest]} ({share}). "
+    bar = "a send"
+    if folded:
+        bar = "the time from the first GPU's first send to the last one's last"
+    elif bundled:
+        bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
+    which = " Drawn are those that the others wait for, and the busiest." if chosen else ""
+    st.caption(
+        f"{most}Outlined bars are {figures.how_simulated}.{which} A bar on a network lane is {bar}. The thin line is the "
+        "critical path, which all GPUs wait for. Hover over a bar to see that work on every GPU; drag the range below the "
+        "chart to zoom; double-click a kind in the legend to see it alone."
+    )
+
+
+@failing.fragment
+def show_sends(plan: Plan, problem: Problem) -> None:
+    """Once asked for: a layer and GPUs to choose, their chart, and a file with what it shows."""
+    gpus, last_layer = problem.cluster.gpu_names, problem.workload.layers - 1
+    if not kept.toggle("Send by send", key="send-by-send", help="every send of one layer, of the GPUs you choose"):
+        return
+    layer = kept.slider("MoE layer", 0, last_layer, 0, key="send-by-send-layer") if last_layer > 0 else 0
+    whole = cached.sends_of_layer(plan, problem, layer)
+    most = min(gantt.gpus_with_sends(len(gpus), 2 if plan.goal is Goal.TWO_MODELS else 1), gantt.MOST_SENDERS)
+    waits = cached.waits(plan, problem)
+    awaited = waits.loc[waits["layer"] == layer, "gpu"].unique()[:most].tolist()
+    chosen = kept.multiselect(
+        "GPUs",
+        range(len(gpus)),
+        awaited,
+        lambda gpu: plain(gpus[gpu]),
+        max_selections=most,
+        key=f"senders-{plan.id[:16]}-{layer}",
+        placeholder=f"Choose up to {most}",
+        help="first those that the others wait for in this layer",
+    )
+    if not chosen:
+        return
+    part, count = gantt.only(whole, sorted(chosen))
+    title = f"Layer {layer} of {charts.plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
+    widgets.gantt(
+        charts.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
+        f"sends-{plan.id[:16]}",
+    )
+    st.download_button(
+        "Download Perfetto trace of these sends",
+        lambda: write_trace(replace(whole, events=whole.events[whole.events["resource"].isin(chosen)])),
+        f"timeline-layer-{layer}.json",
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+    )
+
+
+MOST_GPUS = 8
+"""GPUs with a lane."""
+
+
+def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
+    """The plans by the names to show, the open one first; False where they cannot be served and it says why."""
+    try:
+        check_cluster(problem)
+        serving = serving_of(problem)
+        comparison = serving_page.compare(problem, serving)
+        steps = {name: served(plan, problem, serving) for name, plan in shown.items()}
+    except InputError as error:
+        st.info(f"No serving step: {plain(str(error))}. Shown are the MoE layers as inference.", icon=":material/info:")
+        return False
+    name, plan = next(iter(shown.items()))
+    figures = steps[name].figures
+    row = serving_page.Row(plan, figures)
+    serving_page.verdict(row, comparison, problem)
+    _gantt(steps)
+    serving_page.memory(row)
+    serving_page.say_sources(serving, figures)
+    return True
+
+
+def _gantt(steps: dict[str, ServedStep]) -> None:
+    """The simulated layers of the step; with two batches all that takes turns with them too."""
+    timelines = {name: step.timeline for name, step in steps.items()}
+    name, step = next(iter(steps.items()))
+    last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
+    first, last = 0, last_layer
+    chart = st.container()
+    if last_layer > 0:
+        begin, end = state.first_layers(last_layer)
+        usual = gantt.drawable(timelines, begin, end, MOST_GPUS)
+        first, last = kept.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
+    first, last = gantt.drawable(timelines, first, last, MOST_GPUS)
+    stretches, drawn = gantt.fewer_lanes(timelines, first, last, MOST_GPUS)
+    share = units.share(step.timeline.total / step.figures.seconds)
+    layers = "MoE layers, attention included," if step.figures.step.overlap == "two-batch" else "MoE layers"
+    title = f"{theme.plain(name)}: {layers} are {share} of the step"
+    if drawn < len(step.timeline.resources):
+        title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
+    with chart:
+        widgets.gantt(
+            charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
+            "served-gantt",
+        )
+    what = "MoE layers; attention and dense layers stand between them, the same for every plan"
+    if step.figures.step.overlap == "two-batch":
+        what = "two batches that take turns, attention among them; embedding, head and dense layers stand outside"
+    which = ""
+    if drawn < len(step.timeline.resources):
+        which = " Drawn are the GPUs that the others wait for, and the busiest."
+    st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
+    st.download_button(
+        "Download Perfetto trace of the served step",
+        lambda: write_trace(step.timeline),
+        "served-step.json",
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+    )
+
+
+PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
+
+
+def show_step(shown: dict[str, Plan], problem: Problem) -> None:
+    """The plans by the names to show, the open one first."""
+    timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
+    plan = next(iter(shown.values()))
+    verdict_line.show_plan(plan, problem)
+    chart = st.container()
+    phase, first, last = choose_part(list(timelines.values()))
+    parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in timelines.items()}
+    title = verdict_line.headline(plan, problem)
+    bounds = (
+        {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
+    )
+    with chart:
+        widgets.gantt(step_charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+    verdict_line.say_made_for(plan, problem)
+    _figures(plan, problem)
+    groups = max(len(timeline.resources) for timeline in timelines.values())
+    limit = ""
+    if groups > step_charts.MOST_LANES:
+        limit = f" Of up to {groups} groups of GPUs the {step_charts.MOST_LANES} that compute longest are drawn."
+    st.caption(
+        "Outlined bars are simulated. GPUs that do the same at the same time share a lane. Hatched marks above a lane: the "
+        f"network is busy and the GPU computes nothing.{limit} Drag the slider below the chart to zoom."
+    )
+    st.caption(step.assumptions(problem))
+
+
+def _figures(plan: Plan, problem: Problem) -> None:
+    figures = cached.metrics(plan, problem)
+    own, total = figures.decomposition["communication"], figures.total or 1.0
+    with st.container(horizontal=True, gap="medium"):
+        st.metric(
+            "Bound for this placement",
+            f"{units.seconds(figures.order_bound)} (+{units.share(figures.order_gap)})",
+            help="proven: no schedule of this placement is faster, however operators are cut, ordered and overlapped; in "
+            "brackets what the step takes on top",
+        )
+        st.metric(
+            step_charts.EXPOSED_TITLE,
+            f"{units.seconds(own)} · {units.share(own / total)}",
+            help="the network is busy and nothing computes, mean over the groups of alike GPUs; and its share of the step",
+        )
+        st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
+        st.metric(
+            "GPU utilisation",
+            units.share(figures.utilisation),
+            help="compute time / total, mean over the groups of alike GPUs",
+        )
+        tables.metric(figures.balance)
+
+
+def choose_part(timelines: list[Timeline]) -> tuple[step_charts.Phase, int, int]:
+    """Phase and model layers to draw; never more than a browser can."""
+    layers = step_charts.layers_of(timelines) or [0]
+    whole = sum(len(step_charts.stretch(timeline).events) for timeline in timelines) <= step_charts.MOST_BARS
+    offered = [phase for phase in PHASES if whole or phase != "step"]
+    phase = (
+        kept.segments(
+            "Part of the step",
+            offered,
+            default=offered[0],
+            format_func=PHASES.get,
+            label_visibility="collapsed",
+            key="step-phase",
+        )
+        or offered[0]
+    )
+    if phase == "step":
+        return phase, layers[0], layers[-1]
+    first, last = layers[0], step_charts.last_that_fits(timelines, phase, layers[0], layers[-1])
+    fits = last
+    if len(layers) > 1:
+        chosen = kept.slider(
+            "Model layers", layers[0], layers[-1], (first, last), key=f"step-layers-{phase}-{layers[-1]}"
+        )
+        if chosen != (first, last):
+            first, last = chosen
+            fits = step_charts.last_that_fits(timelines, phase, first, last)
+    if fits < last:
+        st.warning(
+            f"Showing layers {first} to {fits}: more than {step_charts.MOST_BARS:,} bars would stall the browser. The "
+            "Perfetto file has everything.",
+            icon=":material/warning:",
+        )
+    elif not whole:
+        st.caption(
+            f"A part of the step is shown: all of it has more than {step_charts.MOST_BARS:,} bars. The Perfetto file has "
+            "everything."
+        )
+    return phase, first, fits
+
+
+def show_together(plan: Plan, problem: Problem) -> None:
+    """Of a plan for two models."""
+    st.subheader("Alone and together", anchor=False)
+    st.caption(
+        "What colocating is for: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
+        "(Aurora, Figure 12). Bars are means over the GPUs, dots single ones."
+    )
+    widgets.chart(utilisation_charts.exclusive_and_colocated(cached.utilisation(plan, problem).parts), "utilisation")

@@ -1,0 +1,410 @@
+"""Whether the open recording can be trusted, and a button for what mends it.
+
+What the open recording is, in figures.
+
+Where a recording comes from: how to record with each engine, what comes out, how large it becomes, what has gone wrong.
+
+The recordings of the session in a table, to compare and choose from.
+
+The open recording as a file, in any format that can carry it.
+
+Where a recording comes from: files that are dropped, and the samples.
+
+What a newcomer sees first: what this is, what one gains by it, and ways to begin.
+"""
+
+from pathlib import Path
+
+import streamlit as st
+
+from app import cached, kept, model_catalogue, opening, samples, state, tables, widgets
+from app.charts import workload as charts
+from app.tables import plain
+from engine import store, units
+from engine.compare.inspection import KINDS, Inspection, skew_of_layers
+from engine.errors import InputError
+from engine.formats.remedies import REMEDIES, Remedy, mend, what_was_done
+from engine.formats.writers import WRITERS, Converted, Writer, write_recording
+from engine.model import MoEModel
+from engine.plan import Placement
+from engine.recording import GUIDES
+from engine.recording.estimate import estimate
+from engine.recording.guide import EngineGuide, Way
+from engine.systems import SYSTEMS
+from engine.timeline import over_layers
+from engine.workload import DECODE, Finding, RoutingTrace, Workload
+
+LEVELS = {
+    "ok": (st.success, ":material/check_circle:"),
+    "warning": (st.warning, ":material/warning:"),
+    "error": (st.error, ":material/error:"),
+}
+
+
+def show_checks(workload: Workload, findings: list[Finding]) -> None:
+    """A sentence a finding, the worst first, with a button for what mends it. Open where there is an error, else a button."""
+    ranked = _ranked(findings)
+    worst = ranked[0].severity
+    title, icon = f"Checks: {worst}", LEVELS[worst][1]
+    with st.expander(title, expanded=True, icon=icon) if has_error(findings) else st.popover(title, icon=icon):
+        named = {finding.remedy for finding in ranked} & set(REMEDIES)  # a file of a newer version may name others
+        if sum(REMEDIES[name].automatic for name in named) > 1:
+            st.button("Fix all of it", icon=":material/healing:", on_click=_mend_all, args=(workload, findings))
+        for finding in ranked:
+            remedy = finding.remedy if finding.remedy in named else None
+            named.discard(remedy)  # offered once
+            _finding(workload, finding, remedy)
+
+
+def has_error(findings: list[Finding]) -> bool:
+    """Whether what was recorded cannot be trusted as it is."""
+    return any(finding.severity == "error" for finding in findings)
+
+
+def _ranked(findings: list[Finding]) -> list[Finding]:
+    """The worst first."""
+    order = list(LEVELS)
+    return sorted(findings, key=lambda finding: -order.index(finding.severity))
+
+
+def _finding(workload: Workload, finding: Finding, remedy: str | None) -> None:
+    show, icon = LEVELS[finding.severity]
+    if remedy is None:
+        show(plain(finding.message), icon=icon)
+        return
+    with st.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
+        show(plain(finding.message), icon=icon)
+        _button(workload, REMEDIES[remedy])
+
+
+def _button(workload: Workload, remedy: Remedy) -> None:
+    ran = _placement_that_ran(workload) if remedy.needs_placement else None
+    lacking = remedy.needs_placement and ran is None
+    st.button(
+        remedy.title(workload),
+        key=f"remedy-{remedy.name}",
+        icon=":material/healing:",
+        disabled=lacking,
+        help="Open the plan that ran: drop its file on this page." if lacking else None,
+        on_click=_apply,
+        args=(remedy, workload, *(() if ran is None else (ran,))),
+    )
+
+
+def _placement_that_ran(workload: Workload) -> Placement | None:
+    """That of the plan that counts as deployed, where it has as many layers as the recording."""
+    placement = cached.placement_in_use()
+    return placement if placement is not None and placement.layers == workload.layers else None
+
+
+def _apply(remedy: Remedy, workload: Workload, *more: Placement) -> None:
+    """Before the page is drawn, so that all of it shows the mended recording."""
+    try:
+        _open_part(remedy.apply(workload, *more))
+    except InputError as error:
+        state.notice(str(error))
+
+
+def _mend_all(workload: Workload, findings: list[Finding]) -> None:
+    try:
+        _open_part(mend(workload, findings))
+    except InputError as error:
+        state.notice(str(error))
+
+
+def _open_part(mended: Workload) -> None:
+    state.open_workload(mended)
+    state.notice(f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads.")
+
+
+def show_figures(inspection: Inspection) -> None:
+    """One row, in a window of 1024 too: how large it is, how uneven, and how surely one expert tells the next."""
+    skew = inspection.balance.factors
+    with st.container(horizontal=True, gap="xsmall"):
+        st.metric("Recorded", inspection.title)
+        if inspection.tokens is not None:
+            st.metric("Tokens", f"{inspection.tokens:,}")
+        st.metric("Layers × experts", f"{inspection.layers} × {inspection.experts}")
+        st.metric(
+            "Worst skew",
+            units.ratio(skew["max"]),
+            help=f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} on average, "
+            f"{over_layers(skew)}",
+        )
+        if inspection.layers > 1:
+            st.metric(
+                "Skew, p50 – p95",
+                f"{units.ratio(skew['p50'])} – {units.ratio(skew['p95'])}",
+                width="content",  # squeezed, it would be written smaller
+                help=f"busiest expert / mean expert, of half the layers at most the first, of 95 % at most the second; "
+                f"{over_layers(skew)}",
+            )
+        if inspection.predicted is not None and len(inspection.predicted):
+            st.metric(
+                "Predictability",
+                units.share(float(inspection.predicted.mean())),
+                help=f"how often the likeliest next expert is right, given the current one; by chance "
+                f"{units.share(1 / inspection.experts)} (ExFlow §III)",
+            )
+
+
+def button() -> None:
+    """Opens the guide over the page."""
+    if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
+        _guide()
+
+
+@st.dialog("How to record", width="large")
+def _guide() -> None:
+    guides = {guide.name: guide for guide in GUIDES}
+    name = kept.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
+    _engine(guides[name], state.model())
+
+
+def _engine(guide: EngineGuide, model: MoEModel | None) -> None:
+    st.markdown(guide.advice)
+    ways = {way.key: way for way in guide.ways}
+    key = next(iter(ways))
+    if len(ways) > 1:
+        key = kept.radio("Way", list(ways), format_func=lambda key: ways[key].title, key=f"record-way-{guide.name}")
+    _way(ways[key], model)
+
+
+def _way(way: Way, model: MoEModel | None) -> None:
+    st.code(way.start, language="python" if way.start.startswith(("from ", "import ")) else "bash", wrap_lines=True)
+    if way.then:
+        st.caption("While it runs")
+        st.code(way.then, language="bash", wrap_lines=True)
+    if way.ours:
+        st.caption("Or with Switchyard, once the server runs")
+        st.code(way.ours, language="bash", wrap_lines=True)
+    st.markdown(f"**What comes out.** {way.gives}")
+    _size(way, model)
+    st.markdown("\n".join(f"* {trap}" for trap in way.traps))
+    st.caption(f"Source: {way.source}.")
+
+
+def _size(way: Way, model: MoEModel | None) -> None:
+    st.markdown(f"**Size.** {way.size}")
+    if model is None:
+        st.caption("Open a model to see how many bytes that is.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        tokens = kept.number_input("Tokens", 1, 10**9, 100_000, step=10_000, key="record-tokens", width=160)
+        passes = kept.number_input("Forward passes", 1, 10**8, 1000, step=100, key="record-passes", width=160)
+        ranks = kept.number_input("Ranks", 1, 4096, _gpus(), key="record-ranks", width=120)
+    size = estimate(way.key, model, tokens, passes, ranks)
+    st.markdown(f"About **{units.size(size.bytes)}** of {plain(model.name)}: {plain(size.sum)}.")
+
+
+def _gpus() -> int:
+    cluster = state.cluster()
+    return len(cluster.gpus) if cluster else 8
+
+
+MOST_ROWS, ROW_HEIGHT = 5, 35
+NAME_WIDTH, CROSS_WIDTH = 230, 40
+"""Pixels, as the heights: columns stay where they are, whichever recording is open."""
+OPEN, REMOVE = "recordings-open", "recordings-remove"
+
+
+def show_recordings() -> None:
+    """The table, where there is a choice of recordings."""
+    digests = list(state.workloads())
+    if len(digests) < 2:
+        return
+    st.subheader("Recordings of this session", anchor=False)
+    rows = [_row(digest) for digest in digests]
+    tables.show(
+        rows,
+        hide_index=True,
+        width="content",
+        height=ROW_HEIGHT * (MOST_ROWS + 1) if len(rows) > MOST_ROWS else "auto",
+        column_config={
+            "Open": st.column_config.ButtonColumn(
+                "Recording",
+                width=NAME_WIDTH,
+                type="tertiary",
+                alignment="left",
+                on_click=_open_recordings,
+                args=(digests,),
+                key=OPEN,
+            ),
+            "Remove": st.column_config.ButtonColumn(
+                "",
+                width=CROSS_WIDTH,
+                type="tertiary",
+                on_click=_remove,
+                args=(digests,),
+                key=REMOVE,
+                help="Takes it out of the session",
+            ),
+        },
+    )
+
+
+def _row(digest: str) -> dict[str, str]:
+    name, is_open = state.workloads()[digest], digest == state.workload_digest()
+    row = {"Open": f"{name} (open)" if is_open else name, "Remove": "✕"}
+    try:
+        return row | _figures(digest)
+    except InputError:
+        return row | {"Kind": "lost from the data folder"}
+
+
+@st.cache_data(max_entries=512, show_spinner="Reading the recordings")
+def _figures(digest: str) -> dict[str, str]:
+    """What the table says of a recording beside its name. Raises InputError where the data folder has lost it."""
+    recording = cached.recording(digest)
+    _, kind = KINDS[type(recording)]
+    return {
+        "Kind": kind,
+        "Tokens": f"{recording.tokens:,}" if isinstance(recording, RoutingTrace) else tables.MISSING,
+        "Layers × experts": f"{recording.layers} × {recording.num_experts}",
+        "Worst skew": units.ratio(float(skew_of_layers(recording).max())),
+        "Phase": _phase(recording),
+    }
+
+
+def _phase(recording: object) -> str:
+    """Prefill, decode, or how much of the tokens are decode; a dash where the recording does not say."""
+    if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
+        return tables.MISSING
+    decode = float((recording.phase == DECODE).mean())
+    return {0.0: "prefill", 1.0: "decode"}.get(decode, f"{units.share(decode)} decode")
+
+
+def _open_recordings(digests: list[str]) -> None:
+    """The recording whose name was pressed, and the model that it was made with where the open one does not fit."""
+    digest = digests[st.session_state[OPEN].row]
+    state.choose_workload(digest)
+    made_with, recording = state.model_of(digest), cached.workload()
+    if made_with is None or recording is None or state.model() is None:
+        return
+    if cached.model_fault(recording, state.model()) is not None:
+        state.open_model(made_with)
+
+
+def _remove(digests: list[str]) -> None:
+    digest = digests[st.session_state[REMOVE].row]
+    name = state.workloads()[digest]
+    state.remove_workload(digest)
+    state.notice(f"{name} is no longer in this session")
+
+
+def popover(workload: Workload) -> None:
+    """A choice of formats, what each leaves out, and the download."""
+    writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
+    with st.popover("Save as", icon=":material/download:"):
+        name = kept.selectbox(
+            "Format", list(writers), format_func=lambda name: _title(writers[name]), key="save-recording-as"
+        )
+        if not st.button("Write the file", icon=":material/description:"):
+            return
+        try:
+            content, written = _written(workload, writers[name])
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+            return
+        for lost in written.lost:
+            st.caption(f"Left out: {plain(lost)}.")
+        st.download_button(
+            f"Download {written.path.name}", content, written.path.name, icon=":material/download:", on_click="ignore"
+        )
+
+
+def _title(writer: Writer) -> str:
+    """As a choice, where it stands in no sentence."""
+    title = writer.title.removeprefix("a ")
+    return f"{title[0].upper()}{title[1:]} ({writer.suffix})"
+
+
+def _written(workload: Workload, writer: Writer) -> tuple[bytes, Converted]:
+    stem = "".join(char if char.isalnum() or char in "-_. " else "_" for char in workload.name)[:80]
+    with store.scratch() as folder:
+        written = write_recording(workload, Path(folder) / f"{stem}{writer.suffix}", writer.name, state.model())
+        return written.path.read_bytes(), written
+
+
+ZONE = "recordings"
+
+
+def show_sources() -> None:
+    """In full while nothing is open, and where all of an upload was refused. Else one line, and below it what became of the
+    last upload, which leaves the room to the charts."""
+    known = len(state.workloads())
+    told = state.told_of(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
+    refused = bool(state.complaints(told)) and not state.answers_of_uploads(told)
+    folded = state.workload_digest() is not None and not refused
+    title = "Add a recording or open a sample" if known else "Open a recording or a sample"
+    beside = f" · {known} in this session" if known > 1 else ""
+    with st.expander(
+        f"{title}{beside}",
+        expanded=not folded,
+        icon=":material/upload_file:",
+        type="compact" if known else "default",
+        key=f"sources-{told[-1] if told else ''}",  # another one after an upload: one that a person unfolded would stay so
+    ):
+        drop, gallery = st.columns([2, 3], gap="large")
+        with drop:
+            _drop(tells=not folded)
+        with gallery:
+            _samples()
+    if folded:
+        opening.tell(told)
+
+
+def _drop(tells: bool) -> None:
+    opening.show(
+        ZONE,
+        "Routing logs, expert loads, traffic matrices, a model's config.json",
+        "Recordings of SGLang, vLLM, TensorRT-LLM and Megatron-Core, tables, NumPy files; several files of one recording, "
+        "or an archive of them (docs/formats.md).",
+        tells=tells,
+    )
+    st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
+    button()
+    model_catalogue.search("workload")
+
+
+def _samples() -> None:
+    st.caption("Real routing of two small models, recorded on held-out text; see sample_traces/README.md.")
+    with st.container(horizontal=True, gap="small"):
+        for sample in samples.RECORDINGS:
+            if st.button(sample.title, key=sample.file, help=sample.text):
+                samples.open_recording(sample)
+                st.rerun()
+    st.caption("Production size, but synthetic: drawn from a power law with some affinity, not recorded from a model.")
+    if st.button(
+        "DeepSeek-R1 size (synthetic)",
+        key="large",
+        help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100",
+    ):
+        with st.spinner("Drawing 4,096 tokens through 58 layers …"):
+            samples.open_large()
+        st.rerun()
+
+
+def show_welcome() -> None:
+    """Until something is the visitor's own, or they have said that they bring something."""
+    words, figure = st.columns([2, 3], gap="large", vertical_alignment="center")
+    with words:
+        st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)
+        st.write(
+            "Switchyard decides which experts share a GPU, which of them get copies and in what order tokens are sent, for "
+            "serving and for training. From your own routing logs, on your own cluster, with a proven bound beside each "
+            "plan."
+        )
+        with st.container(horizontal=True):
+            if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):
+                samples.open_sample()
+                state.ask_for_run()
+                st.switch_page("../pages/optimise.py")
+            st.button("Upload mine", icon=":material/upload:", on_click=state.bring_own)
+            if st.button("Open the sample", type="tertiary", icon=":material/science:"):
+                samples.open_sample()
+                st.rerun()
+    with figure:
+        gain = samples.gain()
+        system = SYSTEMS[gain["system"]].title
+        widgets.chart(charts.gain(gain["linear_seconds"], gain["seconds"], gain["bound"], system), "welcome-gain")

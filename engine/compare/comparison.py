@@ -1,0 +1,116 @@
+"""Systems run side by side on one problem, and the rows that tell of their plans."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.compare.figures import metrics, proof_of_plan
+from engine.errors import InputError, StoppedError
+from engine.parallel import in_order
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Stop, never
+from engine.systems.base import Notes, Outcome, Report, System, run, silent
+from engine.systems.options import Value
+from engine.timeline import Timeline
+
+Choice = tuple[System, Mapping[str, Value]]
+"""A system to run, and its options."""
+
+
+class Comparison:
+    """What has come so far of systems on a problem.
+
+    candidates: a row for every plan, see `candidate`; refused: by the title of a system that cannot plan for this, why
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.candidates: list[dict[str, Any]] = []
+        self.refused: dict[str, str] = {}
+
+    def run(
+        self,
+        choices: Sequence[Choice],
+        stop: Stop = never,
+        report: Report = silent,
+        seconds: Sequence[float] | None = None,
+    ) -> Iterator[Outcome]:
+        """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
+        the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
+        large a part as the seconds that it is expected to take; None: all alike. Raises InputError when the only system of
+        `choices` refuses; with several, what refuses is noted."""
+        parts = np.array(seconds or [1.0] * len(choices), dtype=np.float64)
+        parts /= parts.sum()
+
+        def report_of(finished: int, index: int) -> Report:
+            fastest = min((row["metrics"]["total"] for row in self.candidates), default=None)
+            # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
+            others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
+            done = float(parts[:index].sum() + others.sum())
+            return _report_of_turn(report, done, float(parts[index]), choices[index][0], fastest)
+
+        def begun(finished: int, index: int) -> None:
+            if finished:
+                report_of(finished, index)(0.0, "started")
+
+        common = (self.problem, tuple((system, dict(options)) for system, options in choices))
+        answers = in_order(_run_choice, common, len(choices), stop, begun, lambda index: report_of(index, index))
+        for index, answer in answers:
+            if isinstance(answer, InputError):
+                if len(choices) == 1:
+                    raise answer
+                if isinstance(answer, StoppedError):
+                    continue
+                self.refused[choices[index][0].title] = str(answer)
+            else:
+                outcome, row = answer
+                self.candidates.append(row)
+                yield outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"candidates": self.candidates, "refused": self.refused}
+
+
+def _run_choice(
+    common: tuple[Problem, tuple[Choice, ...]], index: int, stop: Stop, report: Report
+) -> tuple[Outcome, dict[str, Any]] | InputError:
+    """The outcome of a system and its row, or why it refuses."""
+    problem, choices = common
+    system, options = choices[index]
+    try:
+        outcome = run(system, problem, options, stop, report)
+    except InputError as error:
+        return error
+    return outcome, candidate(outcome, problem)
+
+
+def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
+    """The report of one system among several, whose plans so far take `fastest` seconds at the least. before, part: shares of
+    the work that were done before it, and that it is."""
+
+    def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+        best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
+        report(before + done * part, f"{system.title}: {message}", best, bound)
+
+    return report_turn
+
+
+def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
+    """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
+    result = outcome.result
+    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline)
+
+
+def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> dict[str, Any]:
+    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
+    figures = metrics(plan, problem, timeline)
+    return {
+        "plan": plan.model_dump(mode="json", exclude_none=True),
+        "status": plan.claim.status.value,
+        "proof": proof_of_plan(plan, figures).in_words,
+        "runtime": runtime,
+        "notes": {about: note._asdict() for about, note in notes.items()},
+        "metrics": figures.to_dict(),
+    }

@@ -1,0 +1,195 @@
+"""From which contention on ordering pays: a placement with all sends at once and with its sends in order, as every further send
+that meets at a port costs more.
+
+How much of the time GPUs compute with one model alone on them, and with both (Aurora §8.1 and Figure 12).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import starmap
+from typing import Any, Self
+
+import numpy as np
+
+from engine.communication.order import order
+from engine.communication.two_tier import order_on, two_tier
+from engine.compare.what_if import Change, changed
+from engine.errors import InputError, StoppedError
+from engine.goal import Goal
+from engine.network import Network
+from engine.parallel import in_order
+from engine.plan import OrderMode, Plan, Schedule, SendOrder
+from engine.problem import Problem
+from engine.result import Stop, never
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.inference import simulate_inference
+from engine.simulate.work import Work, works_of
+from engine.systems.base import Report, silent
+from engine.systems.pieces import reverse
+from engine.timeline import Timeline
+
+CONTENTIONS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""See `Scaled`."""
+HALVINGS = 8
+"""Of the stretch between two of these, to find where an order becomes as fast."""
+MODES: dict[OrderMode, str] = {"concurrent": "all at once", "matched": "one peer at a time", "two-tier": "by relays"}
+"""Orders that are compared, the plain all-to-all first."""
+
+
+@dataclass(frozen=True)
+class ContentionPoint:
+    """Seconds of a placement at a contention, by mode of its orders."""
+
+    contention: float
+    seconds: dict[str, float]
+
+    @property
+    def saved(self) -> float:
+        """Seconds that the best order saves of those of all sends at once; negative where it is slower."""
+        return self.seconds["concurrent"] - min(total for mode, total in self.seconds.items() if mode != "concurrent")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]:
+    """The plan with an order of each mode, by mode; relays only where GPUs of a node can relay, and one model has the GPUs.
+    Raises InputError for a training step, and StoppedError once `stop` answers True."""
+    if problem.goal is Goal.TRAINING:
+        raise InputError("orders of sends are of inference; a training step's collectives go one after another")
+    problem.check_plan(plan)
+    relays = not problem.network.direct and problem.goal is Goal.INFERENCE
+    return {mode: _with_orders(plan, problem, mode, stop) for mode in MODES if mode != "two-tier" or relays}
+
+
+def contention_curve(
+    problem: Problem,
+    plans: Mapping[str, Plan],
+    values: Sequence[float] = CONTENTIONS,
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[ContentionPoint]:
+    """The plans of `ordered` at every contention, ascending. Raises InputError for values that cannot be."""
+    changes = [Change.from_dict({"contention": value}, f"contention {value:g}") for value in sorted(set(values))]
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(changes), changes[index].in_words)
+
+    for _, point in in_order(_point_at, (problem, dict(plans), changes), len(changes), stop, begun):
+        yield point
+
+
+def pays_from(points: Sequence[ContentionPoint], problem: Problem, plans: Mapping[str, Plan]) -> float | None:
+    """The contention from which on the best order is no slower than all sends at once; None where it is slower at all of the
+    points, between which it is found by halving."""
+    ahead = next((place for place, point in enumerate(points) if point.saved >= 0), None)
+    if ahead is None:
+        return None
+    high = points[ahead].contention
+    if ahead:
+        low = points[ahead - 1].contention
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if seconds_at(middle, problem, plans).saved >= 0 else (middle, high)
+    return high
+
+
+def seconds_at(contention: float, problem: Problem, plans: Mapping[str, Plan]) -> ContentionPoint:
+    """The point at one contention."""
+    then = changed(problem, Change(contention=contention))
+    return ContentionPoint(contention, {mode: simulate(plan, then).total for mode, plan in plans.items()})
+
+
+def most_saved(plan: Plan, problem: Problem, seconds: float) -> float:
+    """The share of so many seconds (of the plan's placement with all sends at once) that orders could save at the most, whoever
+    relays, by a bound that no order undercuts."""
+    return max(0.0, 1 - bound_of_plan(plan, problem) / seconds) if seconds else 0.0
+
+
+def _point_at(
+    common: tuple[Problem, dict[str, Plan], list[Change]], index: int, stop: Stop, report: Report
+) -> ContentionPoint:
+    problem, plans, changes = common
+    return seconds_at(changes[index].contention, problem, plans)
+
+
+def _with_orders(plan: Plan, problem: Problem, mode: OrderMode, stop: Stop) -> Plan:
+    works = zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False)
+    return plan.model_copy(update={name: _order_of(work, problem.network, mode, stop) for name, work in works})
+
+
+def _order_of(work: Work, network: Network, mode: OrderMode, stop: Stop) -> SendOrder:
+    if mode == "concurrent":
+        return SendOrder(mode="concurrent")
+
+    def of(at_work: Network, traffic: np.ndarray) -> Schedule:
+        if stop():
+            raise StoppedError("stopped before all layers had an order")
+        if mode == "two-tier":
+            return two_tier(traffic, at_work, stop).solution
+        return order_on(at_work, traffic, partial(order, mode="matched", stop=stop))[0]
+
+    dispatch = tuple(starmap(of, work.carried(network, "dispatch")))
+    alike = np.array_equal(network.send, network.receive) and network.measured is None
+    mirrored = alike and np.array_equal(work.combine, work.dispatch.transpose(0, 2, 1))
+    combine = map(reverse, dispatch) if mirrored else starmap(of, work.carried(network, "combine"))
+    return SendOrder(mode=mode, dispatch=dispatch, combine=tuple(combine))
+
+
+@dataclass(frozen=True, eq=False)
+class Utilisation:
+    """Of what is served: gpu: float64[gpu], compute time / total; seconds: of the pass."""
+
+    served: str
+    gpu: np.ndarray
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return float(self.gpu.mean())
+
+
+@dataclass(frozen=True, eq=False)
+class AloneAndTogether:
+    """Of the first model alone on all GPUs, of the second alone, and of both colocated."""
+
+    parts: tuple[Utilisation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"parts": [vars(part) | {"gpu": part.gpu.tolist()} for part in self.parts]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_dict` described."""
+        return cls(
+            tuple(Utilisation(**part | {"gpu": np.array(part["gpu"], dtype=np.float64)}) for part in data["parts"])
+        )
+
+
+def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> AloneAndTogether:
+    """The utilisation under a plan for two models. Alone a model keeps its placement and its own order of sends (see
+    `SendOrder.alone`). timeline: of both, where it is known already. Raises InputError when the plan does not fit the problem,
+    which is of two models."""
+    both = simulate(plan, problem) if timeline is None else timeline
+    moved = problem.as_planned(plan)
+    parts = (
+        (plan.placement, plan.send_order, replace(moved, second=None)),
+        (plan.placement_b, plan.send_order_b, moved.second),
+    )
+    passes = []
+    for which, (placement, order, side) in zip(("first", "second"), parts, strict=True):
+        alone = Plan(name="alone", placement=placement, send_order=order.alone, provenance=plan.provenance)
+        passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, side)))
+    return AloneAndTogether(tuple(_of(served, part) for served, part in (*passes, ("both colocated", both))))
+
+
+def _of(served: str, timeline: Timeline) -> Utilisation:
+    return Utilisation(served, timeline.busy("compute") / (timeline.total or 1.0), timeline.total)

@@ -1,0 +1,337 @@
+"""The figures of a plan, all from its timeline and its inputs, none from the optimiser that made it.
+
+What is proven of a plan's simulated time: that no other placement is better, that no other order is, both or neither.
+
+Notes of optimisers say how far they have proven their own aims, such as the fewest hops; a placement that has these may still
+not be the fastest.
+
+What moving from the placement in use to a plan costs, and after how many steps it has paid.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from engine.goal import Goal
+from engine.placement.migration import break_even, moved, transfers
+from engine.plan import Placement, Plan, Travel
+from engine.problem import Problem
+from engine.provenance import SCORED_ON, has_inputs_of
+from engine.result import Status, relative_gap
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.training.pricing import Routing, route
+from engine.simulate.training.step import step_state_bytes
+from engine.simulate.work import work_of, works_of
+from engine.timeline import Balance, Timeline
+from engine.units import seconds, share
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """total, order_bound, exposed_communication, seconds, latest: in seconds; memory: bytes on the fullest GPU; the rest
+    shares.
+
+    order_bound: no send order can bring the plan's placement below it. bound: what its optimiser claims of the
+    placements it chose from, None when the plan makes no claim or takes less itself: a file may say anything, and what it says
+    is not proven again. Of a training step, `order_bound` covers every schedule of
+    its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
+    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline. balance: of the token
+    copies that every GPU takes in a layer; of two models the layers of both. rows: that a token sends away in the dispatch of
+    a layer, in the mean: to other nodes where there are several with links, else to other GPUs; None of a training step.
+    events: of the timeline; None where its sends are bundled.
+    """
+
+    total: float
+    order_bound: float
+    order_gap: float
+    bound: float | None
+    gap: float | None
+    utilisation: float
+    exposed_communication: float
+    overlap: float
+    balance: Balance
+    kept_local: float
+    memory: float
+    phases: int
+    seconds: dict[str, float]
+    decomposition: dict[str, float] | None = None
+    exact: bool = True
+    latest: float | None = None
+    rows: float | None = None
+    events: int | None = None
+
+    @property
+    def balancedness(self) -> float:
+        """Mean over layers of mean / max GPU load (EPLB, vLLM, SGLang)."""
+        return self.balance.balancedness
+
+    def to_dict(self) -> dict:
+        """Plain JSON; a gap above a bound of 0, which is infinite, is None."""
+        gaps = {"gap": self.gap, "order_gap": self.order_gap}
+        known = {name: None if gap is None or math.isinf(gap) else gap for name, gap in gaps.items()}
+        return asdict(self) | known | {"balancedness": self.balancedness, "balance": self.balance.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The figures that `to_dict` described."""
+        known = {field.name: data[field.name] for field in fields(cls)}
+        total, order_bound, bound = (data[name] for name in ("total", "order_bound", "bound"))
+        gap = None if bound is None else relative_gap(total, bound)
+        balance = Balance(tuple(data["balance"]["overload_factor_of_layer"]))
+        return cls(**known | {"gap": gap, "order_gap": relative_gap(total, order_bound), "balance": balance})
+
+    @property
+    def how_simulated(self) -> str:
+        """How exact the total is, in words."""
+        if self.exact:
+            return "simulated exactly, send by send"
+        words = "simulated with sends that end at nearly the same moment as one event"
+        if self.latest is None:
+            return words
+        return (
+            f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
+        )
+
+
+def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:
+    """The figures of a plan on a problem. timeline: the simulated one, where it is known already. Raises InputError when the
+    plan does not fit the problem."""
+    timeline = simulate(plan, problem) if timeline is None else timeline
+    if problem.goal is Goal.TRAINING:
+        return _of_step(plan, problem, timeline)
+    problem = problem.as_planned(plan)
+    dispatch = _dispatch(plan, problem)
+    everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
+    return Metrics(
+        total=timeline.total,
+        order_bound=order_bound,
+        order_gap=relative_gap(timeline.total, order_bound),
+        bound=bound,
+        gap=relative_gap(timeline.total, bound) if bound is not None else None,
+        utilisation=timeline.utilisation,
+        exposed_communication=timeline.exposed_communication(),
+        overlap=timeline.overlap,
+        balance=Balance.of(dispatch.sum(axis=1)),
+        kept_local=float(stays / everything) if everything else 1.0,
+        memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
+        phases=sum(
+            schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch
+        ),
+        seconds=timeline.seconds_of_kind(),
+        exact=timeline.exact,
+        latest=timeline.latest,
+        rows=_rows_away(plan, problem),
+        events=None if timeline.bundled else len(timeline.events),
+    )
+
+
+def balance_of(plan: Plan, problem: Problem) -> Balance:
+    """`Metrics.balance` alone, which takes no simulation."""
+    if problem.goal is Goal.TRAINING:
+        return _balance_of_step(_routing(plan, problem))
+    return Balance.of(_dispatch(plan, problem.as_planned(plan)).sum(axis=1))
+
+
+def cross_node_share(plan: Plan, problem: Problem) -> float | None:
+    """Part of the token copies of a plan for inference that are dispatched to another node, 0 where there are none; None in
+    a cluster of one node."""
+    node = problem.cluster.node_of_gpu
+    if node.min() == node.max():
+        return None
+    dispatch = _dispatch(plan, problem.as_planned(plan)).sum(axis=0)
+    everything = dispatch.sum()
+    return float(dispatch[node[:, None] != node].sum() / everything) if everything else 0.0
+
+
+def _dispatch(plan: Plan, problem: Problem) -> np.ndarray:
+    """float64[layer, src, dst] bytes of every copy of a token, the diagonal is what stays; of two models the layers of both."""
+    if plan.execution == "vanilla":
+        dispatch = problem.copies_moved(plan.placement, plan.travel)
+    else:
+        dispatch = work_of(plan.placement, problem, plan.execution).dispatch
+    if plan.goal is Goal.TWO_MODELS:
+        dispatch = np.concatenate([dispatch, problem.second.copies_moved(plan.placement_b, plan.travel)])
+    return dispatch
+
+
+def _routing(plan: Plan, problem: Problem) -> Routing:
+    return route(problem, plan.placement, irregular=plan.overlap is not None and plan.overlap.irregular)
+
+
+def _balance_of_step(routing: Routing) -> Balance:
+    return Balance.of(np.nansum(routing.rows, axis=2))
+
+
+def _rows_away(plan: Plan, problem: Problem) -> float:
+    """See `Metrics.rows`, of both models together where there are two."""
+    rows = tokens = 0.0
+    for work, part in zip(works_of(plan, problem), (problem, problem.second), strict=False):
+        domain = part.stops.of_gpu
+        away = domain[:, None] != domain if part.stops.count > 1 else ~np.eye(len(domain), dtype=bool)
+        rows += float(work.dispatch.sum(axis=0)[away].sum()) / (plan.travel or Travel()).row_bytes(part.model)[0]
+        tokens += float(part.tokens_of_rank.sum())
+    return rows / tokens if tokens else 0.0
+
+
+def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
+    """The figures of a plan for a training step."""
+    routing = _routing(plan, problem)
+    everything, stays = routing.traffic.sum(), np.trace(routing.traffic, axis1=1, axis2=2).sum()
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
+    parts = timeline.decomposition()
+    sent = parts["communication"] + parts["overlapped"]
+    return Metrics(
+        total=timeline.total,
+        order_bound=order_bound,
+        order_gap=relative_gap(timeline.total, order_bound),
+        bound=bound,
+        gap=relative_gap(timeline.total, bound) if bound is not None else None,
+        utilisation=timeline.utilisation,
+        exposed_communication=parts["communication"],
+        overlap=parts["overlapped"] / sent if sent else 0.0,
+        balance=_balance_of_step(routing),
+        kept_local=float(stays / everything) if everything else 1.0,
+        memory=float(step_state_bytes(problem, plan.placement).max()),
+        phases=0,
+        seconds=timeline.busy_of_kind(),
+        decomposition=parts,
+        events=None if timeline.bundled else len(timeline.events),
+    )
+
+
+def speedup(baseline: float, seconds: float) -> float:
+    """How many times as fast `seconds` are as those of a baseline; 1 where nothing takes time under any plan, as with a
+    recording of nothing."""
+    return baseline / seconds if seconds else 1.0
+
+
+def _own_bound(plan: Plan, problem: Problem, total: float) -> float | None:
+    """The optimiser's bound as the plan claims it, where that is for these inputs: on any others it says nothing, and nothing
+    either where the plan itself is faster."""
+    if plan.claim is None or not has_inputs_of(plan, problem, SCORED_ON):
+        return None
+    return plan.claim.bound if plan.claim.bound <= total * (1 + CLAIM_ROUND_OFF) else None
+
+
+CLAIM_ROUND_OFF = 1e-6
+"""By which a bound may lie above the time of its own plan."""
+
+
+Proven = Literal["placement and order", "placement", "order", "schedule", "nothing"]
+SENTENCES: dict[Proven, str] = {
+    "placement and order": "No other placement without replicas and with as many slots per GPU is faster in any order, "
+    "{claimed}",
+    "placement": "No other placement without replicas and with as many slots per GPU has a lower bound, {claimed}; the plan is "
+    "{order_gap} above it",
+    "order": "No order of sends makes this placement faster; another placement may be faster{open}",
+    "schedule": "No schedule makes this placement faster; another placement may be faster",
+    "nothing": "Not proven optimal: the plan is {order_gap} above the bound of its placement, and another placement may be "
+    "faster{open}",
+}
+CLAIMED = "according to its optimiser (not rechecked here)"
+NEARLY = 1e-3
+"""Relative: an order so close to its bound is proven but for this."""
+STOPPED = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """proven: of which choices no better one exists; order_gap: how far the plan is above what no order of its sends, or no
+    schedule, can beat; gap: above what no placement can beat, as far as its optimiser claims that, else None; stopped: why the
+    optimiser ended before it was done, else empty."""
+
+    proven: Proven
+    order_gap: float
+    gap: float | None
+    stopped: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """`order`, `order within 0.1 %`, or `nothing (stopped early)`, for a table."""
+        proven: str = self.proven
+        if self.proven == "nothing" and self.order_gap <= NEARLY:
+            proven = f"order within {share(NEARLY)}"
+        return f"{proven} ({self.stopped})" if self.stopped else proven
+
+    @property
+    def sentence(self) -> str:
+        """What is proven, and how much faster a plan could still be."""
+        above = (
+            f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}"
+            if self.gap is not None
+            else ""
+        )
+        text = SENTENCES[self.proven].format(claimed=CLAIMED, order_gap=share(self.order_gap), open=above)
+        stopped = f" (its optimiser: {self.stopped})" if self.stopped else ""
+        return f"{text}{stopped}."
+
+
+def gap_over_placements(plan: Plan, figures: Metrics) -> float | None:
+    """How far a plan is above what its optimiser claims that no placement can beat; None where it claims nothing of that."""
+    claims = plan.claim is not None and plan.claim.scope == "placement and order"
+    return figures.gap if claims else None
+
+
+def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
+    """What is proven of a plan whose figures are these. That its order is the best is proven here; a bound over placements is
+    taken from the plan's claim where it was made for the same inputs, as `Metrics.bound` says."""
+    training = figures.decomposition is not None
+    gap = gap_over_placements(plan, figures)
+    over_placements = None if gap is None else figures.bound
+    order = _meets(figures.total, figures.order_bound)
+    placement = over_placements is not None and _meets(figures.order_bound, over_placements)
+    if over_placements is not None and _meets(figures.total, over_placements):
+        proven: Proven = "placement and order"
+    elif order:
+        proven = "schedule" if training else "order"
+    else:
+        proven = "placement" if placement else "nothing"
+    stopped = "" if plan.claim is None or proven == "placement and order" else STOPPED.get(plan.claim.status, "")
+    return Proof(proven, figures.order_gap, gap, stopped)
+
+
+def _meets(seconds: float, bound: float) -> bool:
+    return seconds <= bound * (1 + CLAIM_ROUND_OFF)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """copies: (layer, expert, GPU) copies that are new; bytes: of their weights; seconds: of the busiest port with the
+    senders chosen well, and `bound` below which no choice of senders gets; steps: passes after which the time is won
+    back, infinite where the plan is no faster."""
+
+    copies: int
+    bytes: float
+    seconds: float
+    bound: float
+    steps: float
+
+    @property
+    def pays_off(self) -> str:
+        """`pays off after 13 passes`, by whole passes."""
+        if math.isinf(self.steps):
+            return "never pays off, as the plan is no faster"
+        return "pays off in the first pass" if self.steps <= 1 else f"pays off after {math.ceil(self.steps):,} passes"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON but for an infinite number of steps."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The move that `to_dict` described."""
+        return cls(**data)
+
+
+def migration(now: Placement, new: Placement, problem: Problem, seconds_now: float, seconds_new: float) -> Migration:
+    """From one placement to another on the problem's cluster; seconds_now, seconds_new: simulated seconds of a pass."""
+    held_now, held_new = now.share > 0, new.share > 0
+    copies = int(moved(held_now, held_new).sum())
+    size = problem.model.bytes_per_expert
+    sent = transfers(held_now, held_new, size, problem.network)
+    steps = break_even(sent.seconds, seconds_now, seconds_new) if copies else 0.0
+    return Migration(copies, copies * size, sent.seconds, sent.bound, steps)

@@ -1,0 +1,210 @@
+"""Traffic that is not as it was recorded.
+
+Aurora's Q4 (§8.2) takes the first layer's traffic and adds that of three other layers of the same recording, so that up to
+75 % of the traffic is another layer's. Here every layer gets its own three others, drawn at random, and any share.
+
+What a plan is worth on traffic that is not quite what it was made from (Aurora Q4, §8.2, Figure 14).
+
+As in the paper every system plans once, on the traffic as recorded, and is timed on a mixture of that and noise (see
+`engine.compare.imprecision`): its plan is deployed, and then other requests come. A longer time at a higher level may be the
+mixture's as well as the plan's, so what counts is how much faster Aurora is than its baselines at the same level.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.parallel import in_order
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Status, Stop, never
+from engine.simulate import simulate
+from engine.systems import SYSTEMS, run
+from engine.systems.base import Report, silent
+from engine.systems.options import Value
+from engine.units import share
+from engine.workload import TrafficMatrix
+
+Noise = Literal["layers", "experts"]
+
+NOISES: dict[Noise, str] = {
+    "layers": "other layers' traffic (Aurora Q4)",
+    "experts": "the same traffic, experts shuffled",
+}
+OTHER_LAYERS = 3
+
+
+def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = None) -> Problem:
+    """The problem with `level` (0 … 1) of every layer's tokens going elsewhere; every rank sends as many as before.
+
+    noise: "layers": where up to three other layers, drawn by `seed`, send theirs; "experts": where the layer's own would go
+    if its experts changed their places at random; None: layers where there are several. The workload becomes a matrix of
+    (source rank, expert), without single tokens. Level 0 is the problem itself. Raises InputError for a level or noise that
+    cannot be.
+    """
+    if not 0 <= level <= 1:
+        raise InputError(f"imprecision: {level:g} is not between 0 and 1")
+    kind = noise or ("layers" if problem.workload.layers > 1 else "experts")
+    if kind == "layers" and problem.workload.layers < 2:
+        raise InputError(
+            f"{problem.workload.name} has one layer, so that no other one can be its noise; shuffle experts"
+        )
+    if level == 0:
+        return problem
+    first = _noisy_model(problem, level, np.random.default_rng(seed), kind)
+    if problem.goal is not Goal.TWO_MODELS:
+        return first
+    return replace(first, second=_noisy_model(problem.second, level, np.random.default_rng([seed, 1]), kind))
+
+
+def _noisy_model(problem: Problem, level: float, rng: np.random.Generator, kind: Noise) -> Problem:
+    demand = problem.demand
+    layers, _, experts = demand.shape
+    noise = np.empty_like(demand)
+    for layer in range(layers):
+        if kind == "layers":
+            others = np.delete(np.arange(layers), layer)
+            drawn = rng.permutation(others)[:OTHER_LAYERS]
+            noise[layer] = demand[drawn].mean(axis=0)
+        else:
+            noise[layer] = demand[layer][:, rng.permutation(experts)]
+    sent, elsewhere = demand.sum(axis=2, keepdims=True), noise.sum(axis=2, keepdims=True)
+    # A rank that sends nothing in the other layers goes on sending as recorded.
+    scaled = np.where(elsewhere > 0, noise * sent / np.where(elsewhere > 0, elsewhere, 1.0), demand)
+    mixed, size = (1 - level) * demand + level * scaled, problem.model.bytes_per_token
+    name = f"{problem.workload.name}, {share(level)} imprecise"
+    return replace(problem, workload=TrafficMatrix(name, mixed * size, size), others=())
+
+
+PAPER_LEVELS = (0.0, 0.25, 0.5, 0.75)
+LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)
+MOST_LEVELS, MOST_SEEDS = 16, 20
+PAPER_LOSS = 0.158
+"""The most of its gain over RGA that the paper's Aurora lost at 75 % imprecision."""
+
+
+class Contender(NamedTuple):
+    """A system with the options that make it what the paper compares."""
+
+    title: str
+    system: str
+    options: Mapping[str, Value]
+
+
+BASELINES: dict[Goal, dict[str, Contender]] = {
+    Goal.INFERENCE: {name: Contender(SYSTEMS[name].title, name, {}) for name in ("rga", "rcs", "sjf")},
+    Goal.TWO_MODELS: {
+        "rga+rec": Contender("Random GPUs and colocation (RGA + REC)", "rec", {"gpus": "random"}),
+        "rec": Contender(SYSTEMS["rec"].title, "rec", {}),
+    },
+}
+"""What Aurora is compared with (§8.1), the one of Figure 14 first."""
+
+
+@dataclass(frozen=True)
+class ImprecisionPoint:
+    """Seconds of a contender's plan on traffic of which `level` is noise drawn by `seed`."""
+
+    system: str
+    level: float
+    seed: int
+    total: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+def contenders_of(problem: Problem) -> dict[str, Contender]:
+    """Aurora, then its baselines for as many models as are open. Raises InputError for a training step."""
+    if problem.goal is Goal.TRAINING:
+        raise InputError("traffic noise is studied for inference; what is open is a training step")
+    return {"aurora": Contender(SYSTEMS["aurora"].title, "aurora", {}), **BASELINES[problem.goal]}
+
+
+def check_levels(levels: Sequence[float], seeds: int) -> list[float]:
+    """The levels ascending, each once. Raises InputError for none, too many, and such as are no shares."""
+    ascending = sorted(set(levels))
+    if not 1 <= len(ascending) <= MOST_LEVELS:
+        raise InputError(f"imprecision: give 1 to {MOST_LEVELS} levels, not {len(ascending)}")
+    if bad := [level for level in ascending if not 0 <= level <= 1]:
+        raise InputError(f"imprecision: {bad[0]:g} is not between 0 and 1")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise InputError(f"imprecision: {seeds} draws are not between 1 and {MOST_SEEDS}")
+    return ascending
+
+
+def imprecision(
+    problem: Problem,
+    levels: Sequence[float] = LEVELS,
+    seeds: int = 3,
+    noise: Noise = "layers",
+    options: Mapping[str, Mapping[str, Value]] | None = None,
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[ImprecisionPoint]:
+    """One point for every level, seed and contender, level by level; at level 0 there is nothing to draw, so one seed does.
+    options: of the contenders, by name. Raises InputError for what cannot be studied."""
+    wanted, contenders = check_levels(levels, seeds), contenders_of(problem)
+    chosen = [
+        (contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()
+    ]
+
+    def planning(finished: int, index: int) -> None:
+        report(0.5 * finished / len(chosen), f"{chosen[index][0].title} plans on the traffic as recorded")
+
+    made = [plan for _, plan in in_order(_plan_of, (problem, chosen), len(chosen), stop, planning)]
+    if len(made) < len(chosen) or None in made:
+        return
+    plans = dict(zip(contenders, made, strict=True))
+    trials = [(level, seed, name) for level in wanted for seed in range(seeds if level else 1) for name in plans]
+
+    def begun(finished: int, index: int) -> None:
+        level, _, name = trials[index]
+        report(
+            0.5 + 0.5 * finished / len(trials), f"{contenders[name].title} on traffic that is {share(level)} imprecise"
+        )
+
+    for _, point in in_order(_point_of_trial, (problem, noise, trials, plans), len(trials), stop, begun):
+        if point is not None:
+            yield point
+
+
+def _plan_of(common: tuple, index: int, stop: Stop, report: Report) -> Plan | None:
+    """None when stopped."""
+    problem, chosen = common
+    contender, options = chosen[index]
+    result = run(SYSTEMS[contender.system], problem, options, stop).result
+    return None if result.status is Status.CANCELLED else result.solution
+
+
+def _point_of_trial(common: tuple, index: int, stop: Stop, report: Report) -> ImprecisionPoint | None:
+    """None when stopped."""
+    problem, noise, trials, plans = common
+    level, seed, name = trials[index]
+    if stop():
+        return None
+    return ImprecisionPoint(name, level, seed, simulate(plans[name], noisy(problem, level, seed, noise)).total)
+
+
+def gains(points: Sequence[ImprecisionPoint]) -> tuple[str, float, float] | None:
+    """What the paper's Figure 14 shows: the baseline, and how many times as fast as it Aurora is at the lowest and at the
+    highest level, median of the draws. None where either is missing."""
+    baseline = next((point.system for point in points if point.system != "aurora"), None)
+    totals = {(point.system, point.level, point.seed): point.total for point in points}
+    by_level: dict[float, list[float]] = {}
+    for (system, level, seed), total in totals.items():
+        if system == baseline and totals.get(("aurora", level, seed)):
+            by_level.setdefault(level, []).append(total / totals["aurora", level, seed])
+    if len(by_level) < 2:
+        return None
+    return baseline, float(np.median(by_level[min(by_level)])), float(np.median(by_level[max(by_level)]))

@@ -1,0 +1,109 @@
+"""What a recording says at a glance: sizes, skew per layer, how well one layer's expert predicts the next one's."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.formats.checks import check_recording
+from engine.model import MoEModel
+from engine.timeline import Balance
+from engine.workload import ExpertLoad, Finding, RoutingTrace, TrafficMatrix, Workload
+
+KINDS = {
+    RoutingTrace: ("routing", "routing log"),
+    ExpertLoad: ("loads", "expert loads"),
+    TrafficMatrix: ("traffic", "traffic matrix"),
+}
+"""What scripts and what people call each kind of recording."""
+MOST_CELLS = 2**18
+"""Pairs of experts that are counted in a table whatever few tokens there are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """kind, title: what scripts and what people call such a recording; format: of its file, None where it has none.
+
+    skew: float64[layer], busiest expert / mean expert.
+
+    predicted: float64[layer - 1] or None, the share of tokens whose next first-choice expert is the likeliest one after
+    their present first choice (the affinity that ExFlow §III uses).
+    """
+
+    name: str
+    kind: str
+    title: str
+    format: str | None
+    layers: int
+    experts: int
+    k: int | None
+    tokens: int | None
+    skew: np.ndarray
+    predicted: np.ndarray | None
+    findings: list[Finding]
+
+    @property
+    def balance(self) -> Balance:
+        """The same over layers, between experts."""
+        return Balance(tuple(self.skew.tolist()))
+
+    def to_dict(self) -> dict:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "title": self.title,
+            "format": self.format,
+            "layers": self.layers,
+            "experts": self.experts,
+            "k": self.k,
+            "tokens": self.tokens,
+            "max_over_mean": self.skew.tolist(),
+            "skew": self.balance.factors,
+            "foretold_share": None if self.predicted is None else self.predicted.tolist(),
+            "checks": [finding.model_dump(mode="json") for finding in self.findings],
+        }
+
+
+def inspect(workload: Workload, model: MoEModel | None = None) -> Inspection:
+    """Look a recording over. model: what was recorded, against which its layers and experts are held"""
+    kind, title = KINDS[type(workload)]
+    return Inspection(
+        name=workload.name,
+        kind=kind,
+        title=title,
+        format=workload.origin.format if workload.origin else None,
+        layers=workload.layers,
+        experts=workload.num_experts,
+        k=workload.k,
+        tokens=workload.tokens if isinstance(workload, RoutingTrace) else None,
+        skew=skew_of_layers(workload),
+        predicted=predicted_share(workload) if isinstance(workload, RoutingTrace) else None,
+        findings=check_recording(workload, model),
+    )
+
+
+def skew_of_layers(workload: Workload) -> np.ndarray:
+    """float64[layer], see `Inspection`; 1 in a layer without tokens."""
+    mean = workload.load.mean(axis=1)
+    return np.divide(workload.load.max(axis=1), mean, out=np.ones(len(mean)), where=mean > 0)
+
+
+def predicted_share(trace: RoutingTrace) -> np.ndarray:
+    """float64[layer - 1], see `Inspection`. Tokens without a choice in either layer do not count."""
+    first = trace.experts[:, :, 0].astype(np.int64)
+    experts = trace.num_experts
+    shares = np.zeros(trace.layers - 1)
+    for layer in range(trace.layers - 1):
+        here, there = first[:, layer], first[:, layer + 1]
+        known = (here >= 0) & (there >= 0)
+        shares[layer] = _foretold(here[known] * experts + there[known], experts) / max(known.sum(), 1)
+    return shares
+
+
+def _foretold(pairs: np.ndarray, experts: int) -> int:
+    """Tokens whose next expert is the most frequent one after their first. pairs: int64[token], first · experts + next"""
+    if not len(pairs):
+        return 0
+    if experts**2 <= max(len(pairs), MOST_CELLS):
+        return int(np.bincount(pairs, minlength=experts**2).reshape(experts, experts).max(axis=1).sum())
+    seen, counts = np.unique(pairs, return_counts=True)  # a table of 4096 experts takes 134 MB a layer
+    return int(np.maximum.reduceat(counts, np.flatnonzero(np.diff(seen // experts, prepend=-1))).sum())

@@ -1,0 +1,361 @@
+"""How many spare slots are worth their memory: balance and time against slots, planned on one recording, judged on others.
+
+Which number is advised: `engine.compare.redundancy`.
+
+The number of spare slots that is advised: the knee of the curve of `redundancy`, as far as noise lets it be seen.
+
+A plan with as many slots on every GPU in every layer, as serving engines need it, and what that costs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from engine.compare.figures import Metrics, metrics
+from engine.compare.held_out import by_time
+from engine.compare.judge import (
+    CONFIDENCE,
+    Judge,
+    Timing,
+    deviation,
+    interval,
+    ratio_gain,
+    redrawn_gains,
+    redrawn_loads,
+    timing,
+)
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.parallel import in_order
+from engine.placement.even_slots import even_slots
+from engine.placement.replication import Algorithm, ReplicationInstance, balancedness, replicate
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import MEMORY_SHARE, Problem
+from engine.result import Provenance, Stop, never
+from engine.schema import Frozen
+from engine.systems.base import Report, silent
+from engine.systems.eplb import speed_of_gpu
+from engine.units import share, signed, size
+from engine.workload import Workload
+
+SPARE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Spare slots per GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
+SECONDS_A_COUNT = 2.0
+"""Of search for replicas, at most."""
+
+
+@dataclass(frozen=True)
+class RedundancyPoint:
+    """One number of slots that engines accept: as many on every GPU.
+
+    slots: of a layer on all GPUs; spare: beyond one for every expert; slots_of_gpu: of a layer on each GPU
+    balancedness: mean / max GPU load by its speed, mean over layers and judged recordings; least_balancedness: of the worst
+        layer; planned_balancedness: mean over layers of the recording that was planned on
+    seconds: of a step or pass, mean over the judged recordings; gain: over the fewest slots, mean over these, as a share
+    memory_bytes: of the spare slots in all layers on all GPUs; gpu_bytes: of all slots of a GPU
+    error: standard error of the gain, from the judged recordings being samples; gain_worst: on the one with the least
+    draws: float64[draw], the gain in every draw of the judged recordings, the same draws at every point; not kept in JSON
+    """
+
+    slots: int
+    spare: int
+    slots_of_gpu: int
+    balancedness: float
+    least_balancedness: float
+    planned_balancedness: float
+    seconds: float
+    gain: float
+    memory_bytes: float
+    gpu_bytes: float
+    error: float
+    gain_worst: float
+    draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the gain lies as far as the judged recordings are samples."""
+        return interval(self.gain, self.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {kept.name: getattr(self, kept.name) for kept in fields(self) if kept.name != "draws"}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, eq=False)
+class Replication:
+    """How replicas are planned. algorithm: see `replicate`; groups: of experts that EPLB keeps together on a node where the
+    nodes divide them (DeepSeek-V3's gate has 8); 1: experts go to any node."""
+
+    algorithm: Algorithm = "best"
+    groups: int = 1
+    seed: int = 0
+
+
+def planned_and_judged(recordings: Sequence[Workload]) -> tuple[Workload, tuple[Workload, ...], bool]:
+    """(the recording to plan on, those to judge on, whether these were held out): the first and the others, of a single routing
+    log its halves in time, and loads or traffic that stand alone are judged on themselves. Raises InputError for none."""
+    if not recordings:
+        raise InputError("name at least one recording")
+    if len(recordings) > 1:
+        return recordings[0], tuple(recordings[1:]), True
+    if cut := by_time(recordings[0]):
+        return cut[0], (cut[1],), True
+    return recordings[0], (recordings[0],), False
+
+
+def most_slots(judge: Judge) -> tuple[int, str]:
+    """(slots of a layer that fit every GPU, in words what limits them). Engines give all GPUs as many, so that the smallest GPU
+    decides. Raises InputError where not even every expert once fits."""
+    problem = judge.problem
+    room = problem.cluster.values("memory") * MEMORY_SHARE - judge.bytes_beside
+    per_slot = problem.model.bytes_per_expert * problem.workload.layers
+    fits, experts = np.floor(room / per_slot).astype(np.int64), problem.workload.num_experts
+    tight, needed = int(fits.argmin()), -(-experts // len(fits))
+    whose = f"{problem.cluster.gpu_names[tight]} has {size(max(room[tight], 0.0))} for experts, {size(per_slot)} a slot"
+    if fits[tight] < needed:
+        raise InputError(f"{needed} slots per layer are needed for {experts} experts, but {whose}; add GPUs or memory")
+    if fits[tight] >= experts:
+        return experts, f"a GPU needs no more than one slot for each of {experts} experts"
+    return int(fits[tight]), whose
+
+
+def counts_of(judge: Judge) -> list[int]:
+    """Slots of a layer on each GPU that are tried, ascending, up to `most_slots`. All GPUs have as many, so that slots
+    divide by GPUs as every engine asks."""
+    base, (most, _) = -(-judge.problem.workload.num_experts // len(judge.problem.cluster.gpus)), most_slots(judge)
+    return [base + spare for spare in SPARE if base + spare <= most]
+
+
+def redundancy(
+    judge: Judge,
+    planned: Workload,
+    judged: Sequence[Workload],
+    replication: Replication | None = None,
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[RedundancyPoint]:
+    """The curve, fewest slots first. Asked to stop, it ends early. Raises InputError for recordings and groups that do not fit,
+    and for anything but inference of one model."""
+    if judge.problem.goal is not Goal.INFERENCE:
+        raise InputError(
+            "spare slots are advised for inference of one model; close the second model or the training step"
+        )
+    counts = counts_of(judge)
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(counts), f"{counts[index]} slots per GPU", None, None)
+
+    sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
+    common, first = (judge, planned, sampled, replication or Replication(), counts), None
+    for index, answer in in_order(_count, common, len(counts), stop, begun):
+        if answer is None:
+            return
+        balance, planned_balance, timings = answer
+        first = timings if first is None else first
+        yield _point(judge, counts[index], balance, planned_balance, timings, first)
+
+
+def _point(
+    judge: Judge,
+    slots_of_gpu: int,
+    balance: np.ndarray,
+    planned_balance: float,
+    timings: list[Timing],
+    first: list[Timing],
+) -> RedundancyPoint:
+    """balance: float64[recording, layer]; timings, first: of every judged recording, with these and with the fewest slots"""
+    problem = judge.problem
+    slots = slots_of_gpu * len(problem.cluster.gpus)
+    spare, layers = slots - problem.workload.num_experts, problem.workload.layers
+    pairs = list(zip(first, timings, strict=True))
+    gains = [ratio_gain(fewest.seconds, timed.seconds) for fewest, timed in pairs]
+    draws = np.mean([redrawn_gains(*pair) for pair in pairs], axis=0)
+    return RedundancyPoint(
+        slots=slots,
+        spare=spare,
+        slots_of_gpu=slots_of_gpu,
+        balancedness=float(balance.mean()),
+        least_balancedness=float(balance.min()),
+        planned_balancedness=planned_balance,
+        seconds=float(np.mean([timed.seconds for timed in timings])),
+        gain=float(np.mean(gains)),
+        memory_bytes=spare * layers * problem.model.bytes_per_expert,
+        gpu_bytes=slots_of_gpu * layers * problem.model.bytes_per_expert,
+        error=deviation(draws),
+        gain_worst=float(min(gains)),
+        draws=draws,
+    )
+
+
+def _count(
+    common: tuple[Judge, Workload, tuple[tuple[Workload, np.ndarray], ...], Replication, list[int]],
+    index: int,
+    stop: Stop,
+    report: Report,
+) -> tuple[np.ndarray, float, list[Timing]] | None:
+    """(balancedness float64[judged recording, layer], its mean on the planned one, timings of every judged one); None when
+    stopped.
+
+    common: with every judged recording its draws, see `redrawn_loads`
+    """
+    judge, planned, sampled, replication, counts = common
+    problem = judge.problem.with_workload(planned)
+    gpus, speed = len(problem.cluster.gpus), speed_of_gpu(problem)
+    nodes = len(problem.cluster.nodes) if replication.groups > 1 else 1
+    loads = np.array([planned.load, *(recording.load for recording, _ in sampled)])
+    instance = ReplicationInstance(
+        loads[:1],
+        counts[index] * gpus,
+        gpus,
+        nodes=nodes,
+        groups=replication.groups,
+        speed=None if replication.algorithm == "eplb" else speed,
+    )
+    result = replicate(instance, replication.algorithm, time_limit=SECONDS_A_COUNT, seed=replication.seed, stop=stop)
+    if stop():
+        return None
+    everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))
+    plan = _plan(result.solution, instance, judge)
+    timings = [timing(judge, plan, recording, redrawn) for recording, redrawn in sampled]
+    return everywhere[1:], float(everywhere[0].mean()), timings
+
+
+def _plan(physical_to_logical: np.ndarray, instance: ReplicationInstance, judge: Judge) -> Plan:
+    """int64[layer, slot] with a plain all-to-all, tokens travelling as the problem says."""
+    problem = judge.problem
+    placement = Placement.from_slots(
+        physical_to_logical, instance.slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
+    )
+    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="redundancy")
+    name = f"{instance.slots} slots"
+    return Plan(name=name, placement=placement, send_order=order, travel=problem.travel, provenance=provenance)
+
+
+KNEE_SHARE = 0.9
+LEAST_GAIN = 0.01
+ROUND_OFF = 1e-9
+
+Rule = Literal["enough", "as good", "too little", "noise"]
+
+
+class Knee(Frozen):
+    """slots: of a layer, that are advised; rule: why, and reason: the same in words, without a full stop.
+
+    enough: the fewest that bring `KNEE_SHARE` of the most that any number brings
+    as good: the fewest whose gain cannot be told from that
+    too little: the fewest of all, for no number gains `LEAST_GAIN`
+    noise: the fewest of all, for the interval of the most that any number brings includes nought
+    """
+
+    slots: int
+    rule: Rule
+    reason: str
+
+
+def knee(points: Sequence[RedundancyPoint]) -> Knee:
+    """More slots are advised only where the recordings tell that they gain more.
+
+    points: as `redundancy` makes them, fewest slots first, at least one. Two of them are told apart by the interval of their
+    difference in the same draws, which is narrower than those of their gains; that the most is picked from several is not
+    allowed for.
+    """
+    best = max(points, key=lambda point: point.gain)
+    low, high = best.interval
+    if best.gain < LEAST_GAIN:
+        return Knee(
+            slots=points[0].slots,
+            rule="too little",
+            reason=f"no number of spare slots gains as much as {share(LEAST_GAIN)}",
+        )
+    most = f"{signed(best.gain)} with {best.slots} slots, {share(CONFIDENCE)} interval {signed(low)} to {signed(high)}"
+    if low <= 0:
+        return Knee(
+            slots=points[0].slots,
+            rule="noise",
+            reason=f"the most that any number of spare slots brings may as well be nothing ({most})",
+        )
+    point, rule = next((point, rule) for point in points if (rule := _reaches(point, best)))
+    which = {"enough": "the fewest that bring", "as good": "the fewest whose gain cannot be told from"}[rule]
+    return Knee(
+        slots=point.slots, rule=rule, reason=f"{which} {share(KNEE_SHARE)} of the most that any number brings ({most})"
+    )
+
+
+def _reaches(point: RedundancyPoint, best: RedundancyPoint) -> Rule | None:
+    """Whether a point brings `KNEE_SHARE` of the most, or may do so as far as the draws can say."""
+    missing = KNEE_SHARE * best.gain - point.gain
+    if missing <= ROUND_OFF * best.gain:
+        return "enough"
+    least, _ = interval(missing, deviation(KNEE_SHARE * best.draws - point.draws))
+    return "as good" if least <= 0 else None
+
+
+@dataclass(frozen=True)
+class EvenProjection:
+    """plan: with the even placement; slots: on every GPU; added, dropped: copies of experts that are new and given up, over all
+    layers; before, after: figures of both placements when the GPUs send all at once, as engines do."""
+
+    plan: Plan
+    slots: int
+    added: int
+    dropped: int
+    before: Metrics
+    after: Metrics
+
+
+def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
+    """The nearest even plan, see `engine.placement.even_slots`: with the fewest slots that hold as many copies as the plan's
+    fullest layer, or as many as the smallest memory holds. Raises InputError for training steps and two models, and where
+    the memory does not hold every expert."""
+    if plan.goal is not Goal.INFERENCE:
+        raise InputError(f"the plan {plan.name} is for {plan.goal}; only plans for one model's inference are projected")
+    now = plan.placement
+    slots = _slots_of_each(now, problem)
+    held = now.share > 0
+    even = even_slots(held, problem.workload.load, speed_of_gpu(problem), slots)
+    rows = tuple(
+        tuple(_in_order(row[gpu], layer[:, gpu]) for gpu in range(now.gpus))
+        for row, layer in zip(now.experts_of_gpu, even, strict=True)
+    )
+    placement = now.model_copy(update={"experts_of_gpu": rows})
+    parts = {"send_order": SendOrder(mode="concurrent"), "reaction": None, "claim": None}
+    if not placement.single:
+        parts["execution"] = "vanilla"
+    before = plan.with_parts(**parts)
+    after = plan.with_parts(**parts, placement=placement, parent=plan.id, name=f"{plan.name[:110]}, even")
+    return EvenProjection(
+        after,
+        slots,
+        int((even & ~held).sum()),
+        int(now.slots.sum() - (even & held).sum()),
+        metrics(before, problem),
+        metrics(after, problem),
+    )
+
+
+def _slots_of_each(placement: Placement, problem: Problem) -> int:
+    """Slots of every GPU in every layer."""
+    most = int(np.minimum(problem.expert_slots_of_gpu(), placement.experts).min())
+    least, wanted = (
+        -(-copies // placement.gpus) for copies in (placement.experts, int(placement.slots.sum(axis=1).max()))
+    )
+    if most < least:
+        tight = problem.cluster.gpu_names[int(problem.expert_slots_of_gpu().argmin())]
+        raise InputError(
+            f"an even plan needs {least} experts per layer on every GPU, but {tight} has memory for {most}; leave it out of "
+            "the cluster, or use a smaller dtype"
+        )
+    return min(wanted, most)
+
+
+def _in_order(before: tuple[int, ...], held: np.ndarray) -> tuple[int, ...]:
+    """The experts of a GPU, bool[expert], first those it had, in the order of their slots."""
+    kept = [expert for expert in dict.fromkeys(before) if held[expert]]
+    return (*kept, *sorted(set(np.flatnonzero(held).tolist()).difference(kept)))

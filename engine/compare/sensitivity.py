@@ -1,0 +1,234 @@
+"""What a plan's time hangs on: every parameter a little less and a little more, everything else and the plan as they are.
+
+The operators of a training step, summed up for people.
+
+One thing changed over a whole range: what plans take as they are, and what a plan made for each value would take.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from engine.compare.what_if import Change, changed, is_quick, least, outlook
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.overlap.operator_graph import OperatorGraph
+from engine.overlap.transformer import transformer_step
+from engine.parallel import in_order
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Status, Stop, never
+from engine.simulate.training.pricing import price_step
+from engine.systems import run
+from engine.systems.base import Report, System, silent
+from engine.systems.options import Value
+from engine.systems.pieces import linear_placement
+
+SHARES = (0.01, 0.9)
+"""Least and most by which parameters are changed."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Something that a time depends on. field: of `Change`; gpu_type: on GPUs of this type alone."""
+
+    title: str
+    field: str
+    gpu_type: str | None = None
+
+    def times(self, factor: float) -> Change:
+        """The parameter `factor` times as large."""
+        return Change.from_dict({self.field: factor, "gpu_type": self.gpu_type}, self.title)
+
+
+@dataclass(frozen=True)
+class SensitivityPoint:
+    """Seconds of the plan with a parameter at (1 - share) and at (1 + share) times its value."""
+
+    title: str
+    less: float
+    more: float
+
+    @property
+    def reach(self) -> float:
+        """Seconds between the two."""
+        return abs(self.more - self.less)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
+    """What can be changed: of a cluster of several GPU types also each type's own computation and network. Start-up times
+    only where there are any; of a training step no sizes of the model."""
+    network = problem.network
+    parameters = [Parameter("network bandwidth", "network"), Parameter("computation speed", "compute")]
+    if network.latency > 0 or network.link_latency.any():
+        parameters.append(Parameter("latency", "latency"))
+    if problem.goal is Goal.TRAINING:
+        return (*parameters, *([Parameter("batch", "tokens")] if problem.graph is None else []))
+    parameters += [Parameter("tokens", "tokens"), Parameter("model width", "width")]
+    types = dict.fromkeys(gpu.type for gpu in problem.cluster.gpus)
+    if len(types) > 1:
+        for kind in types:
+            parameters += [
+                Parameter(f"{kind}: network", "network", kind),
+                Parameter(f"{kind}: computation", "compute", kind),
+            ]
+    return tuple(parameters)
+
+
+def is_simulated(problem: Problem) -> bool:
+    """Whether the study simulates; one model on very many GPUs takes what its busiest ports need (`what_if.least`)."""
+    return is_quick(problem) or problem.goal is Goal.TWO_MODELS
+
+
+def seconds_of(plan: Plan, problem: Problem) -> float:
+    """Seconds of a plan, as the study counts them."""
+    return (outlook if is_simulated(problem) else least)(plan, problem).total
+
+
+def sensitivity(
+    plan: Plan,
+    problem: Problem,
+    share: float,
+    parameters: Sequence[Parameter],
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[SensitivityPoint]:
+    """Simulate the plan with one parameter after another at (1 - share) and (1 + share) times its value. Raises InputError
+    for a share that cannot be, and for a plan that does not fit."""
+    if not SHARES[0] <= share <= SHARES[1]:
+        raise InputError(f"the share {share:g} is not between {SHARES[0]:g} and {SHARES[1]:g}")
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(parameters), parameters[index].title)
+
+    common = (plan, problem, share, tuple(parameters))
+    for _, point in in_order(_point_of_parameter, common, len(parameters), stop, begun):
+        yield point
+
+
+def _point_of_parameter(
+    common: tuple[Plan, Problem, float, tuple[Parameter, ...]], index: int, stop: Stop, report: Report
+) -> SensitivityPoint:
+    plan, problem, share, parameters = common
+    parameter = parameters[index]
+    seconds = (seconds_of(plan, changed(problem, parameter.times(factor))) for factor in (1 - share, 1 + share))
+    return SensitivityPoint(parameter.title, *seconds)
+
+
+def operators_of(problem: Problem) -> OperatorGraph:
+    """The graph of a problem's training step. Raises InputError when it has none."""
+    if problem.goal is not Goal.TRAINING:
+        raise InputError("there is no training step; describe one with --training")
+    return problem.graph or transformer_step(problem.model, problem.step, len(problem.cluster.gpus))
+
+
+def describe_graph(problem: Problem, graph: OperatorGraph) -> dict[str, Any]:
+    """Operators by phase and kind: how many, their FLOP, the bytes they send, and their seconds on the slowest GPU with
+    experts in contiguous blocks. Plain JSON."""
+    priced = price_step(problem, linear_placement(problem), parts=1)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for operator, seconds in zip(priced.graph.operators, priced.seconds[:, 0].max(axis=1), strict=True):
+        row = rows.setdefault(
+            (operator.phase, operator.kind),
+            {"phase": operator.phase, "kind": operator.kind, "operators": 0, "flop": 0.0, "sent": 0.0, "seconds": 0.0},
+        )
+        row["operators"] += 1
+        row["flop"] += sum(2.0 * gemm.count * gemm.m * gemm.n * gemm.k for gemm in operator.gemms)
+        row["sent"] += operator.sent
+        row["seconds"] += float(seconds)
+    return {
+        "name": graph.name,
+        "operators": len(graph.operators),
+        "dependencies": len(graph.dependencies),
+        "rows": list(rows.values()),
+        "cost_source": problem.cost_source,
+    }
+
+
+Field = Literal["network", "compute", "latency", "contention", "tokens", "width", "noise"]
+
+MOST_VALUES = 32
+ANEW = "planned anew"
+"""The series of plans made for each value."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Seconds of a plan at a value of what is changed; None where it does not fit there. series: name of the plan."""
+
+    series: str
+    value: float
+    total: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+def changes_of(field: Field, values: Sequence[float]) -> list[Change]:
+    """The changes, ascending, each once. Raises InputError for none, too many and such as cannot be."""
+    ascending = sorted(set(values))
+    if not 1 <= len(ascending) <= MOST_VALUES:
+        raise InputError(f"{field}: give 1 to {MOST_VALUES} values, not {len(ascending)}")
+    return [Change.from_dict({field: value}, f"{field} {value:g}") for value in ascending]
+
+
+def curve(
+    problem: Problem,
+    field: Field,
+    values: Sequence[float],
+    plans: Mapping[str, Plan],
+    anew: tuple[System, Mapping[str, Value]] | None = None,
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[CurvePoint]:
+    """Value by value every plan as it is, then with `anew` (a system and its options) the plan that it makes for that value;
+    heuristics may find a slower one. Raises InputError for values that cannot be."""
+    changes = changes_of(field, values)
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(changes), f"{field} {getattr(changes[index], field):g}")
+
+    common = (problem, field, changes, dict(plans), anew and (anew[0], dict(anew[1])))
+    for _, points in in_order(_points_at, common, len(changes), stop, begun):
+        yield from points
+
+
+def _points_at(common: tuple, index: int, stop: Stop, report: Report) -> list[CurvePoint]:
+    """The points of all series at a value; without the plan made for it when stopped before that was there."""
+    problem, field, changes, plans, anew = common
+    change = changes[index]
+    value = getattr(change, field)
+    points = [CurvePoint(name, value, _seconds(plan, problem, change)) for name, plan in plans.items()]
+    if anew is None:
+        return points
+    try:
+        then = changed(problem, change)
+        system, options = anew
+        result = run(system, then, options, stop).result
+    except InputError:
+        return [*points, CurvePoint(ANEW, value, None)]
+    if result.status is Status.CANCELLED:
+        return points
+    return [*points, CurvePoint(ANEW, value, seconds_of(result.solution, then))]
+
+
+def _seconds(plan: Plan, problem: Problem, change: Change) -> float | None:
+    try:
+        return seconds_of(plan, changed(problem, change))
+    except InputError:
+        return None

@@ -1,0 +1,113 @@
+"""How a plan stands against what is deployed: the figures of its verdict line, the same for every goal."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.compare.figures import Metrics, Migration, gap_over_placements, speedup
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import relative_gap
+from engine.units import ratio, seconds, share
+
+Span = Literal["pass", "step", "token", "prompt"]
+"""What the seconds are of: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
+
+ALIKE = 0.005
+"""Relative difference of two simulated times that nobody would decide by."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A plan on a recording that it was not made from: simulated seconds of it and of the baseline there."""
+
+    recording: str
+    seconds: float
+    baseline: float
+
+    @property
+    def gain(self) -> float:
+        """Baseline over plan: below 1 the plan is the slower one."""
+        return speedup(self.baseline, self.seconds)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """plan, deployed: names; is_deployed: they are one. seconds, deployed_seconds: simulated. tokens_per_second: of one GPU.
+    bound: seconds that no order of the plan's sends can beat, and sentences on that. move: from the placement in use, None
+    where that is not counted. risks: on other recordings, worst first; None: there are some, but none was scored.
+    placement_gap: see `gap_over_placements`."""
+
+    plan: str
+    deployed: str
+    is_deployed: bool
+    span: Span
+    seconds: float
+    deployed_seconds: float
+    tokens_per_second: float
+    bound: float
+    bound_covers: str
+    move: Migration | None
+    risks: tuple[Risk, ...] | None = ()
+    placement_gap: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as what is deployed."""
+        return speedup(self.deployed_seconds, self.seconds)
+
+    @property
+    def against(self) -> str:
+        """`1.38× as fast as Linear placement`, or that it is not faster."""
+        return gain_in_words(self.gain, self.deployed)
+
+    @property
+    def gap(self) -> float:
+        """How far above its bound the plan is, as a share of the bound."""
+        return relative_gap(self.seconds, self.bound)
+
+    @property
+    def above_bounds(self) -> tuple[str, str]:
+        """What the plan's distances are called, and they: to the bound of its own placement, and to that of any where its
+        optimiser claims one: an order can be the best of a placement that is far from it."""
+        kind = "schedule" if self.span == "step" else "order"
+        if self.placement_gap is None:
+            return f"Above the {kind} bound", share(self.gap)
+        return f"Above {kind} · placement bound", f"{share(self.gap)} · {share(self.placement_gap)}"
+
+
+def is_loss(gain: float) -> bool:
+    """Whether a plan is slower than what it is held against, by more than nobody would decide by."""
+    return gain <= 1 - ALIKE
+
+
+def gain_in_words(gain: float, baseline: str) -> str:
+    """How a plan compares with another one that takes `gain` times as long; within half a percent they are alike."""
+    if gain >= 1 + ALIKE:
+        return f"{ratio(gain)} as fast as {baseline}"
+    if is_loss(gain):
+        return f"slower than {baseline}: {ratio(1 / gain)} its time"
+    return f"as fast as {baseline}"
+
+
+def tokens_per_second(problem: Problem, total: float) -> float:
+    """Tokens that a GPU gets through in a second, on average over the GPUs, where a pass or step of the problem takes `total`
+    seconds; of two models those of both. Of a pass through MoE layers alone, which is all that inference simulates."""
+    gpus = len(problem.cluster.gpus)
+    if problem.step is not None:
+        tokens = float(problem.step.batch * problem.step.sequence_length * gpus)
+    else:
+        tokens = sum(float(part.tokens_of_rank.sum(axis=1).mean()) for part in (problem, problem.second) if part)
+    return tokens / gpus / total if total else 0.0
+
+
+def bound_sentence(plan: Plan, figures: Metrics) -> str:
+    """What no order of the plan's sends, or no schedule of a training step, can beat, which is computed here for every plan;
+    and over placements too, where its optimiser claims that for these inputs."""
+    what = "schedule" if figures.decomposition is not None else "order of sends"
+    own = f"No {what} brings this placement below {seconds(figures.order_bound)}."
+    if (gap := gap_over_placements(plan, figures)) is None:
+        return own
+    return (
+        f"{own} Over all placements without replicas and with as many slots per GPU its optimiser claims a bound of "
+        f"{seconds(figures.bound)}, not rechecked here: the plan is {share(gap)} above that."
+    )

@@ -1,0 +1,29 @@
+"""All predictions that can be held against public measurements.
+
+How far to trust predictions: each beside a public measurement, on settings that were fitted and on those that were not.
+"""
+
+from collections.abc import Callable, Iterator
+
+from engine.compare.trust.collectives import nccl, nvlink_exchanges
+from engine.compare.trust.deepep import deepep
+from engine.compare.trust.prediction import Prediction, Summary, summaries
+from engine.compare.trust.serving import serving, skewed_experts
+
+SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
+    "DeepEP's dispatch and combine": deepep,
+    "NCCL's collectives": nccl,
+    "TensorRT-LLM's all-to-all": nvlink_exchanges,
+    "experts under power laws": skewed_experts,
+    "whole steps": serving,
+}
+"""By what is predicted."""
+
+
+def predictions() -> Iterator[Prediction]:
+    """Of all sections. Raises InputError when the tables of measurements are absent."""
+    for section in SECTIONS.values():
+        yield from section()
+
+
+__all__ = ["SECTIONS", "Prediction", "Summary", "predictions", "summaries"]

@@ -1,0 +1,106 @@
+"""Collectives inside a scale-up domain: NCCL's, and the all-to-alls of TensorRT-LLM over NVLink.
+
+Loads as those of the tables' power-law rows: the busiest GPU of an expert-parallel group.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from engine.catalogue import gpu
+from engine.cluster import Cluster, Node
+from engine.communication.travel import Stops, rows_of_tokens
+from engine.compare.trust.prediction import Prediction
+from engine.costs import CollectiveTimes, MeasuredTimes, Profiled, fit_line
+from engine.costs.deepep import EXPERTS, benchmark_experts, benchmark_model
+from engine.costs.fused_experts import kernel_rows, kernel_table
+from engine.costs.silicon import MACHINES, NCCL_OPERATIONS, collective_table, measured_counts, nvlink_table
+from engine.model import MoEModel
+from engine.plan import Travel
+
+NCCL_GPUS = ("H100", "H200", "B200")
+NVLINK_MACHINE = "gb200"
+TRAVEL = Travel(unit="gpu", combine="bf16")
+
+
+def nccl() -> Iterator[Prediction]:
+    """All-to-alls and all-reduces on 2 to 8 GPUs of a node: interpolated between every second size, and by a datasheet."""
+    for kind in NCCL_GPUS:
+        machine = MACHINES[kind]
+        for operation in NCCL_OPERATIONS:
+            for gpus in measured_counts(machine.folder):
+                table = collective_table(machine.folder, operation, gpus)
+                if table is None:
+                    continue
+                node = Node(name="node", gpus=(gpu(kind),) * gpus, link_bandwidth=machine.link_bandwidth)
+                cluster = Cluster(name=kind, nodes=(node,))
+                points = tuple(zip(table[0][::2].tolist(), table[1][::2].tolist(), strict=True))
+                learned = CollectiveTimes(operation=operation, ranks=gpus, points=points)
+                source = Profiled(MeasuredTimes(name="every second size", origin=kind, collectives=(learned,)))
+                answers = getattr(source, operation)(cluster, table[0])
+                for place, (size, measured) in enumerate(zip(*table, strict=True)):
+                    yield Prediction(
+                        f"NCCL {operation.replace('_', '-')}",
+                        kind,
+                        1,
+                        f"{gpus} GPUs, {size:,.0f} bytes each",
+                        float(measured),
+                        float(answers[place]),
+                        place % 2 == 0,
+                    )
+
+
+def nvlink_exchanges() -> Iterator[Prediction]:
+    """Dispatch and combine over NVLink: one row per GPU, by a start-up and a rate that are fitted to every second number of
+    tokens, for every number of GPUs that meet."""
+    row_bytes = dict(zip(("dispatch", "combine"), TRAVEL.row_bytes(benchmark_model()), strict=True))
+    for (kind, ranks), table in nvlink_table(NVLINK_MACHINE).groupby(["kind", "ranks"]):
+        size = table.tokens.to_numpy() * _rows_a_token(ranks) * row_bytes[kind]
+        seconds = table.seconds.to_numpy()
+        predicted = fit_line(size[::2], seconds[::2]).seconds(size)
+        for place, tokens in enumerate(table.tokens):
+            yield Prediction(
+                f"TensorRT-LLM {kind} over NVLink",
+                "GB200",
+                1,
+                f"{ranks} GPUs, {tokens:,} tokens each",
+                float(seconds[place]),
+                float(predicted[place]),
+                place % 2 == 0,
+            )
+
+
+def _rows_a_token(ranks: int) -> float:
+    """Rows that a token sends to other GPUs, in the mean."""
+    hosts = benchmark_experts(1, "copies") // (EXPERTS // ranks)
+    rows = rows_of_tokens(hosts, np.zeros(len(hosts)), Stops(np.zeros(ranks, dtype=np.int64)), "gpu")
+    return float(rows[0, 1:].sum() / len(hosts))
+
+
+DRAWS = 20
+
+
+def busiest_gpu(model: MoEModel, tokens: int, held: int, exponent: float, rng: np.random.Generator) -> np.ndarray:
+    """float64[held]: token copies of each expert on the GPU that has most, when popularity is drawn from a bounded power law
+    (as aiconfigurator's collector draws it: x^-exponent between 1 and 0.8 · tokens; between 0.01 and 2 for few tokens)."""
+    copies = tokens * model.experts_per_token
+    low, high = (1.0, 0.8 * tokens) if copies > model.experts else (0.01, 2.0)
+    power = 1 - exponent
+    drawn = ((high**power - low**power) * rng.random(model.experts) + low**power) ** (1 / power)
+    groups = np.round(drawn / drawn.sum() * copies).reshape(-1, held)
+    return groups[groups.sum(axis=1).argmax()]
+
+
+def skew_errors(gpu_type: str, model: MoEModel, phase: str) -> pd.DataFrame:
+    """Every power-law row of a model beside the mean of `DRAWS` loads of its law: columns exponent, held, tokens, measured and
+    ours (seconds), error (relative)."""
+    table, rows = kernel_table(gpu_type, model, phase), kernel_rows(gpu_type, model, phase)
+    skewed = rows[rows.distribution.str.startswith("power_law_")]
+    errors = []
+    for row in skewed.itertuples():
+        exponent, rng = float(row.distribution.removeprefix("power_law_")), np.random.default_rng(0)
+        loads = [busiest_gpu(model, row.all_tokens, row.experts_held, exponent, rng) for _ in range(DRAWS)]
+        ours = float(np.mean([table.seconds(load, row.experts_held).sum() for load in loads]))
+        errors.append((exponent, row.experts_held, row.all_tokens, row.seconds, ours, ours / row.seconds - 1))
+    return pd.DataFrame(errors, columns=["exponent", "held", "tokens", "measured", "ours", "error"])

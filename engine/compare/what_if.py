@@ -1,0 +1,252 @@
+"""What if the network were twice as fast, the traffic different, the model bigger? The same plan, simulated again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from engine.communication.order import meeting_bound
+from engine.compare.imprecision import noisy
+from engine.costs.scaled import Scaled
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.model import MoEModel
+from engine.network import Network
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.schema import Frozen
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
+from engine.simulate.work import works_of
+from engine.timeline import Timeline
+from engine.workload import TrafficMatrix, Workload
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+
+MOST = 1000.0
+QUICK = 2.0
+"""Seconds that a slider may take to be answered by a simulation."""
+SECONDS_PER_SEND = {Goal.INFERENCE: 1.7e-6, Goal.TWO_MODELS: 7.5e-6}
+"""Measured with all pairs of 32 and 64 GPUs sending in 58 layers."""
+
+
+class Change(Frozen):
+    """By how much the cluster, the model and the traffic change; 1 (noise: 0, dtype: None) leaves a thing as it is.
+
+    network, compute, latency: see `Scaled`; tokens: every recorded token stands for so many, of a training step its batch;
+    width: d_model and d_ff; dtype: the numbers that are computed and sent; noise: share of the traffic that is not as
+    recorded (see `noisy`); gpu_type: network and compute change on GPUs of this type alone; contention: see `Scaled`, 0 leaves
+    ports as they are.
+    """
+
+    network: float = Field(default=1, gt=0, le=MOST)
+    compute: float = Field(default=1, gt=0, le=MOST)
+    latency: float = Field(default=1, ge=0, le=MOST)
+    tokens: float = Field(default=1, gt=0, le=MOST)
+    width: float = Field(default=1, gt=0, le=MOST)
+    dtype: Dtype | None = None
+    noise: float = Field(default=0, ge=0, le=1)
+    gpu_type: str | None = None
+    contention: float = Field(default=0, ge=0, le=MOST)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether everything stays as it is."""
+        return self == Change()
+
+    @property
+    def in_words(self) -> str:
+        """`network 2×, 30 % traffic noise`."""
+        where = f" of {self.gpu_type}" if self.gpu_type else ""
+        factors = {
+            f"network{where}": self.network,
+            f"computation{where}": self.compute,
+            "latency": self.latency,
+            "tokens": self.tokens,
+            "width": self.width,
+        }
+        said = [f"{name} {factor:.3g}×" for name, factor in factors.items() if factor != 1]
+        said += [self.dtype] if self.dtype else []
+        said += [f"{100 * self.noise:.0f} % traffic noise"] if self.noise else []
+        said += [f"{100 * self.contention:.3g} % contention"] if self.contention else []
+        return ", ".join(said) or "nothing changed"
+
+
+def changed(problem: Problem, change: Change) -> Problem:
+    """The problem after a change. Raises InputError for what a training step or the recording cannot have changed."""
+    if problem.goal is Goal.TRAINING:
+        return _changed_step(problem, change)
+    if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
+        raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
+    cost = Scaled(
+        problem.cost, change.compute, change.network, change.latency, change.tokens, change.gpu_type, change.contention
+    )
+    resized = _resized(problem, change, cost)
+    if resized.goal is Goal.TWO_MODELS:
+        resized = replace(resized, second=_resized(resized.second, change, cost))
+    return noisy(resized, change.noise)
+
+
+def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
+    """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
+    model = _wider(problem.model, change)
+    factor = model.bytes_per_token / problem.model.bytes_per_token
+    recordings = (_rebased(other, factor) for other in (problem.workload, *problem.others))
+    workload, *others = recordings
+    return replace(problem, workload=workload, others=tuple(others), model=model, cost=cost)
+
+
+def _rebased(workload: Workload, factor: float) -> Workload:
+    if factor == 1 or not isinstance(workload, TrafficMatrix):
+        return workload
+    return replace(workload, bytes=workload.bytes * factor, bytes_per_token=workload.bytes_per_token * factor)
+
+
+def _wider(model: MoEModel, change: Change) -> MoEModel:
+    sizes = {name: max(1, round(getattr(model, name) * change.width)) for name in ("d_model", "d_ff")}
+    fresh = model.model_dump() | sizes | ({"dtype": change.dtype} if change.dtype else {})
+    return MoEModel.from_dict(fresh, f"the model {model.name}, changed")
+
+
+def _changed_step(problem: Problem, change: Change) -> Problem:
+    """Of a training step costs and batch can change; its other sizes are described on the Optimise page."""
+    if change.width != 1 or change.dtype or change.noise or change.gpu_type:
+        raise InputError(
+            "of a training step network, computation, latency and batch can be changed here; its sizes on the Optimise page"
+        )
+    if problem.graph is not None and change.tokens != 1:
+        raise InputError("imported operators have the sizes they were imported with; their batch cannot be changed")
+    step = problem.step.model_copy(update={"batch": max(1, round(problem.step.batch * change.tokens))})
+    cost = Scaled(problem.cost, change.compute, change.network, change.latency, contention=change.contention)
+    return replace(problem, step=step, cost=cost)
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a plan takes, in seconds, all simulated.
+
+    total, bound: of the whole pass or step, and below which no send order (of a step: no schedule) brings the placement
+    parts: what the total is made of, it adds up: by kind of event for one model's inference, otherwise exposed
+        communication, computation, both at once and neither (`Timeline.decomposition`)
+    compute, network: float64[resource] in which a GPU (or group of alike GPUs) computes, and in which it sends or receives
+    resources: their names
+    layers: float64[MoE layer] that every layer adds to the total; None for a training step, whose layers run twice
+    kinds: of a training step, in which every kind of event runs, mean over the resources; None for inference
+    simulated: False where every all-to-all is taken at the time of its busiest port, see `least`
+    """
+
+    total: float
+    bound: float
+    parts: dict[str, float]
+    compute: np.ndarray
+    network: np.ndarray
+    resources: tuple[str, ...]
+    layers: np.ndarray | None
+    kinds: dict[str, float] | None = None
+    simulated: bool = True
+
+    @property
+    def busiest(self) -> int:
+        """The GPU that computes and communicates longest."""
+        return int((self.compute + self.network).argmax())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            field.name: value.tolist() if isinstance(value := getattr(self, field.name), np.ndarray) else value
+            for field in fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The outlook that `to_dict` described."""
+        arrays = {
+            name: data[name] if data[name] is None else np.array(data[name], dtype=np.float64)
+            for name in ("compute", "network", "layers")
+        }
+        return cls(**data | arrays | {"resources": tuple(data["resources"])})
+
+
+def outlook(plan: Plan, problem: Problem) -> Outlook:
+    """Simulate a plan and sum it up. Raises InputError when the plan does not fit the problem."""
+    timeline = simulate(plan, problem)
+    by_kind = problem.goal is Goal.INFERENCE
+    parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
+    return Outlook(
+        total=timeline.total,
+        bound=bound_of_plan(plan, problem),
+        parts={name: value for name, value in parts.items() if value > 0},
+        compute=timeline.busy("compute"),
+        network=timeline.busy("network"),
+        resources=timeline.resources,
+        layers=None if problem.goal is Goal.TRAINING else _layer_seconds(timeline, problem.workload.layers),
+        kinds=_busy_of_kind(timeline) if problem.goal is Goal.TRAINING else None,
+    )
+
+
+def outlook_after(problem: Problem, plan: Plan, change: Change) -> Outlook:
+    """What a plan takes after a change: simulated where that `is_quick`, otherwise see `least`. Raises InputError as `changed`
+    and `outlook` do."""
+    then = problem if change.is_none else changed(problem, change)
+    return outlook(plan, then) if is_quick(then) else least(plan, then)
+
+
+def _busy_of_kind(timeline: Timeline) -> dict[str, float]:
+    return {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0}
+
+
+def is_quick(problem: Problem) -> bool:
+    """Whether a plan is simulated in two seconds at most on two ordinary cores. Steps of training always are."""
+    if problem.goal is Goal.TRAINING:
+        return True
+    sends = problem.workload.layers * len(problem.cluster.gpus) ** 2
+    return sends * SECONDS_PER_SEND[problem.goal] <= QUICK
+
+
+def least(plan: Plan, problem: Problem) -> Outlook:
+    """The outlook without simulating a send: every step at its slowest GPU and every all-to-all at the time of its busiest
+    port (of relayed ones the ports of a node together) and one start-up, which no such order beats; the bound holds for orders
+    with relays too. For one model's inference; raises InputError for anything else and when the plan does not fit."""
+    if problem.goal is not Goal.INFERENCE:
+        raise InputError(
+            "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
+        )
+    problem.check_plan(plan)
+    (work,), network = works_of(plan, problem), problem.network
+    relayed = plan.send_order.mode == "two-tier"
+    bound = (
+        Network.relayed_bound if relayed else meeting_bound if plan.send_order.mode == "concurrent" else Network.bound
+    )
+    sent = [*work.carried(network, "dispatch"), *work.carried(network, "combine")]
+    parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
+    parts |= {kind: float(bounds_of_exchanges(work, network, kind, bound).sum()) for kind in ("dispatch", "combine")}
+    for kind, traffic in (("prompt_gather", work.prompt_gather), ("all_gather", work.gather)):
+        if traffic is not None:
+            sent.append((network, traffic))
+            parts[kind] = network.bound(traffic)
+    layers = least_of_work(work, network, bound)
+    return Outlook(
+        total=float(layers.sum()),
+        bound=float(bound_of_work(work, network, relayed=True).sum()),
+        parts={kind: seconds for kind, seconds in parts.items() if seconds > 0},
+        compute=sum(step.sum(axis=0) for step in work.compute.values()),
+        network=sum(_port_seconds(*exchange) for exchange in sent),
+        resources=problem.cluster.gpu_names,
+        layers=layers,
+        simulated=False,
+    )
+
+
+def _port_seconds(network: Network, traffic: np.ndarray) -> np.ndarray:
+    """float64[gpu]: what the busiest port of every GPU needs for traffic (float64[src, dst] bytes, diagonal ignored)."""
+    moved = network.moved(traffic)
+    seconds = np.divide(moved, network.capacity, out=np.zeros(len(moved)), where=moved > 0)
+    return seconds.reshape(4, network.gpus).max(axis=0)
+
+
+def _layer_seconds(timeline: Timeline, layers: int) -> np.ndarray:
+    ends = np.zeros(layers)
+    np.maximum.at(ends, timeline.events["layer"].to_numpy(), timeline.events["end"].to_numpy())
+    return np.diff(np.maximum.accumulate(ends), prepend=0.0)

@@ -1,0 +1,400 @@
+"""What a writer of recordings is, and what writers have in common.
+
+JSON lines of the simulator moe-balance, one a batch and layer: `{"layer", "batch_id", "origin_rows", "topk_experts"}`.
+
+Writes traffic matrices in the forms that `tables` and `numpy_files` read.
+
+One NumPy array, `.npy`: int16[token, layer, k] of routing, float64[layer, src, dst] of traffic.
+
+NumPy archives, `.npz`: everything that a recording holds, but for its name, which is the file's.
+
+SGLang's expert statistics, `logical_count`, as JSON and as its recorder dumps them, `.pt` (srt/eplb/expert_distribution.py):
+`--init-expert-location` takes either. Rows count all decoder layers; those of dense layers are zero.
+
+CSV and Parquet tables, in the forms that `engine.formats.tables` reads: routing and traffic in long form, loads with a row
+a layer.
+
+Recordings out, in every form that can carry them: one file an outside format.
+"""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import torch
+
+from engine.errors import InputError
+from engine.files import replace_atomically
+from engine.formats.numpy_files import FINDINGS
+from engine.formats.source import one_clear_line
+from engine.model import MoEModel
+from engine.schema import json_text
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+
+KINDS = {RoutingTrace: "routing by token", ExpertLoad: "expert loads", TrafficMatrix: "a traffic matrix"}
+
+
+@dataclass(frozen=True)
+class Writer:
+    """suffix: of the files; title: in a sentence, after "as"; carries: the kinds of recordings it can write
+
+    write: writes the file and returns what it could not say, a phrase each; raises InputError where the recording does not
+    fit the format. The model is None where it is not known.
+    """
+
+    name: str
+    suffix: str
+    title: str
+    carries: tuple[type[Workload], ...]
+    write: Callable[[Workload, Path, MoEModel | None], tuple[str, ...]]
+
+
+def unsaid(workload: Workload, **said: str) -> tuple[str, ...]:
+    """The phrases for those parts of a workload that it has. said: by the part's name what is lost with it"""
+    return tuple(text for part, text in said.items() if getattr(workload, part) is not None)
+
+
+def layer_numbers(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[int, ...]:
+    """The model layer of every layer; raises InputError where neither the recording nor the model says it."""
+    if workload.model_layers is not None:
+        return workload.model_layers
+    if model is not None and workload.layers == len(model.moe_layers):
+        return model.moe_layers
+    if model is not None and workload.layers == model.layers:
+        return tuple(range(model.layers))
+    has = "" if model is None else f", and {model.name} has {len(model.moe_layers)} MoE layers, not {workload.layers}"
+    raise InputError(
+        f"{workload.name}: does not say which of the model's layers were recorded{has}; give the model that was recorded "
+        "(--model)"
+    )
+
+
+def loads_of(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[ExpertLoad, tuple[str, ...]]:
+    """The loads in a recording, and what a format of loads alone does not say of it."""
+    if isinstance(workload, ExpertLoad):
+        return workload, ()
+    loads = ExpertLoad(workload.name, workload.load, layer_numbers(workload, model))
+    return loads, ("which token chose what: only counts are kept",)
+
+
+def is_whole(counts: np.ndarray) -> bool:
+    """Whether these numbers (float64[...]) have no fractions."""
+    return bool((counts == np.rint(counts)).all())
+
+
+MOST_TOKENS = 1 << 18
+"""Of a batch: a line is parsed whole."""
+
+
+def write_batches(trace: RoutingTrace, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
+    """A batch a sequence, in the order in which sequences begin; `origin_rows` are the source ranks, [] where they are not
+    known. Layers are the model's where the recording says them, else they count from 0.
+
+    Cannot carry: how many experts there are, phases, the numbers of sequences and how their tokens were interleaved. Without
+    sequences the recording is one batch, which is read back as one sequence.
+    """
+    layers = trace.model_layers or range(trace.layers)
+    batches = list(_batches(trace))
+    with path.open("w", encoding="utf-8") as file:
+        for number, tokens in enumerate(batches):
+            rows = [] if trace.source_rank is None else trace.source_rank[tokens].tolist()
+            for place, layer in enumerate(layers):
+                line = {"layer": layer, "batch_id": number, "origin_rows": rows}
+                line["topk_experts"] = trace.experts[tokens, place].tolist()
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    return tuple(_lost(trace, batches))
+
+
+def _batches(trace: RoutingTrace) -> Iterator[np.ndarray]:
+    """int64[...]: the tokens of each batch."""
+    if trace.sequence is None:
+        order, starts = np.arange(trace.tokens), np.array([0])
+    else:
+        order = np.argsort(trace.sequence, kind="stable")
+        starts = np.unique(trace.sequence[order], return_index=True)[1]
+    for tokens in sorted(np.split(order, starts[1:]), key=lambda tokens: tokens[0]):
+        yield from np.split(tokens, range(MOST_TOKENS, len(tokens), MOST_TOKENS))
+
+
+def _lost(trace: RoutingTrace, batches: list[np.ndarray]) -> Iterator[str]:
+    if trace.experts.max() + 1 < trace.num_experts:
+        yield "how many experts a layer has"
+    if trace.sequence is None:
+        yield f"that sequences are not known: the recording is {len(batches)} batch{'es'[: 2 * (len(batches) > 1)]}"
+    else:
+        if (np.diff(np.concatenate(batches)) < 0).any():
+            yield "how tokens of several sequences were interleaved"
+        if len(batches) > len(np.unique(trace.sequence)):
+            yield f"which batches were one sequence: those of more than {MOST_TOKENS:,} tokens are several"
+        elif any(trace.sequence[tokens[0]] != number for number, tokens in enumerate(batches)):
+            yield "the numbers of the sequences, which count from 0"
+    yield from unsaid(trace, phase="which tokens were prefill and which decode")
+
+
+MOE_BALANCE_WRITERS = (Writer("moe-balance", ".jsonl", "JSON lines of moe-balance", (RoutingTrace,), write_batches),)
+
+
+def write_csv(matrix: TrafficMatrix, path: Path) -> None:
+    """Long form `layer, src, dst, bytes`, one row for every pair of ranks; raises InputError when `path` cannot be
+    written. The bytes per token are not part of the file."""
+    with one_clear_line(path):
+        pacsv.write_csv(_long_form(matrix), path)
+
+
+def write_parquet(matrix: TrafficMatrix, path: Path) -> None:
+    """The same columns as `write_csv`."""
+    with one_clear_line(path):
+        pq.write_table(_long_form(matrix), path)
+
+
+def write_npy_traffic(matrix: TrafficMatrix, path: Path) -> None:
+    """float64[layer, src, dst] in bytes; raises InputError when `path` cannot be written."""
+    with one_clear_line(path), path.open("wb") as file:
+        np.save(file, matrix.bytes, allow_pickle=False)
+
+
+def _long_form(matrix: TrafficMatrix) -> pa.Table:
+    layer, src, dst = (axis.ravel() for axis in np.indices(matrix.bytes.shape))
+    return pa.table({"layer": layer, "src": src, "dst": dst, "bytes": matrix.bytes.ravel()})
+
+
+def write_npy_recording(
+    workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEModel | None = None
+) -> tuple[str, ...]:
+    """Cannot carry: how many experts there are (it reads back as the largest id + 1, or the open model's), sequences, source
+    ranks, phases, the numbers of layers; of traffic the bytes of a token copy."""
+    if isinstance(workload, TrafficMatrix):
+        write_npy_traffic(workload, path)
+        return ("how many bytes a token copy is",)
+    with path.open("wb") as file:
+        np.save(file, workload.experts, allow_pickle=False)
+    fewer = () if workload.experts.max() + 1 == workload.num_experts else ("how many experts a layer has",)
+    return fewer + unsaid(
+        workload,
+        sequence="which sequence a token belongs to",
+        source_rank="which rank a token came from",
+        phase="which tokens were prefill and which decode",
+        model_layers="which layers of the model were recorded",
+    )
+
+
+NPY_WRITERS = (Writer("npy", ".npy", "a NumPy array", (RoutingTrace, TrafficMatrix), write_npy_recording),)
+
+
+def write_npz(workload: Workload, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
+    """Compressed arrays, see `engine.formats.numpy_files`. The format that the recording was read from is not kept; what its
+    reader found, and what remedies did, is. Layers of loads without any tokens are left out when it is read."""
+    # NumPy compresses as hard as it can, which takes several times as long for a few per cent.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in _arrays(workload).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    return ()
+
+
+def _arrays(workload: Workload) -> dict[str, np.ndarray]:
+    match workload:
+        case RoutingTrace():
+            parts = {"experts": workload.experts, "num_experts": np.int64(workload.num_experts)}
+            optional = ("sequence", "source_rank", "phase", "model_layers")
+        case ExpertLoad():
+            parts = {"expert_load": workload.load}
+            optional = ("model_layers", "by_source", "by_step")
+        case TrafficMatrix():
+            parts = {"traffic_bytes": workload.bytes, "bytes_per_token": np.float64(workload.bytes_per_token)}
+            optional = ()
+    parts |= {name: np.asarray(part) for name in optional if (part := getattr(workload, name)) is not None}
+    if workload.origin and workload.origin.findings:
+        parts["findings"] = np.frombuffer(FINDINGS.dump_json(workload.origin.findings), np.uint8)
+    return parts
+
+
+NPZ_WRITERS = (Writer("npz", ".npz", "a NumPy archive", (RoutingTrace, ExpertLoad, TrafficMatrix), write_npz),)
+
+
+MOST_COUNT = 2**31 - 1
+"""The recorder's tensor is int32."""
+
+
+def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
+    """`{"logical_count": [layer][expert]}`, or [step][layer][expert] of loads by steps; without steps but with sources, by rank
+    as coupled balancers write it (`"logical_count_layout": "rank_layer_expert"`).
+
+    Cannot carry: tokens, and sources of loads that have steps. Raises InputError where it is not known which of the model's
+    layers were recorded.
+    """
+    counts, layout, lost = _table(workload, model)
+    rows = counts.astype(np.int64) if is_whole(counts) else counts
+    path.write_text(json_text({"logical_count": rows.tolist()} | layout), encoding="utf-8")
+    return lost
+
+
+def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
+    """The same as `rank`, `logical_count` int32[step, layer, expert] (int64 by rank, and where counts need it) and
+    `average_utilization_rate_over_window`, which is None. Fractions are rounded."""
+    counts, layout, lost = _table(workload, model)
+    if not is_whole(counts):
+        lost = (*lost, "the fractions of counts, which are rounded")
+    kind = np.int64 if layout or counts.max() > MOST_COUNT else np.int32
+    steps = np.rint(counts).astype(kind).reshape(-1, *counts.shape[-2:])
+    content = {"rank": 0, "logical_count": torch.from_numpy(steps), "average_utilization_rate_over_window": None}
+    torch.save(content | layout, path)
+    return lost
+
+
+def _table(
+    workload: RoutingTrace | ExpertLoad, model: MoEModel | None
+) -> tuple[np.ndarray, dict[str, str], tuple[str, ...]]:
+    """float64[..., decoder layer, expert], what says how it is laid out, and what it does not say."""
+    loads, lost = loads_of(workload, model)
+    layers = layer_numbers(loads, model)
+    counts, layout = loads.load, {}
+    if loads.by_step is not None:
+        counts = loads.by_step
+        lost += () if loads.by_source is None else ("how much came from which rank",)
+    elif loads.by_source is not None:
+        counts, layout = loads.by_source, {"logical_count_layout": "rank_layer_expert"}
+    table = np.zeros((*counts.shape[:-2], max(max(layers) + 1, model.layers if model else 0), counts.shape[-1]))
+    table[..., layers, :] = counts
+    return table, layout, lost
+
+
+SGLANG_STATISTICS_WRITERS = (
+    Writer("sglang-statistics", ".json", "SGLang's statistics as JSON", (RoutingTrace, ExpertLoad), write_json),
+    Writer("sglang-recorder", ".pt", "a dump of SGLang's recorder", (RoutingTrace, ExpertLoad), write_torch),
+)
+
+
+TOKENS_AT_ONCE = 1 << 14
+
+_Save = Callable[[Path, pa.Schema], pacsv.CSVWriter | pq.ParquetWriter]
+
+
+def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:
+    """Routing as `token, layer, rank_in_topk, expert` with `sequence` and `source_rank` where they are known, loads as
+    `layer, expert_0, …`, traffic as `layer, src, dst, bytes`.
+
+    Cannot carry: of routing how many experts there are, phases and the numbers of layers, which count from 0; of loads what
+    came from which source or in which step; of traffic the bytes of a token copy.
+    """
+    match workload:
+        case RoutingTrace():
+            return _write_routing(workload, path, save)
+        case ExpertLoad():
+            return write_loads(workload, path, model, save)
+        case TrafficMatrix():
+            (write_parquet if save is pq.ParquetWriter else write_csv)(workload, path)
+            return ("how many bytes a token copy is",)
+
+
+def _write_routing(trace: RoutingTrace, path: Path, save: _Save) -> tuple[str, ...]:
+    names = ["token", "layer", "rank_in_topk", "expert"]
+    names += [name for name in ("sequence", "source_rank") if getattr(trace, name) is not None]
+    schema = pa.schema([(name, pa.int16() if name == "expert" else pa.int32()) for name in names])
+    with save(path, schema) as file:
+        for start in range(0, trace.tokens, TOKENS_AT_ONCE):
+            part = trace.experts[start : start + TOKENS_AT_ONCE]
+            token, layer, rank = (axis.ravel().astype(np.int32) for axis in np.indices(part.shape, np.int32))
+            token += start
+            columns = [token, layer, rank, part.ravel()]
+            columns += [getattr(trace, name)[token].astype(np.int32) for name in names[4:]]
+            file.write_table(pa.table(columns, schema=schema))
+    fewer = () if trace.experts.max() + 1 == trace.num_experts else ("how many experts a layer has",)
+    return fewer + unsaid(
+        trace,
+        phase="which tokens were prefill and which decode",
+        model_layers="which layers of the model were recorded; they count from 0",
+    )
+
+
+def write_loads(
+    workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save
+) -> tuple[str, ...]:
+    """Only loads, also of routing: one row per layer with the layer of the model, one column an expert."""
+    loads, lost = loads_of(workload, model)
+    names = ["layer", *(f"expert_{expert}" for expert in range(loads.num_experts))]
+    columns = [np.asarray(loads.model_layers, np.int64), *loads.load.T]
+    table = pa.table([np.ascontiguousarray(column) for column in columns], names=names)
+    with save(path, table.schema) as file:
+        file.write_table(table)
+    parts = unsaid(loads, by_source="how much came from which rank", by_step="how loads changed from step to step")
+    return lost + parts
+
+
+TABLES_WRITERS = (
+    Writer(
+        "csv",
+        ".csv",
+        "a CSV table",
+        (RoutingTrace, ExpertLoad, TrafficMatrix),
+        partial(write_table, save=pacsv.CSVWriter),
+    ),
+    Writer(
+        "parquet",
+        ".parquet",
+        "a Parquet table",
+        (RoutingTrace, ExpertLoad, TrafficMatrix),
+        partial(write_table, save=pq.ParquetWriter),
+    ),
+    Writer(
+        "loads-csv",
+        ".csv",
+        "a CSV table of loads",
+        (RoutingTrace, ExpertLoad),
+        partial(write_loads, save=pacsv.CSVWriter),
+    ),
+)
+
+
+WRITERS: dict[str, Writer] = {
+    writer.name: writer
+    for writer in (*NPZ_WRITERS, *NPY_WRITERS, *TABLES_WRITERS, *MOE_BALANCE_WRITERS, *SGLANG_STATISTICS_WRITERS)
+}
+"""By the names of the formats that they write. Of several with a suffix the first is meant by it."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A recording that was written. lost: what the file does not say of it, a phrase each; size: bytes"""
+
+    path: Path
+    format: str
+    lost: tuple[str, ...]
+    size: int
+
+
+def writer_for(path: Path, to: str | None = None) -> Writer:
+    """The writer of this name, or the one that the file's suffix means; raises InputError."""
+    if to is not None:
+        if to not in WRITERS:
+            raise InputError(f"there is no format {to!r} to write; there are {', '.join(WRITERS)}")
+        return WRITERS[to]
+    for writer in WRITERS.values():
+        if path.suffix.lower() == writer.suffix:
+            return writer
+    suffixes = ", ".join(dict.fromkeys(writer.suffix for writer in WRITERS.values()))
+    raise InputError(f"{path.name}: which format? End the name in {suffixes}, or name the format (--to)")
+
+
+def write_recording(workload: Workload, path: Path, to: str | None = None, model: MoEModel | None = None) -> Converted:
+    """Write a recording, whole or not at all; raises InputError where the format cannot carry one of its kind.
+
+    to: one of `WRITERS`; without it the suffix decides; model: what was recorded, where the format numbers the model's layers
+    """
+    writer = writer_for(path, to)
+    if not isinstance(workload, writer.carries):
+        able = [other.name for other in WRITERS.values() if isinstance(workload, other.carries)]
+        raise InputError(
+            f"{workload.name}: is {KINDS[type(workload)]}, which {writer.title} cannot carry; {', '.join(able)} can"
+        )
+    with one_clear_line(path), replace_atomically(path) as draft:
+        lost = writer.write(workload, draft, model)
+        size = draft.stat().st_size
+    return Converted(path, writer.name, lost, size)
