@@ -145,8 +145,8 @@ def _recorder_as_text(content: dict[str, Any]) -> str:
         count = content["expected_files"]
         lines.append(
             f"the server wrote {count} file{'s' * (count > 1)} on its own machine, which HTTP does not give out. Copy "
-            f"{content['copy_from']}, or what lies where its {sglang.FOLDER_VARIABLE} says: the newest, with several nodes from "
-            "each. Next time --from-folder does it, where that folder can be reached from here"
+            f"{content['copy_from']}, or what lies where its {sglang.FOLDER_VARIABLE} says: the newest, with several nodes "
+            "from each. Next time --from-folder does it, where that folder can be reached from here"
         )
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
 

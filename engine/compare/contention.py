@@ -185,8 +185,8 @@ def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | N
         (plan.placement_b, plan.send_order_b, moved.second),
     )
     passes = []
-    for which, (placement, order, side) in zip(("first", "second"), parts, strict=True):
-        alone = Plan(name="alone", placement=placement, send_order=order.alone, provenance=plan.provenance)
+    for which, (placement, sends, side) in zip(("first", "second"), parts, strict=True):
+        alone = Plan(name="alone", placement=placement, send_order=sends.alone, provenance=plan.provenance)
         passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, side)))
     return AloneAndTogether(tuple(_of(served, part) for served, part in (*passes, ("both colocated", both))))
 

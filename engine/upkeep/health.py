@@ -44,8 +44,8 @@ class Use:
 def use_by_kind(folder: Path) -> list[Use]:
     """What takes room in a data folder, the most first."""
     found: dict[str, list[int]] = {}
-    for path, size in files_under(folder):
-        found.setdefault(kind_of(path.relative_to(folder)), []).append(size)
+    for path, taken in files_under(folder):
+        found.setdefault(kind_of(path.relative_to(folder)), []).append(taken)
     uses = [Use(kind, len(sizes), sum(sizes)) for kind, sizes in found.items()]
     return sorted(uses, key=lambda use: (-use.bytes, use.kind))
 

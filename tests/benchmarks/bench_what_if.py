@@ -26,9 +26,8 @@ from engine.cli.text import table
 from engine.compare.synthetic import synthetic
 from engine.units import seconds
 from engine.workload import RoutingTrace
-from tests.benchmarks.bench_scale import RECIPE
 from tests.benchmarks.bench_sessions import Session, at_once, start, times
-from tests.benchmarks.deepseek import MODEL, cluster_of
+from tests.benchmarks.deepseek import MODEL, RECIPE, cluster_of
 
 GPUS = 64
 PAGE, SLIDER = "what-if", "Network bandwidth"

@@ -10,8 +10,8 @@ from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.launch.places.devices import Devices
-from engine.launch.preparation import prepare
 from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare_training
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.comparison import compare
 from engine.launch.results.run import read_run
@@ -49,7 +49,7 @@ def plan_by(system: str, problem: Problem) -> Plan:
 def prepare(*plans: Plan, step: TrainingStep = STEP, **more):
     workload = more.pop("workload", balanced_load(MODEL))
     devices = more.pop("devices", HOST)
-    return prepare.prepare_training(Launch(plans, workload, MODEL, step=step, **more), devices)
+    return prepare_training(Launch(plans, workload, MODEL, step=step, **more), devices)
 
 
 def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.recording import per_request, sglang
+from engine.recording import per_request
 from engine.recording import sglang as sglang_client
 from tests.recording.stand_in import SGLang, StandIn, Vllm
 
@@ -21,7 +21,7 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no test waits for the next look."""
-    for module in (sglang, per_request, sglang_client):
+    for module in (per_request, sglang_client):
         monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
 
 

@@ -24,7 +24,8 @@ from engine.formats.json_lines import records
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.source import Source, quoted
 from engine.formats.step_spans import StepSpans
-from engine.formats.torch_files import array_of, load
+from engine.formats.torch_files import array_of
+from engine.formats.torch_files import load as load_torch_file
 from engine.workload import ExpertLoad, Finding, Origin
 
 NAME = "vllm-eplb-loads"
@@ -191,7 +192,7 @@ _PROTOCOL_BYTES = 2
 
 def read_tensor(source: Source) -> ExpertLoad:
     """Loads from number[layer, expert]. Rows of zeros only are dense layers and left out."""
-    counts = array_of(source.path, load(source.path), "the tensor")
+    counts = array_of(source.path, load_torch_file(source.path), "the tensor")
     if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
         raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
     return loads_of_table(source, counts, ASCEND_NAME)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.coactivation import CoactivationInstance, coactivation
+from engine.placement.coactivation import coactivation
 from engine.placement.coactivation.instance import CoactivationInstance, Nets, nets_between
 from engine.placement.coactivation.search import swap, tables_of
 from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
