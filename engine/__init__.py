@@ -1,40 +1,17 @@
-"""The engine of Switchyard: five nouns, and what turns recordings of them into plans, predictions and launches.
+"""The engine of Switchyard: five nouns, and the code that turns recordings of them into plans, predictions and launches.
 
-What it is made of, from the top floor to the ground. A floor imports from those below it, never from its own or from one
-above; `tests/test_architecture.py` reads this list and holds every import against it.
+Nine floors, from the command line to the ground. A part imports from its own floor and from those below, never from above, and
+no two parts import each other in a circle; `tests/test_architecture.py` reads this list and holds every import against it.
 
-    cli: the command line, one file a group of commands
-    upkeep: what keeps a studio in service: room on the disk, what may go, backups, health
-    jobs: long work as a subprocess and a folder
-    launch: a plan as a real `torch.distributed` job, measured beside its prediction
-    verdict: whether a plan is worth it, from what it gains on what it was not made from
-    studies: how far a plan can be trusted, and what would change it
-    reproduce: the papers' own examples and tables, one file a paper
-    systems: recipes over the kernels under the names that users know
-    solve: one kernel on its bare problem
-    validate: is this legal, and what is it worth; knows no optimiser
-    store: recordings, documents and sessions as files, the team's work in a database
-    simulate: the door to what a plan takes, whatever its goal
-    recording: where a recording comes from: a guide to every engine, and recording from a running server
-    formats: one module an outside format, both ways
-    serving: a whole step of serving: its operators beside the MoE layers, memory, and what people ask of it
-    problem: what every system plans for
-    copies: which copy of an expert serves each token
-    costs: how long computation and communication take, from sources that each have a name
-    communication, placement, overlap: the kernels: an instance and options in, a `Result` with a bound out
-    balance, catalogue, network, plan, routing_recorder, training: the nouns that build on others
-    model, timeline: the model, and what happened when
-    cluster, workload: the hardware, and what was recorded on it
-    efficiency: what part of its rate a port reaches
-    parallel: the points of a study side by side, in processes or on a Dask cluster, and a pool for single questions
-    solver: CP-SAT that can be stopped
-    result: what kernels return
-    finding: what is known of a recording beside its numbers
-    columns, ranges, schema: how documents are checked and saved
-    finite: numbers leave as finite ones or not at all
-    data_folder: where everything is kept
-    webhook: another service is told what happened
-    errors, files, goal, logs, units: the ground
+    9 cli: the command line, one file a group of commands
+    8 jobs, upkeep: long work as a subprocess and a folder; disk space, backups and health of a studio
+    7 compare, launch, reproduce, solve, store, validate: judgement of plans, plans as real jobs, and the doors from outside
+    6 systems, recording: recipes over the kernels under the names that users know; recordings from running servers
+    5 simulate, formats: the timeline of a plan; one module an outside format, both ways
+    4 problem, provenance, costs, serving: the input of every system, and how long each thing takes, from named sources
+    3 placement, communication, overlap: the kernels: an instance and limits in, a `Result` with a bound out
+    2 catalogue, cluster, model, network, plan, routing_recorder, timeline, training, workload: the nouns
+    1 errors, files, goal, logs, parallel, result, schema, solver, units, webhook: the ground
 """
 
 import os

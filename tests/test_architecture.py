@@ -1,14 +1,16 @@
-"""What may import what. The order of the engine's packages is the list in `engine/__init__.py`."""
+"""Imports: which part may use which. The floors are lists in `engine/__init__.py` and `app/__init__.py`."""
 
 import ast
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import networkx as nx
 import pytest
 
+import app
 import engine
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +24,7 @@ def module_of(file: Path) -> str:
 
 FILES = {module_of(file): file for top in OURS for file in sorted((ROOT / top).rglob("*.py"))}
 PACKAGES = sorted(
-    module for module, file in FILES.items() if file.name == "__init__.py" and module.startswith("engine")
+    module for module, file in FILES.items() if file.name == "__init__.py" and module.startswith(("engine", "app"))
 )
 
 
@@ -67,25 +69,30 @@ def arrows(package: str) -> dict[tuple[str, str], str]:
     return example_of
 
 
-def floors() -> list[list[str]]:
-    """The packages and files of the engine as `engine/__init__.py` lists them, top floor first."""
-    return [line.split(", ") for line in re.findall(r"^    ([a-z_, ]+): ", engine.__doc__, re.MULTILINE)]
+def floors(package: ModuleType) -> dict[str, int]:
+    """The floor of every part of a package, 1 at the ground, as the package's docstring lists them."""
+    lines = re.findall(r"^    (\d) ([a-z_, ]+): ", package.__doc__, re.MULTILINE)
+    return {part: int(floor) for floor, parts in lines for part in parts.split(", ")}
 
 
-def test_the_list_names_every_part_of_the_engine_once():
-    listed = sorted(part for floor in floors() for part in floor)
-    there = {child_of("engine", module) for module in modules_under("engine")} - {"__init__", "__main__"}
-    assert listed == sorted(there)
+@pytest.mark.parametrize(("package", "most"), [(engine, 9), (app, 6)])
+def test_the_list_of_floors_names_every_part_once(package, most):
+    name = package.__name__
+    listed = re.findall(r"[a-z_]+", ", ".join(re.findall(r"^    \d ([a-z_, ]+): ", package.__doc__, re.MULTILINE)))
+    there = {child_of(name, module) for module in modules_under(name)} - {"__init__", "__main__"}
+    assert sorted(listed) == sorted(there | ({"pages"} if package is app else set()))
+    assert set(floors(package).values()) == set(range(1, most + 1))
 
 
-def test_the_engine_imports_downwards_only():
-    height = {part: -level for level, floor in enumerate(floors()) for part in floor}
+@pytest.mark.parametrize("package", [engine, app])
+def test_nothing_imports_upwards(package):
+    floor_of = floors(package)
     wrong = [
         example
-        for (above, below), example in arrows("engine").items()
-        if {above, below} <= set(height) and height[above] <= height[below]
+        for (above, below), example in arrows(package.__name__).items()
+        if {above, below} <= set(floor_of) and floor_of[above] < floor_of[below]
     ]
-    assert not wrong, "not from a floor to one below it: " + "; ".join(wrong)
+    assert not wrong, "upwards: " + "; ".join(wrong)
 
 
 def test_nothing_in_the_engine_imports_through_its_front_door():
