@@ -15,8 +15,8 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, collector, failing, samples, sidebar, state, warm_up
-    from app.visitor import guard, people, presence
+    from app import cached, failing, samples, sidebar, state, warm_up
+    from app.visitor import people
     from engine import logs
     from engine.errors import InputError
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
     logs.configure()
     warm_up.begin()
-    collector.spare()
+    warm_up.spare()
     with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder
         cached.resume_jobs()
     people.admit()
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
     PAGES = ROOT / "pages"
     pages = [entry for section in sidebar.SECTIONS.values() for entry in section]
-    if guard.may_operate(st.context, st.user):  # reached from beside one's name
+    if people.may_operate(st.context, st.user):  # reached from beside one's name
         pages.append(sidebar.OPERATE)
     # The sidebar has links of its own: the list that Streamlit draws with sections is none for who cannot see it.
     page = st.navigation(
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         ],
         position="hidden",
     )
-    presence.note(page.title)
+    people.note(page.title)
     sidebar.links()
     steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else []
     for step in (*steps, page.run):

@@ -25,7 +25,7 @@ def compile_ahead() -> None:
 if __name__ == "__main__":
     # Not needed by who compiles the simulation alone.
     from engine.formats import number_lists
-    from engine.placement.coactivation import compile_ahead as coactivation
+    from engine.placement.coactivation import kernel as coactivation
 
     compile_ahead()
     coactivation.compile_ahead()
