@@ -50,7 +50,7 @@ def chart(figure: go.Figure, key: str) -> None:
 def gantt(figure: go.Figure, key: str) -> None:
     """`chart`, where the bar under the pointer stands out."""
     chart(figure, key)
-    components.on_hover(key)
+    components.dim_others_on_hover(key)
 
 
 def needed_problem() -> Problem:

@@ -24,7 +24,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         with actions:
             asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")
         if asked:
-            components.once(time.time_ns() // 1_000_000)
+            components.scroll_here_once(time.time_ns() // 1_000_000)
     with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
         start = st.container(horizontal=True, wrap=False, vertical_alignment="center")
         widgets.say_inference_only()

@@ -16,8 +16,8 @@ if welcomed:
     workload.show_welcome()
 
 workload.show_sources()
-workload = cached.workload()
-if workload is None:
+recording = cached.workload()
+if recording is None:
     if welcomed:
         st.info("Drop a recording, or open one of the samples.", icon=":material/info:")
     else:
@@ -30,13 +30,13 @@ inspection = cached.inspection()
 has_error = workload.has_error(inspection.findings)
 with actions:
     if not has_error:
-        workload.show_checks(workload, inspection.findings)
-    workload.popover(workload)
+        workload.show_checks(recording, inspection.findings)
+    workload.popover(recording)
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/arrow_forward:")
-model_catalogue.offer(workload)
+model_catalogue.offer(recording)
 workload.show_figures(inspection)
 if has_error:
-    workload.show_checks(workload, inspection.findings)
+    workload.show_checks(recording, inspection.findings)
 
 view = kept.segments(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
@@ -45,12 +45,12 @@ below = st.container()
 workload.show_recordings()  # first: a view that lacks something ends the run
 with below:
     if view == "Popularity":
-        of = "GPU" if isinstance(workload, TrafficMatrix) else "expert"
-        widgets.chart(charts.popularity(workload.load, of), "popularity")
-        model_catalogue.say_what_counts(workload)
+        of = "GPU" if isinstance(recording, TrafficMatrix) else "expert"
+        widgets.chart(charts.popularity(recording.load, of), "popularity")
+        model_catalogue.say_what_counts(recording)
     elif view == "Traffic":
         problem = widgets.needed_problem()
-        layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0
+        layer = kept.slider("MoE layer", 0, recording.layers - 1, 0, key="traffic-layer") if recording.layers > 1 else 0
         plan = cached.open_plan()
         placement, whose = widgets.placement_to_show(plan, problem)
         travel = plan.travel if plan is not None and placement is plan.placement else problem.travel
@@ -60,10 +60,10 @@ with below:
             "round-robin over the GPUs unless the recording names their ranks."
         )
         widgets.chart(charts.traffic(problem.traffic(placement, travel)[layer], problem.cluster.gpu_names), "traffic")
-    elif isinstance(workload, RoutingTrace):
-        head = workload.experts[:ROWS_SHOWN]
-        columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(workload.layers)}
-        st.caption(f"The experts of the first {len(head):,} of {workload.tokens:,} tokens")
+    elif isinstance(recording, RoutingTrace):
+        head = recording.experts[:ROWS_SHOWN]
+        columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(recording.layers)}
+        st.caption(f"The experts of the first {len(head):,} of {recording.tokens:,} tokens")
         tables.show(pd.DataFrame(columns).rename_axis("token"))
     else:
-        tables.show(pd.DataFrame(workload.load).rename_axis("layer"))
+        tables.show(pd.DataFrame(recording.load).rename_axis("layer"))

@@ -17,7 +17,7 @@ _dim_others_component = st.components.v2.component(
 )
 
 
-def on_hover(key: str) -> None:
+def dim_others_on_hover(key: str) -> None:
     """Of the chart that is drawn with a key: the same work is what the first line of the bars' tips names, such as the dispatch
     of a layer, on all lanes and in all plans of the chart."""
     _dim_others_component(data={"chart": key}, key=f"dim-others-{key}")
@@ -29,7 +29,7 @@ _own_name_component = st.components.v2.component(
 )
 
 
-def remember(name: str | None, recall: Callable[[str], None]) -> None:
+def remember_name(name: str | None, recall: Callable[[str], None]) -> None:
     """Keep a name in the browser; without one, call back with that which the browser keeps, at the run that comes then."""
     _own_name_component(
         data={"name": name or ""},
@@ -44,7 +44,7 @@ _scroll_here_component = st.components.v2.component(
 )
 
 
-def once(turn: int) -> None:
+def scroll_here_once(turn: int) -> None:
     """Scroll here when this is first drawn with a turn; later runs leave the page where the person has it."""
     _scroll_here_component(data={"turn": turn}, key="scroll-here")
 
@@ -54,14 +54,14 @@ _way_back_component = st.components.v2.component(
 )
 
 
-def leaving() -> None:
+def note_address() -> None:
     """Keep the address of the page; call at every run where somebody may go to a login."""
     # The browser looks at its address again only where something here is new.
     at = {"page": st.context.url, "query": st.query_params.to_dict()}
     _way_back_component(data={"leaving": True, "at": at}, key="way-back-leaving")
 
 
-def back(on_done: Callable[[], None]) -> None:
+def return_to_address(on_done: Callable[[], None]) -> None:
     """Go to the address that was kept, if one was. on_done: called once the browser has looked and stays; until then a run may
     have been broken off before the browser saw this, so it is to be drawn again."""
     _way_back_component(data={"leaving": False}, key="way-back", default={"done": False}, on_done_change=on_done)

@@ -75,7 +75,7 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
     if state.take_return():
-        components.once(time.time_ns() // 1_000_000)
+        components.scroll_here_once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
         _ask(saved)

@@ -91,6 +91,6 @@ def mark(chart: str, problem: Problem | None = None) -> Place | None:
     if place is None or chart_of(place) != chart:
         return None
     what = f"{title(place, problem)}, framed below" if place.kind == "gpu" else "this chart"
-    components.once(turn)
+    components.scroll_here_once(turn)
     st.markdown(f"{ICON} **{plain(f'The comment points to {what}.')}**")
     return place

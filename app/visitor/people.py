@@ -189,7 +189,7 @@ def admit() -> None:
 @st.fragment
 def _lead_back() -> None:
     if not state.is_back():
-        components.back(state.come_back)
+        components.return_to_address(state.come_back)
 
 
 def show() -> None:
@@ -213,7 +213,7 @@ def show() -> None:
 def remember() -> None:
     """Have the browser keep the name that was typed, or tell the one that it keeps."""
     if not who().known:
-        components.remember(state.person(), _recall)
+        components.remember_name(state.person(), _recall)
 
 
 def _recall(name: str) -> None:
@@ -263,7 +263,7 @@ def checked(name: str) -> str:
 
 def _login() -> None:
     if _providers() and not state.has_left():
-        components.leaving()
+        components.note_address()
     for provider, label in _providers().items():
         if st.button(label, key=f"login-{provider}", icon=":material/login:"):
             try:

@@ -45,7 +45,7 @@ def started(monkeypatch) -> list[dict]:
 @pytest.fixture
 def page(monkeypatch) -> AppTest:
     """The Cluster page with the sample open, as a visitor on this machine sees it, whose PyTorch has no GPU."""
-    monkeypatch.setattr(people, "why_not", lambda context, user: None)  # a page under test has no address
+    monkeypatch.setattr(people, "why_not_launch", lambda context, user: None)  # a page under test has no address
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
     return visit(open_sample(app), "cluster")
@@ -107,7 +107,7 @@ def test_it_is_refused_for_a_cluster_of_other_gpus(page, started):
 
 
 def test_who_may_not_launch_may_not_calibrate(page, started, monkeypatch):
-    monkeypatch.setattr(people, "why_not", lambda context, user: "Launching is off for visitors.")
+    monkeypatch.setattr(people, "why_not_launch", lambda context, user: "Launching is off for visitors.")
     page.run()
     button = next(button for button in page.button if button.label == "Calibrate")
     assert button.disabled and any("Launching is off" in warning.value for warning in page.warning)

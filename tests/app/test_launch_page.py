@@ -361,7 +361,7 @@ def from_elsewhere(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
 def allowed(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard changes its mind after so many answers: what was drawn as allowed is not any more when it is pressed."""
     answers = [None] * times
-    monkeypatch.setattr(people, "why_not", lambda *_: answers.pop() if answers else "Not any more.")
+    monkeypatch.setattr(people, "why_not_launch", lambda *_: answers.pop() if answers else "Not any more.")
 
 
 def test_a_visitor_from_elsewhere_starts_nothing(app: AppTest, from_elsewhere):

@@ -129,7 +129,7 @@ def test_an_expired_login_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty_session, monkeypatch) -> None:
     kept = []
     monkeypatch.setattr(people, "_providers", lambda: {"default": "Log in"})
-    monkeypatch.setattr(people.way_back, "leaving", lambda: kept.append("address"))
+    monkeypatch.setattr(people.components, "note_address", lambda: kept.append("address"))
     monkeypatch.setattr(st, "button", lambda *arguments, **options: False)
     monkeypatch.setattr(st, "logout", lambda: None)
     people._login()
