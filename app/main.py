@@ -24,7 +24,6 @@ if __name__ == "__main__":
     st.set_page_config(page_title="Switchyard", page_icon=icon, layout="wide", initial_sidebar_state=SIDEBAR)
     st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
     logs.configure()
-    warm_up.begin()
     warm_up.spare()
     with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder
         cached.resume_jobs()
@@ -52,6 +51,11 @@ if __name__ == "__main__":
     people.note(page.title)
     sidebar.links()
     steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else []
-    for step in (*steps, page.run):
-        with failing.in_a_line():
-            step()
+    try:
+        for step in (*steps, page.run):
+            with failing.in_a_line():
+                step()
+    finally:  # also where the page begins anew; after it, so that it waits for nothing but its own
+        warm_up.begin()
+        if state.plan_jobs() or state.imported():
+            warm_up.begin_simulation()

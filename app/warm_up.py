@@ -1,4 +1,4 @@
-"""What pages need that takes a while to load: loaded with the first page of a process, not with each one's first visit.
+"""What pages need that takes a while to load: loaded in the background, after the first page of a process has been drawn.
 
 Python's garbage collector, kept from walking through every imported library after every click.
 """
@@ -10,10 +10,12 @@ import importlib
 import pkgutil
 import sys
 import threading
+from collections.abc import Callable
 
 import app
 from engine.errors import InputError
 from engine.formats.packaged import packaged_models
+from engine.launch.places.devices import seen_by_another_process
 from engine.simulate.compile_ahead import compile_ahead
 
 MAIN = "app.main"
@@ -22,20 +24,32 @@ MAIN = "app.main"
 
 @functools.cache
 def begin() -> threading.Thread:
-    """Import what all pages import, 0.3 s beside the seconds that the first page waits for PyTorch anyway, and load the
-    compiled simulation and the catalogue of models in the background, in the thread that is returned; once a process."""
-    for module in pkgutil.walk_packages(app.__path__, "app."):
-        if module.name != MAIN:
-            importlib.import_module(module.name)
-    loading = threading.Thread(target=_load, daemon=True)
+    """Import what all pages import, load the catalogue of models and find the devices, in the thread that is returned; once a
+    process."""
+    return _started(_load)
+
+
+@functools.cache
+def begin_simulation() -> threading.Thread:
+    """Load the compiled simulation, in the thread that is returned; once a process. It takes 60 MB, so call it when there will
+    be a plan to simulate."""
+    return _started(compile_ahead)
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
+    loading = threading.Thread(target=work, daemon=True)
     loading.start()
     return loading
 
 
 def _load() -> None:
-    compile_ahead()
+    for module in pkgutil.walk_packages(app.__path__, "app."):
+        if module.name != MAIN:
+            importlib.import_module(module.name)
     with contextlib.suppress(InputError):  # the package is not installed
         packaged_models()
+    if "torch" not in sys.modules:
+        seen_by_another_process()
 
 
 MANY = 50

@@ -19,30 +19,3 @@ import os
 # Read when NumPy is loaded. Matrices here are many and small, and the threads of its BLAS wait for one another in busy loops:
 # 58 products of 64 x 256 x 64 took 1.9 s instead of 0.01 s on two cores with other work. The studio is started with it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-from engine.cluster import Cluster, Gpu, Node
-from engine.errors import InputError
-from engine.model import MoEModel
-from engine.plan import Placement, Plan, Schedule, SendOrder
-from engine.result import Result, Status
-from engine.timeline import Timeline
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
-
-__all__ = [
-    "Cluster",
-    "ExpertLoad",
-    "Gpu",
-    "InputError",
-    "MoEModel",
-    "Node",
-    "Placement",
-    "Plan",
-    "Result",
-    "RoutingTrace",
-    "Schedule",
-    "SendOrder",
-    "Status",
-    "Timeline",
-    "TrafficMatrix",
-    "Workload",
-]

@@ -9,13 +9,15 @@ Megatron-LM asks for percentiles (issue #2398), for a mean hides the layers that
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from engine.schema import require_finite
 from engine.units import ratio
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STREAMS = ("compute", "network")
 COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw", "attention")
@@ -51,7 +53,7 @@ class Timeline:
     Raises InputError where a time or a number of bytes is not finite.
     """
 
-    events: pd.DataFrame
+    events: "pd.DataFrame"
     resources: tuple[str, ...]
     source: Literal["simulated", "measured"]
     cost_source: str
@@ -79,6 +81,8 @@ class Timeline:
     @classmethod
     def from_dict(cls, data: dict) -> "Timeline":
         """The timeline that `to_dict` described."""
+        import pandas as pd
+
         events = pd.DataFrame({name: data["events"][name] for name in COLUMNS})
         events["stream"] = pd.Categorical(events["stream"], categories=list(STREAMS))
         events["kind"] = pd.Categorical(events["kind"], categories=list(KINDS))

@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -67,11 +68,15 @@ def serve(listener: socket.socket) -> None:
 @functools.cache
 def _load() -> None:
     """What a fork would import, the compiled simulation, and what a studio loads with its first page."""
-    for module in IMPORTED:
-        importlib.import_module(module)
     from app import warm_up
+    from engine import cli
+
+    groups = (group.name for group in pkgutil.iter_modules(cli.__path__, "engine.cli."))
+    for module in (*IMPORTED, *groups):
+        importlib.import_module(module)
 
     warm_up.begin().join()
+    warm_up.begin_simulation().join()
     warm_up.spare()
 
 

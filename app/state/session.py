@@ -1,6 +1,7 @@
 """What is kept of a browser session, and its JSON text: written, and read again by whatever version comes later."""
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -20,6 +21,8 @@ VERSION = 3
 the older texts. 1 had the same fields and no version, 2 had the sliders of
 the What-if page apart from other choices."""
 DATASHEET = {"source": "datasheet"}
+_CONFIG = re.compile(r"[0-9a-f]{64}|[\w.-]{1,100}/[\w.-]{1,100}")
+"""Python's: as a pattern of pydantic's it takes 20 MB."""
 
 
 def _is_cost(cost: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +39,15 @@ def _is_of_file(cost: dict[str, Any]) -> dict[str, Any]:
     return cost
 
 
+def _is_config(config: str) -> str:
+    if not _CONFIG.fullmatch(config):
+        raise ValueError("neither a digest nor a checkpoint's name")
+    return config
+
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a recording or a document, or the id of a plan."""
-Config = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[\w.-]{1,100}/[\w.-]{1,100})$")]
+Config = Annotated[str, AfterValidator(_is_config)]
 """Where the Hugging Face `config.json` of a model is: a digest in the data folder, or a checkpoint of the packaged models."""
 Cost = Annotated[dict[str, Any], AfterValidator(_is_cost)]
 """A cost source as `engine.costs.choice` writes it."""

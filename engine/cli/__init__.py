@@ -7,53 +7,18 @@ input (one line says where and why), 3: infeasible, 130: broken off before there
 import argparse
 import os
 import sys
+from importlib import import_module
 
-from engine.cli import (
-    catalogue,
-    devices,
-    efficiency,
-    export,
-    launch,
-    plan,
-    record,
-    recordings,
-    redundancy,
-    serve,
-    simulate,
-    solve,
-    synthetic,
-    trust,
-    upkeep,
-    verdict,
-)
+from engine.cli.commands import GROUPS
 from engine.errors import InputError, one_line
-
-GROUPS = (
-    record,
-    recordings,
-    synthetic,
-    plan,
-    simulate,
-    serve,
-    verdict,
-    redundancy,
-    export,
-    launch,
-    devices,
-    efficiency,
-    catalogue,
-    solve,
-    trust,
-    upkeep,
-)
-"""Files that each add their commands, in the order in which --help lists them."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        code = options.handler(options)
+        # Its group alone: they import the engine, which takes seconds.
+        code = getattr(import_module(f"engine.cli.{options.group}"), f"run_{options.command}")(options)
         sys.stdout.flush()
     except InputError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
@@ -71,6 +36,6 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters."
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for group in GROUPS:
-        group.add(commands)
+    for add in GROUPS:
+        add(commands)
     return top

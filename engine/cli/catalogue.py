@@ -1,13 +1,11 @@
 """`catalogue`: GPUs, clusters and models to start from, with where each comes from."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from engine.catalogue import cluster_presets, model_presets, node_types
 from engine.catalogue.packaged import every_gpu_type, package_folder, packaged_node
 from engine.cli import text
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, write
 from engine.cluster import Cluster
 from engine.errors import InputError
@@ -19,17 +17,7 @@ FABRIC_LATENCY = 10e-6
 """Seconds of a cluster drawn from the catalogue, where its nodes say nothing."""
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands, "catalogue", _catalogue, "GPUs, clusters and models to start from, with their sources"
-    )
-    command.add_argument("gpu", nargs="?", metavar="GPU", help="a type, to write nodes of it as a cluster")
-    command.add_argument("--nodes", type=int, default=1, metavar="N", help="default: 1")
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
-
-
-def _catalogue(options: argparse.Namespace) -> int:
+def run_catalogue(options: argparse.Namespace) -> int:
     if options.gpu:
         return _write_cluster(options)
     if options.output:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import formats, store
+from engine.cli.arguments import CLUSTER
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
@@ -17,40 +18,10 @@ from engine.plan import Plan
 
 DERIVED = ("ranks_per_node", "cpus_per_node", "memory_per_node")
 
-OPTIONS = {
-    "image": (
-        str,
-        "NAME",
-        "the project's image; without one, Slurm runs this installation, which its nodes have to see",
-    ),
-    "nodes": (int, "N", "default: as the cluster is drawn"),
-    "gpus_per_node": (int, "N", "default: as the cluster is drawn; 0 for CPUs"),
-    "ranks_per_node": (int, "N", "default: one per GPU, on CPUs as many as the plan's GPUs take"),
-    "cpus_per_node": (int, "N", f"default: {CPUS_PER_RANK} per rank"),
-    "memory_per_node": (float, "GIB", f"default: {MEMORY_PER_RANK / 2**30:g} per rank"),
-    "shared": (str, "FOLDER", "a folder that the job's nodes see too; the run folder is made in it"),
-    "seen_as": (str, "FOLDER", "where the nodes have it (default: at the same place; on Kubernetes /shared)"),
-    "partition": (str, "NAME", "Slurm's"),
-    "account": (str, "NAME", "Slurm's"),
-    "namespace": (str, "NAME", "Kubernetes' (default: default)"),
-    "queue": (str, "NAME", "Volcano's, on Kubernetes (default: default)"),
-    "claim": (str, "NAME", "the PersistentVolumeClaim on Kubernetes that holds the shared folder"),
-}
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options that say where on a cluster a launch goes."""
-    group = command.add_argument_group("slurm and kubernetes")
-    for name, (kind, metavar, help) in OPTIONS.items():
-        group.add_argument(_option(name), type=kind, metavar=metavar, help=help)
-    group.add_argument(
-        "--submit", action="store_true", help="submit the job instead of printing what would be submitted"
-    )
-
 
 def refuse_options(options: argparse.Namespace) -> None:
     """InputError when an option that is for clusters was given without one."""
-    for name in (*OPTIONS, "submit"):
+    for name in (*CLUSTER, "submit"):
         if getattr(options, name) is not None and getattr(options, name) is not False:
             raise InputError(f"{_option(name)} is for a cluster; add --on slurm or --on kubernetes, or leave it out")
 
@@ -78,7 +49,7 @@ def show(content: dict[str, Any]) -> str:
 def destination_of(options: argparse.Namespace, plan: Plan) -> Destination:
     """Where the options say the plan goes; what they leave open is as its cluster is drawn."""
     kind = SCHEDULERS[options.on]
-    fields = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+    fields = {name: value for name in CLUSTER if (value := getattr(options, name)) is not None}
     for name in fields:
         if name not in kind.model_fields:
             raise InputError(f"{_option(name)} is not for --on {options.on}")
@@ -88,9 +59,9 @@ def destination_of(options: argparse.Namespace, plan: Plan) -> Destination:
         sized = {"nodes", "gpus_per_node"} <= set(fields)
         fields = (gpus_of(cluster) if sized else as_drawn(cluster)) | fields
     needed = {name for name, field in kind.model_fields.items() if field.is_required()} - set(DERIVED)
-    for name in OPTIONS:
+    for name in CLUSTER:
         if name in needed and name not in fields:
-            raise InputError(f"--on {options.on} needs {_option(name)}: {OPTIONS[name][2]}")
+            raise InputError(f"--on {options.on} needs {_option(name)}: {CLUSTER[name][2]}")
     gpus, nodes = fields["gpus_per_node"], fields["nodes"]
     each = fields.setdefault("ranks_per_node", gpus if gpus else -(-plan.placement.gpus // max(1, nodes)))
     fields.setdefault("cpus_per_node", CPUS_PER_RANK * each)

@@ -10,14 +10,13 @@ from typing import Any
 
 from engine import formats
 from engine.cli import pairs, text
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.formats.nvidia_topo import read_topology
 from engine.jobs.launches import describe_calibration, table_of
-from engine.launch.calibration.calibrate import DTYPES, plan_sweep
 from engine.launch.calibration.calibrate import calibrate as calibrate_devices
+from engine.launch.calibration.calibrate import plan_sweep
 from engine.launch.calibration.sweep import Sweep
 from engine.launch.places.devices import attached, cluster_of
 from engine.launch.places.testbed import Testbed, emulated_cluster
@@ -31,68 +30,7 @@ USUAL_RANKS = 8
 """On a testbed: as many as two cores still carry."""
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands, "calibrate", _calibrate, "measure GEMMs and collectives on the attached devices, as a source of costs"
-    )
-    _add_options(command)
-
-    command = add_command(
-        commands,
-        "detect",
-        _detect,
-        "the GPUs of this machine, of one whose 'nvidia-smi topo -m' was saved, or of measured pairs, as a cluster",
-    )
-    command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
-    command.add_argument(
-        "--pairs",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="nccl-tests output of sendrecv_perf or alltoall_perf between two GPUs each, as files, folders and archives: the "
-        "cluster whose ports and links meet these pairs best, beside what was measured",
-    )
-    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
-
-
-def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--on",
-        choices=["local", "testbed"],
-        default="local",
-        help="testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )
-    command.add_argument("--cluster", type=Path, metavar="FILE", help="testbed: the cluster to emulate")
-    command.add_argument(
-        "--scale",
-        type=float,
-        metavar="S",
-        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-    )
-    command.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed "
-        f"one per GPU of the cluster, at most {USUAL_RANKS}",
-    )
-    command.add_argument(
-        "--dtype",
-        action="append",
-        choices=DTYPES,
-        default=[],
-        help="numbers of the GEMMs; may be given several times (default: bf16 and fp32 on GPUs, fp32 on the CPU)",
-    )
-    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
-    command.add_argument("--quick", action="store_true", help="measure for some 5 s instead of some 30 s")
-    command.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost"
-    )
-
-
-def _calibrate(options: argparse.Namespace) -> int:
+def run_calibrate(options: argparse.Namespace) -> int:
     sweep, testbed = _prepared(options)
     # What the ranks print is a log.
     with (
@@ -158,7 +96,7 @@ def _show(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _detect(options: argparse.Namespace) -> int:
+def run_detect(options: argparse.Namespace) -> int:
     content: dict[str, Any] = {"summary": None, "gpus": [], "cluster": None, "notes": [], "saved": None}
     if options.topology and options.pairs:
         raise InputError("--topology and --pairs are two ways to know a cluster; choose one")

@@ -1,51 +1,16 @@
 """`efficiency`: what a cluster's ports reach where several sends meet, shown, and fitted to measurements."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from engine import formats
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, write
 from engine.costs.pair_cluster import with_fit
 from engine.errors import InputError
 from engine.units import seconds, share
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands,
-        "efficiency",
-        _efficiency,
-        "what a cluster's ports reach where several sends meet, as it says or as measured times tell",
-    )
-    command.add_argument(
-        "--cluster", type=Path, required=True, metavar="FILE", help="cluster JSON, or a catalogue name"
-    )
-    command.add_argument(
-        "--measured",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="times in which different numbers of sends met: what `calibrate` writes, nccl-tests output of sendrecv_perf and "
-        "alltoall_perf, measured times (JSON, CSV); may be given several times",
-    )
-    command.add_argument(
-        "--ports",
-        choices=["fabric", "links"],
-        help="what was measured, on a cluster that has both: ports to the fabric, or links inside a node",
-    )
-    command.add_argument(
-        "--relative",
-        action="store_true",
-        help="other ports were measured, such as emulated ones: only shares of what the fewest sends reach count, no start-up",
-    )
-    command.add_argument("-o", "--output", type=Path, metavar="cluster.json", help="the cluster with the fit")
-
-
-def _efficiency(options: argparse.Namespace) -> int:
+def run_efficiency(options: argparse.Namespace) -> int:
     cluster = formats.read_cluster(options.cluster)
     content: dict[str, Any] = {"saved": None}
     if options.measured:

@@ -1,17 +1,15 @@
 """`export`: a plan as a serving engine reads it, or its timeline for Perfetto."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from engine import formats, store
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, add_travel, deployed_for, plans_and_problem
+from engine.cli.inputs import deployed_for, plans_and_problem
 from engine.cli.output import answer, write
 from engine.compare.redundancy import EvenProjection, project_evenly
 from engine.errors import InputError
 from engine.formats import perfetto
-from engine.formats.placements import TARGETS, Export, open_plan_file, write_placement
+from engine.formats.placements import Export, open_plan_file, write_placement
 from engine.formats.source import fault, one_clear_line, read_json_object
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -20,27 +18,7 @@ from engine.timeline import Timeline
 from engine.units import ratio, seconds
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "export", _export, "a plan as a serving engine reads it, or for Perfetto")
-    command.add_argument("plan", type=Path, help="a plan, a serving engine's plan file, 'linear' or 'round-robin'")
-    command.add_argument("--to", required=True, choices=[*TARGETS, "perfetto"])
-    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
-    command.add_argument(
-        "--even", action="store_true", help="project the plan to as many slots on every GPU, and say what that costs"
-    )
-    command.add_argument("--mtp", action="store_true", help="trtllm: with a layer for multi-token prediction")
-    command.add_argument(
-        "--measured",
-        type=Path,
-        metavar="RUN",
-        help="perfetto: with the measured run beside; what 'launch --json' printed",
-    )
-    add_inputs(command, required=False)
-    add_travel(command, "the plan's own")
-
-
-def _export(options: argparse.Namespace) -> int:
+def run_export(options: argparse.Namespace) -> int:
     if options.measured and options.to != "perfetto":
         raise InputError("--measured is for --to perfetto")
     if options.to == "perfetto":

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import formats, store
+from engine.cli.arguments import BALANCED
 from engine.cluster import Cluster
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, DeepEP, MeasuredTimes, Profiled, Silicon, combine
 from engine.errors import InputError
@@ -22,69 +23,6 @@ from engine.serving.step import ServingStep, recording_of_step
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace, Workload
-
-BALANCED = "balanced"
-"""Names the recording of routing that nobody recorded, as models are trained to have it."""
-
-
-def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
-    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from. several:
-    recordings, then `options.workload` is a list."""
-    more = "" if required else " (default: what the plan was made from)"
-    training = "; with --training it may be left out: balanced routing" if required else more
-    if several:
-        command.add_argument(
-            "--workload", nargs="+", action="extend", metavar="FILE[::NAME]", help="recordings of the model" + more
-        )
-    else:
-        command.add_argument("--workload", metavar="FILE[::NAME]", help=f"the recording, or {BALANCED!r}" + training)
-    command.add_argument(
-        "--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON, or a catalogue name" + more
-    )
-    command.add_argument(
-        "--model",
-        required=required,
-        type=Path,
-        metavar="FILE",
-        help="model JSON, Hugging Face config.json, or a catalogue name" + more,
-    )
-    command.add_argument(
-        "--workload-b",
-        action="append",
-        default=[],
-        metavar="FILE[::NAME]",
-        help="the recording of a second model on the same GPUs" + more,
-    )
-    command.add_argument(
-        "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
-    )
-    command.add_argument(
-        "--training",
-        metavar="STEP",
-        help="plan a training step instead of inference: its JSON, or 'usual' for what the "
-        "model and the cluster suggest" + more,
-    )
-    command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
-    command.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="SOURCE",
-        help="datasheet (the default), silicon (measured tables), deepep (measured exchanges: the network), or a file: an α–β "
-        "profile or measured times (JSON, CSV), nccl-tests output, a PyTorch profiler trace; twice: computation and network "
-        "each from the first that has it",
-    )
-
-
-def add_travel(command: argparse.ArgumentParser, default: str) -> None:
-    """The option that says how tokens travel; default: what counts where it is left out."""
-    command.add_argument(
-        "--travel",
-        metavar="UNIT[:OUT[:BACK[:fewest]]]",
-        help="how tokens travel: copies (every token-expert pair), gpu (one row per GPU) or node (one row per node), and the "
-        "number formats of dispatch and combine, as in node:fp8:bf16; fewest: each token to the copies of its experts that "
-        f"touch fewest GPUs or nodes, as in node:fp8:bf16:fewest or gpu:::fewest (default: {default})",
-    )
 
 
 def read_recording(file: str, model: MoEModel | None = None) -> Workload:

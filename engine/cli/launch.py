@@ -4,13 +4,11 @@ import argparse
 import contextlib
 import shlex
 import sys
-from pathlib import Path
 
 from engine import formats, store
 from engine.cli import clusters as cli_clusters
 from engine.cli import text
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, drawn_cluster, inputs_of, second_of, step_of
+from engine.cli.inputs import drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.cluster import Cluster
 from engine.errors import InputError
@@ -21,53 +19,11 @@ from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.instructions import uses_nodes
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
-from engine.launch.running.local import run as run_launch
+from engine.launch.running.local import run as run_prepared
 from engine.validate import refuse_broken_launch
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands, "launch", _launch, "run a plan as a torch.distributed job; measured beside predicted"
-    )
-    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
-    add_inputs(command, required=False)
-    command.add_argument(
-        "--on",
-        choices=["local", "testbed", *SCHEDULERS],
-        default="local",
-        help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )
-    cli_clusters.add_options(command)
-    command.add_argument(
-        "--scale",
-        type=float,
-        metavar="S",
-        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-    )
-    command.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a plan uses them)",
-    )
-    command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
-    command.add_argument(
-        "--dtype", choices=["fp32", "bf16"], help="of all numbers (default: on GPUs the model's own, on CPUs fp32)"
-    )
-    command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
-    command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
-
-    for name, handler, help in (
-        ("status", _status, "how a launch on a cluster stands, by its scheduler"),
-        ("cancel", _cancel, "end a launch on a cluster"),
-        ("collect", _collect, "what a launch on a cluster measured, beside the prediction"),
-    ):
-        command = add_command(commands, name, handler, help)
-        command.add_argument("folder", type=Path, help="its run folder")
-
-
-def _launch(options: argparse.Namespace) -> int:
+def run_launch(options: argparse.Namespace) -> int:
     asked = _launch_asked(options)
     prepared = prepare(asked)
     names, cluster = [path.name for path in options.plans], drawn_cluster(options, asked.plans[0])
@@ -82,7 +38,7 @@ def _launch(options: argparse.Namespace) -> int:
         print(f"$ {command}" + ("  (rank 0; the others alike)" if prepared.testbed else ""), file=sys.stderr)
         # What the ranks print is a log.
         with stopped_by_signals() as stop, progress() as report, contextlib.redirect_stdout(sys.stderr):
-            finished = run_launch(prepared, folder, stop, report)
+            finished = run_prepared(prepared, folder, stop, report)
     answer(options, describe_run(finished, prepared.testbed), text.launched)
     return 0
 
@@ -130,7 +86,7 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     )
 
 
-def _status(options: argparse.Namespace) -> int:
+def run_status(options: argparse.Namespace) -> int:
     handle = clusters.handle_of(options.folder)
     now = clusters.status(handle)
     content = {"handle": handle, "state": now.state, "message": now.message, "over": now.over}
@@ -138,13 +94,13 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cancel(options: argparse.Namespace) -> int:
+def run_cancel(options: argparse.Namespace) -> int:
     handle = clusters.handle_of(options.folder)
     clusters.cancel(handle)
     answer(options, {"handle": handle}, lambda _: f"{handle} is told to end")
     return 0
 
 
-def _collect(options: argparse.Namespace) -> int:
+def run_collect(options: argparse.Namespace) -> int:
     answer(options, describe_run(clusters.collect(options.folder)), text.launched)
     return 0

@@ -6,13 +6,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
 from engine.files import write_atomically
-from engine.result import Stop
 from engine.schema import json_text
-from engine.systems.base import Report
+
+if TYPE_CHECKING:
+    from engine.result import Stop
+    from engine.systems.base import Report
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -29,7 +31,7 @@ def answer(options: argparse.Namespace, content: Any, as_text: Callable[[Any], s
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Report]:
+def progress() -> Iterator["Report"]:
     """A `Report` for people: one line of standard error that is written over, and ended before anything else is
     printed."""
     shown = ""
@@ -48,7 +50,7 @@ def progress() -> Iterator[Report]:
 
 
 @contextlib.contextmanager
-def stopped_by_signals(*more: signal.Signals) -> Iterator[Stop]:
+def stopped_by_signals(*more: signal.Signals) -> Iterator["Stop"]:
     """A `Stop` that SIGTERM, Ctrl-C and `more` turn true, so that the best found so far is still answered."""
     received: list[int] = []
     signals = (signal.SIGTERM, signal.SIGINT, *more)

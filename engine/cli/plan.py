@@ -3,13 +3,11 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from engine import parallel
 from engine.cli import text
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, add_travel, new_problem, split_setting
+from engine.cli.inputs import new_problem, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
@@ -25,43 +23,7 @@ from engine.validate import refuse_broken
 INFEASIBLE = 3
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "plan", _plan, "run one system, or all of them and rank their plans")
-    add_inputs(command, required=True)
-    add_travel(command, "copies")
-    command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
-    command.add_argument(
-        "--also",
-        action="append",
-        default=[],
-        metavar="FILE[::NAME]",
-        help="another recording of the model that the plan must serve as well; may be given several times",
-    )
-    command.add_argument(
-        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
-    )
-    command.add_argument(
-        "--serving",
-        type=Path,
-        metavar="STEP",
-        help="plan for the tokens of a serving step (its JSON), with the routing of the recording",
-    )
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
-    command.add_argument(
-        "--dask",
-        metavar="ADDRESS",
-        help="run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
-    )
-    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
-
-    command = add_command(commands, "graph", _graph, "the operators of a training step, their sizes and times")
-    add_inputs(command, required=True)
-    command.set_defaults(also=[], in_use=None, travel=None, serving=None)
-    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
-
-
-def _plan(options: argparse.Namespace) -> int:
+def run_plan(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     choices = _choices(options, problem)
     save_inputs(problem)
@@ -131,7 +93,7 @@ def _system_called(name: str, problem: Problem) -> System:
     return registry[name]
 
 
-def _graph(options: argparse.Namespace) -> int:
+def run_graph(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     graph = operators_of(problem)
     if options.output:

@@ -2,76 +2,25 @@
 
 import argparse
 import signal
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from engine import formats
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.errors import InputError
 from engine.recording import sglang, vllm
 from engine.recording.per_request import Recorded, record_requests, save_requests
 from engine.recording.prompts import read_prompts
-from engine.recording.server import API_KEY, Server, check_url
+from engine.recording.server import Server, check_url
 
 MAX_CONCURRENCY = 256
-TIMEOUT = 300.0
-MAX_TOKENS = 64
 HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 """A terminal that goes away must not leave a server recording either; under nohup it may."""
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "record", _record, "record from a running server of SGLang or vLLM")
-    engine = command.add_mutually_exclusive_group(required=True)
-    engine.add_argument("--sglang", metavar="URL", help="an SGLang server, such as http://localhost:30000")
-    engine.add_argument("--vllm", metavar="URL", help="a vLLM server, such as http://localhost:8000")
-    command.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="OUT",
-        help="with --prompts: the .npz to write; otherwise the folder for the recorder's files",
-    )
-    command.add_argument(
-        "--seconds", type=float, metavar="N", help="SGLang's recorder: how long; with --prompts: at most so long"
-    )
-    command.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
-    )
-    command.add_argument(
-        "--from-folder",
-        type=Path,
-        metavar="DIR",
-        help=f"SGLang's recorder: the server's {sglang.FOLDER_VARIABLE} (by default {sglang.USUAL_FOLDER}), as it is reachable "
-        "here; its files are copied from there",
-    )
-    command.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="the model served: config.json, or a name of the catalogue (default with --sglang: what the server serves, if "
-        "it is in the catalogue)",
-    )
-    command.add_argument(
-        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to generate a prompt ({MAX_TOKENS})"
-    )
-    command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
-    command.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for one answer, and for files ({TIMEOUT:g})"
-    )
-    command.epilog = f"The environment variable {API_KEY} holds the key of a server that asks for one."
-
-
-def _record(options: argparse.Namespace) -> int:
+def run_record(options: argparse.Namespace) -> int:
     _check(options)
     if options.prompts is None:
         return _from_recorder(options)

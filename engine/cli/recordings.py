@@ -8,62 +8,20 @@ from pathlib import Path
 
 from engine import formats, store
 from engine.cli import text
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
 from engine.compare.inspection import inspect
 from engine.errors import InputError
 from engine.formats.placements import open_plan_file
 from engine.formats.remedies import REMEDIES, mend, what_was_done
 from engine.formats.source import MAX_FILE_BYTES
-from engine.formats.writers import WRITERS, write_recording, writer_for
+from engine.formats.writers import write_recording, writer_for
 from engine.model import MoEModel
 from engine.plan import Placement
 from engine.units import size
 from engine.workload import Finding, Workload
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands, "inspect", _inspect, "what a file is; of a recording its checks, its skew and affinity"
-    )
-    _add_files(command, "files, folders and archives; files of one recording are one")
-    command.add_argument("--fix", action="store_true", help="write the recording mended by what its checks advise")
-    command.add_argument(
-        "-o", "--output", type=Path, metavar="OUT", help="where to (default: NAME-mended.npz beside the recording)"
-    )
-    command.add_argument(
-        "--keep", choices=("prefill", "decode"), help="with --fix: the phase to keep where both are there"
-    )
-    command = add_command(commands, "convert", _convert, "a recording in another format")
-    _add_files(command, "the files of one recording")
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the file to write")
-    command.add_argument("--to", choices=tuple(WRITERS), help="the format (default: what the name of OUT ends in)")
-
-
-def _add_files(command: argparse.ArgumentParser, help: str) -> None:
-    command.add_argument("files", nargs="+", metavar="FILE[::NAME]", help=help)
-    command.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="the model that was recorded: its JSON, config.json, or a catalogue name",
-    )
-    command.add_argument(
-        "--stages",
-        type=int,
-        metavar="N",
-        help="pipeline stages of the run that was recorded, where the recording and the model leave that open",
-    )
-    command.add_argument(
-        "--deployed",
-        type=Path,
-        metavar="FILE",
-        help="the plan that ran while it was recorded, which folds counts of its slots to experts",
-    )
-
-
-def _inspect(options: argparse.Namespace) -> int:
+def run_inspect(options: argparse.Namespace) -> int:
     if not options.fix and (extra := next((name for name in ("output", "keep") if getattr(options, name)), None)):
         raise InputError(f"{'-o' if extra == 'output' else '--' + extra} goes with --fix")
     with store.scratch() as folder:
@@ -161,7 +119,7 @@ def _check_output(output: Path, files: Sequence[str]) -> None:
         raise InputError(f"{output.name}: is in the folder that is read, and there already; write to another file")
 
 
-def _convert(options: argparse.Namespace) -> int:
+def run_convert(options: argparse.Namespace) -> int:
     writer_for(options.output, options.to)
     _check_output(options.output, options.files)
     model = formats.read_model(options.model) if options.model else None

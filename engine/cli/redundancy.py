@@ -5,10 +5,9 @@ from typing import Any
 
 from engine import formats
 from engine.cli import text
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, add_travel, read_cost, read_recording, read_travel
+from engine.cli.inputs import read_cost, read_recording, read_travel
 from engine.cli.output import answer, progress, stopped_by_signals
-from engine.cli.step import add_step, read_serving
+from engine.cli.step import read_serving
 from engine.compare.judge import CONFIDENCE, Judge
 from engine.compare.redundancy import RedundancyPoint, Replication, knee, most_slots, planned_and_judged, redundancy
 from engine.errors import InputError, StoppedError
@@ -16,28 +15,7 @@ from engine.problem import make_problem
 from engine.units import seconds, share, signed, size
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "redundancy", _redundancy, "how many spare slots are worth their memory?")
-    add_inputs(command, required=True, several=True)
-    add_step(command, required=False)
-    add_travel(command, "copies")
-    command.add_argument(
-        "--algorithm",
-        choices=("best", "eplb"),
-        default="best",
-        help="of replicas; eplb: DeepSeek's greedy, to the letter",
-    )
-    command.add_argument(
-        "--groups",
-        type=int,
-        default=1,
-        metavar="N",
-        help="groups of experts that EPLB keeps on a node where nodes divide them; DeepSeek-V3's gate has 8 (default: 1)",
-    )
-
-
-def _redundancy(options: argparse.Namespace) -> int:
+def run_redundancy(options: argparse.Namespace) -> int:
     if options.training or options.graph or options.workload_b or options.model_b:
         raise InputError(
             "spare slots are advised for inference of one model; leave out the training step or second model"

@@ -1,28 +1,17 @@
 """`serve`: what plans come to in a whole step of prefill or decode."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from engine.cli import text
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, add_travel, plans_and_problem
+from engine.cli.inputs import plans_and_problem
 from engine.cli.output import answer, stopped_by_signals
-from engine.cli.step import add_step, read_serving
+from engine.cli.step import read_serving
 from engine.simulate.serving import serve_as_measured
 from engine.units import digits, seconds, share, size
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "serve", _serve, "what plans come to in a whole step of prefill or decode")
-    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="gains are over the first")
-    add_step(command, required=True)
-    add_inputs(command, required=False)
-    add_travel(command, "as the plan says")
-
-
-def _serve(options: argparse.Namespace) -> int:
+def run_serve(options: argparse.Namespace) -> int:
     plans, problem = plans_and_problem(options, options.plans)
     serving, notes = read_serving(options, problem)
     step, source, sizes = serving.step, serving.source, serving.sizes

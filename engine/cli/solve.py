@@ -5,23 +5,15 @@ import sys
 
 from pydantic_core import from_json
 
-from engine.cli.command import Commands, add_command
 from engine.errors import InputError
 from engine.schema import long_json_text
-from engine.solve import KERNELS, Options, solve
+from engine.solve import Options, solve
 
 MOST_CHARACTERS = 48 * 2**20
 """What they stand for takes thirty times as much memory at worst."""
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "solve", _solve, "one kernel on its bare problem: JSON on standard input, JSON out")
-    command.add_argument("kernel", choices=list(KERNELS))
-    command.add_argument("--options", default="{}", help='for example {"time_limit": 10, "seed": 0, "exact": true}')
-
-
-def _solve(options: argparse.Namespace) -> int:
+def run_solve(options: argparse.Namespace) -> int:
     kernel_options = Options.from_json(options.options, "--options")
     try:
         text = sys.stdin.read(MOST_CHARACTERS + 1)

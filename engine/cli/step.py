@@ -9,24 +9,8 @@ from engine.errors import InputError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
 from engine.problem import Problem
-from engine.serving.choice import OPERATORS, choose_operators
+from engine.serving.choice import choose_operators
 from engine.serving.step import ServingStep
-
-
-def add_step(command: argparse.ArgumentParser, required: bool) -> None:
-    """The options. required: whether the step is."""
-    optional = "" if required else "; gains are then of whole steps (default: of a pass through the MoE layers)"
-    command.add_argument("--serving", required=required, type=Path, metavar="STEP", help="the step as JSON" + optional)
-    command.add_argument(
-        "--config",
-        metavar="FILE",
-        help="the model's Hugging Face config.json, or a model of the catalogue (default: as --model or the model is called)",
-    )
-    command.add_argument(
-        "--operators",
-        choices=OPERATORS,
-        help="what times attention, dense layers and head (default: aiconfigurator where it knows GPU and model)",
-    )
 
 
 def read_serving(options: argparse.Namespace, problem: Problem) -> tuple[Serving, list[str]]:

@@ -6,9 +6,8 @@ from typing import Any
 
 from engine import formats
 from engine.cli import text
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
-from engine.compare.imbalance import PRESETS, USUAL_STEPS, ImbalanceRecipe
+from engine.compare.imbalance import USUAL_STEPS, ImbalanceRecipe
 from engine.compare.inspection import inspect
 from engine.compare.synthetic import Recipe
 from engine.errors import InputError
@@ -16,48 +15,10 @@ from engine.files import replace_atomically
 from engine.formats.writers import write_npz
 from engine.workload import RoutingTrace
 
-USUAL_TOKENS = 16_384
 USUAL_SKEW, USUAL_AFFINITY = 1.0, 0.5
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "synthetic", _synthetic, "a synthetic routing log, not recorded, for a model")
-    command.add_argument(
-        "--model",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="model JSON, Hugging Face config.json, or a catalogue name",
-    )
-    described = "; ".join(f"{key}: {preset.text}" for key, preset in PRESETS.items())
-    command.add_argument(
-        "--preset",
-        choices=list(PRESETS),
-        metavar="W",
-        help=f"an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. {described}",
-    )
-    command.add_argument(
-        "--skew",
-        type=float,
-        metavar="S",
-        help=f"exponent of the power law of popularity, 0: all alike (default: {USUAL_SKEW:g})",
-    )
-    command.add_argument(
-        "--affinity",
-        type=float,
-        metavar="A",
-        help=f"the probability that a token goes on to the experts that follow its own (default: {USUAL_AFFINITY:g})",
-    )
-    command.add_argument("--tokens", type=int, default=USUAL_TOKENS, metavar="N", help=f"default: {USUAL_TOKENS}")
-    command.add_argument(
-        "--steps", type=int, metavar="N", help=f"steps of a preset, which w6 and w7 tell apart (default: {USUAL_STEPS})"
-    )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.npz")
-
-
-def _synthetic(options: argparse.Namespace) -> int:
+def run_synthetic(options: argparse.Namespace) -> int:
     if options.output.suffix.lower() != ".npz":
         raise InputError(f"{options.output}: a synthetic recording is written as .npz")
     trace = _recipe(options).draw(formats.read_model(options.model))

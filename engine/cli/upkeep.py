@@ -2,10 +2,8 @@
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
-from engine.cli.command import Commands, add_command
 from engine.cli.output import answer
 from engine.cli.text import table
 from engine.store import data_folder
@@ -20,18 +18,7 @@ SESSIONS = KINDS["sessions"]
 """They go by no name: its address opens a session."""
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(commands, "clean", _clean, "remove old sessions, jobs and recordings that nothing refers to")
-    command.add_argument("--dry-run", action="store_true", help="only say what would go")
-    command = add_command(commands, "backup", _backup, "the data folder and the team's database in one file")
-    command.add_argument("file", type=Path, metavar="FILE", help="the backup (zip); replaced if it is there")
-    command = add_command(commands, "restore", _restore, "a backup into an empty data folder and an empty database")
-    command.add_argument("file", type=Path, metavar="FILE", help="what backup wrote")
-    add_command(commands, "health", _health, "whether the disk has room and the database answers; exit 1 if not")
-
-
-def _clean(options: argparse.Namespace) -> int:
+def run_clean(options: argparse.Namespace) -> int:
     folder = data_folder()
     cleaning = retention.clean(database(), folder, retention.policy(), time.time(), remove=not options.dry_run)
     content = {
@@ -79,14 +66,14 @@ def _day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(moment))
 
 
-def _backup(options: argparse.Namespace) -> int:
+def run_backup(options: argparse.Namespace) -> int:
     manifest = backup(database(), data_folder(), options.file)
     content = {"file": str(options.file), "bytes": options.file.stat().st_size, "rows": manifest.rows}
     answer(options, content, lambda content: f"{_rows(content['rows'])}: {options.file}, {size(content['bytes'])}")
     return 0
 
 
-def _restore(options: argparse.Namespace) -> int:
+def run_restore(options: argparse.Namespace) -> int:
     manifest = restore(address(), data_folder(), options.file)
     content = {"file": str(options.file), "created": manifest.created, "rows": manifest.rows}
     answer(options, content, lambda content: f"restored {_rows(content['rows'])} of {_day(manifest.created)}")
@@ -97,7 +84,7 @@ def _rows(rows: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in rows.items())
 
 
-def _health(options: argparse.Namespace) -> int:
+def run_health(options: argparse.Namespace) -> int:
     checks = health()
     well = all(check.well for check in checks)
     answer(options, {"well": well, "checks": [vars(check) for check in checks]}, lambda content: line(checks))

@@ -2,15 +2,13 @@
 
 import argparse
 import contextlib
-from pathlib import Path
 from typing import Any
 
 from engine import store
 from engine.cli import text
-from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, add_travel, plans_and_problem, read_recording, split_setting
+from engine.cli.inputs import plans_and_problem, read_recording, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals
-from engine.cli.step import add_step, read_serving
+from engine.cli.step import read_serving
 from engine.compare import WORDS, Thresholds, roles_of, running, verdict_of
 from engine.errors import InputError
 from engine.plan import Plan
@@ -18,39 +16,7 @@ from engine.units import digits, seconds, share, signed, size
 from engine.workload import Workload
 
 
-def add(commands: Commands) -> None:
-    """The commands of this group."""
-    command = add_command(
-        commands, "verdict", _verdict, "do it, try it, not now, or cannot say yet: is a plan worth it?"
-    )
-    command.add_argument("plan", type=Path)
-    command.add_argument(
-        "--deployed",
-        type=Path,
-        metavar="FILE",
-        help="what runs now: a plan, a serving engine's plan file, linear or round-robin (default: experts in contiguous "
-        "blocks)",
-    )
-    command.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="thresholds",
-        help="; ".join(f"{name}: {field.description} ({field.default:g})" for name, field in _fields()).replace(
-            "%", "%%"
-        ),
-    )
-    add_inputs(command, required=False, several=True)
-    add_step(command, required=False)
-    add_travel(command, "as the plans say")
-
-
-def _fields() -> list[tuple[str, Any]]:
-    return list(Thresholds.model_fields.items())
-
-
-def _verdict(options: argparse.Namespace) -> int:
+def run_verdict(options: argparse.Namespace) -> int:
     thresholds = _thresholds(options.thresholds)
     files = options.workload or []
     options.workload = files[0] if files else None

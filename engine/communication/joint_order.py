@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_matrix, hstack, vstack
 
 from engine.communication.order import order
 from engine.communication.two_tier import order_on
@@ -65,6 +63,9 @@ def _lines(seconds: np.ndarray) -> np.ndarray:
 
 def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray) -> np.ndarray:
     """float64[pair]: how much of `wanted` fits into the room of both lines of every pair. room: float64[2·gpu]"""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_matrix, hstack, vstack
+
     pairs, gpus = len(src), len(room) // 2
     column = np.arange(pairs)
     ends = csr_matrix((np.ones(2 * pairs), (np.r_[src, dst + gpus], np.r_[column, column])), (2 * gpus, pairs))

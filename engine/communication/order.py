@@ -28,7 +28,6 @@ import time
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
@@ -225,6 +224,8 @@ def _long_step(left: np.ndarray, row_sum: np.ndarray, col_sum: np.ndarray, makes
     left: float64[row, column] whole units, with its line sums and the largest of them. The permutation pairs idle rows
     with idle columns.
     """
+    from scipy.optimize import linear_sum_assignment
+
     lines = len(left)
     row_slack, col_slack = makespan - row_sum, makespan - col_sum
     allowed = np.minimum(row_slack[:, None], col_slack)

@@ -1,12 +1,16 @@
 """How long a thing takes. Every source of times is a `CostModel`; a page always says which one a number came from."""
 
+from typing import TYPE_CHECKING, Any
+
 from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.costs.base import CostModel
 from engine.costs.choice import Combined, combine
-from engine.costs.deepep import DeepEP
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled
-from engine.costs.silicon import Silicon
+
+if TYPE_CHECKING:
+    from engine.costs.deepep import DeepEP
+    from engine.costs.silicon import Silicon
 
 __all__ = [
     "AlphaBeta",
@@ -26,3 +30,16 @@ __all__ = [
     "fit_line",
     "fit_profile",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The sources whose tables pandas reads, imported when one is asked for."""
+    if name == "DeepEP":
+        from engine.costs.deepep import DeepEP
+
+        return DeepEP
+    if name == "Silicon":
+        from engine.costs.silicon import Silicon
+
+        return Silicon
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

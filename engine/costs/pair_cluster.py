@@ -20,7 +20,6 @@ from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.optimize import isotonic_regression
 
 from engine import catalogue
 from engine.catalogue.nvidia import FABRIC_LATENCY, type_of
@@ -87,6 +86,8 @@ def _settle(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
 def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
     """The best ports (float64[gpu]) of those that rise in the order of these: then each pair has the port of the earlier one,
     and what remains is an isotonic regression of the means."""
+    from scipy.optimize import isotonic_regression
+
     order = np.argsort(ports, kind="stable")
     later = np.triu(logs[np.ix_(order, order)], 1)
     later[np.tril_indices(len(order))] = np.nan

@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
-import torch
 
 from engine.errors import InputError
 from engine.files import replace_atomically
@@ -239,6 +238,8 @@ def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel 
 def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
     """The same as `rank`, `logical_count` int32[step, layer, expert] (int64 by rank, and where counts need it) and
     `average_utilization_rate_over_window`, which is None. Fractions are rounded."""
+    import torch  # which takes seconds to load
+
     counts, layout, lost = _table(workload, model)
     if not is_whole(counts):
         lost = (*lost, "the fractions of counts, which are rounded")

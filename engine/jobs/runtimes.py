@@ -20,7 +20,6 @@ from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
-from scipy.optimize import lsq_linear
 
 from engine.files import append, data_folder, tail, write_atomically
 from engine.goal import Goal
@@ -161,6 +160,8 @@ class Law:
     @classmethod
     def through(cls, runs: Sequence[Run]) -> Self:
         """The law that lies best, in logarithms."""
+        from scipy.optimize import lsq_linear
+
         sizes = np.array([[1.0, *run.size] for run in runs])
         limits = ([-np.inf, 0.0, 0.0, 0.0], [np.inf, STEEPEST, STEEPEST, STEEPEST])
         return cls(lsq_linear(sizes, np.log([run.seconds for run in runs]), limits).x, tuple(runs))

@@ -8,24 +8,28 @@ stands before one whose result it needs, so no cycle can arise. See `engine.form
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from engine.errors import InputError
 from engine.overlap.calls import Call, Product, slot_of
 from engine.overlap.operator_graph import Gemm, Kind, Operator
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 RESIDUAL_ADDS = ("add", "add_")
 ALL_TO_ALLS = ("all_to_all_single",)
 
 
-def lower(calls: Sequence[Call], gpus: int) -> tuple[nx.DiGraph, tuple[str, str] | None]:
+def lower(calls: Sequence[Call], gpus: int) -> "tuple[nx.DiGraph, tuple[str, str] | None]":
     """The forward graph, nodes in program order, and the pair of operators that share one matrix if there is one.
 
     calls: in program order. Without a traced all-to-all the experts are those of all `gpus` GPUs: each GPU keeps its share
     of them and gets the tokens of all GPUs for these. Raises InputError when two operators other than one pair share a
     matrix, or when data goes into the experts of a layer and comes back from them more than once.
     """
+    import networkx as nx
+
     groups = _Grouping(calls).groups
     traced = {group.layer for group in groups if group.kind in ("dispatch", "combine")}
     graph = nx.DiGraph()
@@ -248,7 +252,7 @@ def _names(groups: Sequence[_Group]) -> list[str]:
     return names
 
 
-def _exchange(graph: nx.DiGraph, groups: Iterable[tuple[_Group, str]], layer: int) -> None:
+def _exchange(graph: "nx.DiGraph", groups: Iterable[tuple[_Group, str]], layer: int) -> None:
     """Put the two all-to-alls of expert parallelism where data enters and leaves the experts of a layer."""
     groups = list(groups)
     experts = {name: group for group, name in groups if group.kind == "experts" and group.layer == layer}
@@ -285,8 +289,10 @@ def _exchange(graph: nx.DiGraph, groups: Iterable[tuple[_Group, str]], layer: in
                     graph.add_edge(*edge, gradient=known or gradient)
 
 
-def _ordered(graph: nx.DiGraph) -> nx.DiGraph:
+def _ordered(graph: "nx.DiGraph") -> "nx.DiGraph":
     """The same graph, its nodes in an order that can run: program order, an all-to-all as early as it can be."""
+    import networkx as nx
+
     place = {name: index for index, name in enumerate(graph)}
     for name, operator in graph.nodes(data="operator"):
         if operator.network:

@@ -7,13 +7,15 @@ once, then all-reduces and the update.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
 from pydantic import Field, model_validator
 
 from engine.errors import InputError
 from engine.schema import Frozen
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Kind = Literal[
     "embedding",
@@ -115,8 +117,10 @@ class OperatorGraph(Frozen):
                 )
         return self
 
-    def graph(self) -> nx.DiGraph:
+    def graph(self) -> "nx.DiGraph":
         """The graph as networkx has it: nodes by name with the attribute `operator`, edges with `gradient`."""
+        import networkx as nx
+
         graph = nx.DiGraph(name=self.name)
         graph.add_nodes_from((operator.name, {"operator": operator}) for operator in self.operators)
         graph.add_edges_from(
@@ -125,7 +129,7 @@ class OperatorGraph(Frozen):
         return graph
 
     @classmethod
-    def of(cls, graph: nx.DiGraph) -> "OperatorGraph":
+    def of(cls, graph: "nx.DiGraph") -> "OperatorGraph":
         """The graph that `graph()` described; the order of its nodes is the program order."""
         operators = tuple(operator for _, operator in graph.nodes(data="operator"))
         dependencies = tuple(
@@ -143,7 +147,7 @@ UPDATE_BYTES = 20
 """Bytes moved for each number by SGD with momentum in 32 bits: read gradient, momentum and weight, write the last two."""
 
 
-def with_backward(forward: nx.DiGraph, bytes_per_number: float, tied: tuple[str, str] | None = None) -> OperatorGraph:
+def with_backward(forward: "nx.DiGraph", bytes_per_number: float, tied: tuple[str, str] | None = None) -> OperatorGraph:
     """The whole step for a forward graph (nodes in program order): dX and dW of every operator, an all-reduce for every
     gradient of replicated weights, and the update.
 
@@ -151,6 +155,8 @@ def with_backward(forward: nx.DiGraph, bytes_per_number: float, tied: tuple[str,
     tied: two operators that share one matrix, whose gradient is then reduced once, when both parts are there.
     Raises InputError for a graph whose dependencies form a cycle.
     """
+    import networkx as nx
+
     if not nx.is_directed_acyclic_graph(forward):
         raise InputError("the operators need each other in a circle, so that none can run first")
     step = nx.DiGraph(forward)
@@ -177,7 +183,7 @@ def backward_name(phase: Phase, forward_name: str) -> str:
     return f"{phase}.{forward_name}"
 
 
-def _add(graph: nx.DiGraph, operator: Operator, after: list[str]) -> str:
+def _add(graph: "nx.DiGraph", operator: Operator, after: list[str]) -> str:
     graph.add_node(operator.name, operator=operator)
     graph.add_edges_from(((before, operator.name) for before in after), gradient=False)
     return operator.name

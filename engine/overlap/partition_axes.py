@@ -13,8 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
@@ -199,8 +199,12 @@ def some_places(
     return Status.CANCELLED if stop() else Status.TIME_LIMIT, None
 
 
+if TYPE_CHECKING:
+    import networkx as nx
+
+
 def overlappable(
-    graph: nx.DiGraph, alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
+    graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
 ) -> NDArray[np.bool_]:
     """bool[w, m]: whether no path leads from the dW to the all-to-all or back (Lancet section 4.1).
 
@@ -209,6 +213,8 @@ def overlappable(
     sets of bits that go once through the graph. Raises InputError for a graph with a cycle and for names that are not in
     it or come twice.
     """
+    import networkx as nx
+
     if not graph.is_directed():
         raise InputError("graph: wanted a directed graph, an edge from every operator to those that need its output")
     names = [*alltoalls, *weight_gradients]

@@ -5,12 +5,14 @@ loss, the activation functions of FFNs and experts (fused into their products), 
 """
 
 from collections.abc import Iterable
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph, with_backward
 from engine.training import TrainingStep
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -27,6 +29,8 @@ class _Forward:
     """Builds the forward graph operator by operator."""
 
     def __init__(self, model: MoEModel, step: TrainingStep, gpus: int) -> None:
+        import networkx as nx
+
         self.model, self.step, self.gpus = model, step, gpus
         self.graph = nx.DiGraph()
         self.width = model.d_model
@@ -43,7 +47,7 @@ class _Forward:
         """A linear layer over a GPU's tokens."""
         return self.add(name, kind, layer, [after], gemms=(Gemm(m=self.step.tokens, n=n, k=k),), parameters=k * n)
 
-    def whole(self) -> nx.DiGraph:
+    def whole(self) -> "nx.DiGraph":
         vocabulary, last, moe = self.step.vocabulary, self.model.layers - 1, set(self.model.moe_layers)
         stream = self.add(EMBEDDING, "embedding", 0, (), moved=2 * self.hidden, parameters=vocabulary * self.width)
         for layer in range(self.model.layers):

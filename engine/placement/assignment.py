@@ -16,7 +16,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
@@ -337,4 +336,6 @@ def with_slack(weight: NDArray[np.float64], most: float) -> NDArray[np.int64]:
 
     There must be such a matching. Every row whose weight falls gains slack under the bottleneck.
     """
+    from scipy.optimize import linear_sum_assignment
+
     return linear_sum_assignment(np.where(weight <= most, weight, np.inf))[1].astype(np.int64)

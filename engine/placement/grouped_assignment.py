@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver.python import model_builder
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
@@ -372,6 +371,8 @@ def relaxation_bound(
     The simplex code only proposes multipliers. The bound is the Lagrangian at them, whose minimum over the assignments
     is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code ran out of time.
     """
+    from scipy.optimize import linear_sum_assignment
+
     gpus, experts = instance.gpus, instance.experts
     unit = instance.cost(np.repeat(np.arange(gpus), slots)[:experts]) or 1.0
     weighted_sum, ones = model_builder.LinearExpr.weighted_sum, np.ones(max(gpus, experts))

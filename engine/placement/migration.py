@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment, linprog
-from scipy.sparse import coo_array
 
 from engine.errors import InputError
 from engine.network import Network
@@ -39,6 +37,8 @@ def fewest_moves(
     for one permutation of all layers keeps every hop between layers where it was and this does not. Among equals a GPU
     keeps what it has been given. Apply it with `relabelled`.
     """
+    from scipy.optimize import linear_sum_assignment
+
     held_now, held_new = _both(held_now, held_new)
     interchangeable = np.asarray(interchangeable)
     gpus = held_now.shape[2]
@@ -153,6 +153,9 @@ def _divided(
 
     kind, src: int64[variable]; dst_of_kind, copies: int64[kind].
     """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     dst = dst_of_kind[kind]
     out, into = network.ports(src, dst)
     variables, ports = len(src), len(network.capacity)

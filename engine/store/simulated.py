@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
-import pandas as pd
 from pydantic_core import to_json
 
 from engine.errors import InputError
@@ -74,6 +73,8 @@ def save_timeline(key: str, timeline: Timeline) -> None:
 
 def load_timeline(key: str) -> Timeline | None:
     """The timeline that was kept under this digest, which counts as used now; None where there is none that can be read."""
+    import pandas as pd
+
     path = _path(key, "timelines", "npz")
     if not used_now(path):
         return None

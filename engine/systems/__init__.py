@@ -1,61 +1,29 @@
 """The systems by the names that users know, each a recipe over the kernels.
 
 A system is a file here with a tuple `SYSTEMS`, and a line below: the command line, the pages and the studies know it from
-there. The first that plans for what is open is the one that is proposed.
+there. The recipes are imported when one is first asked for, so that `--help` can list them at once.
 """
 
 from importlib import import_module
+from typing import Any
 
-from engine.goal import Goal
-from engine.problem import Problem
-from engine.systems.base import Outcome, System, run, usual_plan
-
-FILES = (
-    # One a line.
-    "aurora",
-    "exflow",
-    "lina",
-    "eplb",
-    "joint",
-    "coactivation",
-    "baselines",
-    "training.lancet",
-    "training.pipemoe",
-    "training.lina",
-    "training.baselines",
-)
-
-_EVERY: tuple[System, ...] = tuple(system for file in FILES for system in import_module(f"{__name__}.{file}").SYSTEMS)
-
-SYSTEMS = {system.name: system for system in _EVERY if Goal.TRAINING not in system.goals}
-"""By name, for inference, of one model or two."""
-
-_OF_GOAL = {goal: {system.name: system for system in _EVERY if goal in system.goals} for goal in Goal}
-
-TRAINING = _OF_GOAL[Goal.TRAINING]
-"""By name, for a training step."""
-
-
-def systems_for(problem: Problem) -> dict[str, System]:
-    """Those that can plan for what is open, by name."""
-    return _OF_GOAL[problem.goal]
-
-
-def proposed_for(problem: Problem) -> System:
-    """The one that is proposed until a person chooses."""
-    return next(iter(systems_for(problem).values()))
-
-
-_BASELINES = {Goal.INFERENCE: "linear", Goal.TWO_MODELS: "linear", Goal.TRAINING: "deepspeed"}
-
-
-def baseline_for(problem: Problem) -> System:
-    """The one whose plan with the usual options counts as deployed until a person says what is: contiguous blocks of experts,
-    of a training step DeepSpeed's."""
-    return systems_for(problem)[_BASELINES[problem.goal]]
-
+FILES = {
+    # One a line, with the names of its systems.
+    "aurora": ("aurora", "aurora-printed", "rec", "packing"),
+    "exflow": ("exflow",),
+    "lina": ("lina",),
+    "eplb": ("eplb",),
+    "joint": ("joint",),
+    "coactivation": ("coactivation",),
+    "baselines": ("linear", "round-robin", "random", "rcs", "sjf", "rga"),
+    "training.lancet": ("lancet",),
+    "training.pipemoe": ("pipemoe",),
+    "training.lina": ("lina",),
+    "training.baselines": ("deepspeed", "tutel", "fastermoe", "raf"),
+}
 
 __all__ = [
+    "FILES",
     "SYSTEMS",
     "TRAINING",
     "Outcome",
@@ -66,3 +34,10 @@ __all__ = [
     "systems_for",
     "usual_plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the registry, which imports every recipe."""
+    if name in __all__:
+        return getattr(import_module("engine.systems.registry"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

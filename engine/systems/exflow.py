@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.network import off_diagonal
@@ -90,6 +89,8 @@ def executed_instance(problem: Problem) -> AffinityInstance:
 def near_the_sources(place: np.ndarray, problem: Problem) -> np.ndarray:
     """The placement int64[layer, expert] with its GPUs renamed so that the first dispatch leaves as few ranks as it can. No
     other hop is changed by names."""
+    from scipy.optimize import linear_sum_assignment
+
     gpus, demand = len(problem.cluster.gpus), problem.demand[0]
     stays = demand @ (place[0][:, None] == np.arange(gpus))
     rank, called = linear_sum_assignment(stays, maximize=True)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.placement.coactivation import CoactivationInstance
@@ -184,6 +183,8 @@ def _choices(problem: Problem, recording: Workload) -> CoactivationInstance:
 def start_of(problem: Problem) -> np.ndarray:
     """int64[layer, expert]: the placement in use (linear where none is). From one with replicas, or with other numbers of
     experts per GPU, the nearest of those that are chosen from: as many experts as possible on a GPU that holds them."""
+    from scipy.optimize import linear_sum_assignment
+
     gpu_of_slot = np.repeat(np.arange(len(problem.cluster.gpus)), experts_per_gpu(problem))
     rows = [linear_sum_assignment(held[:, gpu_of_slot], maximize=True)[1] for held in _held(problem)]
     return gpu_of_slot[np.array(rows)]

@@ -1,7 +1,6 @@
 """Replicas of experts on GPUs, and the copies that a change of placement needs."""
 
 import numpy as np
-from scipy.optimize import linprog
 
 from engine.errors import IllegalError
 
@@ -62,6 +61,8 @@ def _equal(row: list, gpu_of_slot: list, work: np.ndarray, speed: np.ndarray) ->
 
 def _free(row: list, gpu_of_slot: list, work: np.ndarray, speed: np.ndarray) -> float:
     """Least time of the slowest GPU: how much of each expert each slot does, in shares of all the work."""
+    from scipy.optimize import linprog
+
     slots, gpus, experts = len(row), len(speed), len(work)
     total = sum(work)
     on_gpu, of_expert = np.zeros((gpus, slots + 1)), np.zeros((experts, slots + 1))

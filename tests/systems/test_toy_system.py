@@ -33,8 +33,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copy(SOURCE, studio / "engine" / "systems" / "toy.py")
     registry = studio / "engine" / "systems" / "__init__.py"
     text = registry.read_text(encoding="utf-8")
-    assert text.count('    "baselines",\n') == 1
-    registry.write_text(text.replace('    "baselines",\n', '    "baselines",\n    "toy",\n'), encoding="utf-8")
+    after = '    "training.lancet": '
+    assert text.count(after) == 1
+    registry.write_text(text.replace(after, f'    "toy": ("toy",),\n{after}'), encoding="utf-8")
     environment = os.environ | {
         "SWITCHYARD_DATA": str(studio / "data"),
         "PYTHONPATH": os.pathsep.join([str(studio), str(ROOT)]),

@@ -9,9 +9,9 @@ aiconfigurator-core. The columns are those of its version 0.12.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,6 +20,9 @@ from engine.costs.measured import MeasuredTimes
 from engine.errors import one_line
 from engine.formats.format import Format, Glance
 from engine.formats.source import fault, quoted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MILLISECONDS = 1e-3
 GEMM_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
@@ -109,7 +112,7 @@ def refuse(path: Path) -> MeasuredTimes:
     raise fault(path, f"is a table of {what}, which measured times have no place for; {use}")
 
 
-def _rows(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> tuple[pd.DataFrame, list[str]]:
+def _rows(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> "tuple[pd.DataFrame, list[str]]":
     """These columns of a table, of rows with texts and with numbers above 0, and a note on the others; `gpu` is the catalogue's
     name of the device. Raises InputError."""
     schema, rows = pq.read_schema(path), pq.read_metadata(path).num_rows
@@ -136,19 +139,19 @@ def _rows(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> tuple
     return table[whole], [f"left out: {(~whole).sum()} rows without a time"] if not whole.all() else []
 
 
-def _gpus(devices: pd.Series.cat) -> np.ndarray:
+def _gpus(devices: "pd.Series.cat") -> np.ndarray:
     """object[row]: the catalogue's name of the device, or its own."""
     names = [type_of(name) or one_line(name)[:80] or FALLBACK_GPU for name in map(str, devices.categories)]
     return np.array([*names, FALLBACK_GPU], dtype=object)[devices.codes]  # -1, no text: the last
 
 
-def _measured(path: Path, rows: pd.DataFrame, notes: list[str], **parts: list) -> MeasuredTimes:
+def _measured(path: Path, rows: "pd.DataFrame", notes: list[str], **parts: list) -> MeasuredTimes:
     origin = f"AIConfigurator's measurements on {_few(rows.gpu)}"
     content = {"name": one_line(path.stem)[:80], "origin": origin[:300], **parts}
     return MeasuredTimes.from_dict(content | ({"notes": notes} if notes else {}), path.name)
 
 
-def _few(values: pd.Series) -> str:
+def _few(values: "pd.Series") -> str:
     names = sorted(set(values.astype(object)))
     return ", ".join(map(quoted, names[:4])) + (" …" if len(names) > 4 else "")
 

@@ -5,8 +5,6 @@ layer."""
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from engine.formats.placements.export import Written, even_slots
 from engine.formats.placements.plan_source import (
     MAX_SLOTS,
@@ -43,6 +41,8 @@ def write(placement: Placement, model: MoEModel, name: str, mtp: bool) -> Writte
     Can not carry: different numbers of slots, an expert twice on a GPU, and of a plan anything beside its placement.
     Raises InputError for such placements.
     """
+    import yaml
+
     slots = even_slots(placement, model, "TensorRT-LLM")
     assignments = dict(zip(model.moe_layers, slots.tolist(), strict=True))
     if mtp:
@@ -76,6 +76,8 @@ def write(placement: Placement, model: MoEModel, name: str, mtp: bool) -> Writte
 def parse(path: Path, text: str) -> Any:
     """The mappings, lists and scalars (as text) of a small YAML document; raises InputError. The library's own loaders recurse
     in C at every level of nesting, until the process ends, and take four times as long."""
+    import yaml
+
     if len(text) > MAX_YAML_BYTES:
         raise fault(path, f"is longer than {MAX_YAML_BYTES // 1024} KB, as no placement in YAML is")
     try:
@@ -90,6 +92,8 @@ def parse(path: Path, text: str) -> Any:
 
 def _parse(text: str) -> Any:
     """See `parse`; raises YAMLError, and ValueError for what is YAML but no placement."""
+    import yaml
+
     stack: list[list] = [[]]
     anchored: dict[str, list] = {}
     anchors: list[str | None] = []

@@ -1,10 +1,15 @@
 """What this machine can run a job on, and what it looks like as a cluster."""
 
+import functools
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,7 +17,9 @@ import psutil
 
 from engine import catalogue
 from engine.catalogue.nvidia import PCIE_LANE, Drawn, draw, type_of
-from engine.errors import InputError
+from engine.errors import InputError, one_line
+
+PROJECT = Path(__file__).parents[3]
 
 MOST_RANKS = 8
 """Ranks that a machine with fewer GPUs runs unless a person wants more: each is a process."""
@@ -82,7 +89,7 @@ def attached() -> Devices:
     """The devices of this machine: NVML's view of its GPUs, PyTorch's where NVML has none. Whatever is missing (the
     module, the driver, permission) is a note, never an error."""
     machine, notes = _seen_by_nvml()
-    gpus, why_none = _seen_by_torch()
+    gpus, why_none = _seen_by_torch() if "torch" in sys.modules else seen_by_another_process()
     if not machine:
         machine = gpus
         notes += () if gpus else (why_none,)
@@ -136,7 +143,7 @@ def cluster_of(machine: Sequence[Accelerator], type: str | None = None) -> Drawn
 
 
 def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
-    """The GPUs that PyTorch can use, and why it can use none. Importing torch takes a second, so it is imported here."""
+    """The GPUs that PyTorch can use, and why it can use none."""
     import torch
 
     indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
@@ -144,6 +151,22 @@ def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
     properties = [torch.cuda.get_device_properties(index) for index in indices]
     # What is free it could tell only from a context of its own on every GPU, which takes some hundred megabytes of each.
     return tuple(Accelerator(gpu.name, float(gpu.total_memory), uuid=str(gpu.uuid)) for gpu in properties), why
+
+
+@functools.cache
+def seen_by_another_process() -> tuple[tuple[Accelerator, ...], str]:
+    """`_seen_by_torch` of a process that ends: PyTorch takes 200 MB, which a studio would keep."""
+    paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
+    asked = subprocess.run(
+        [sys.executable, "-m", __name__],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+    )
+    if asked.returncode:
+        return (), f"PyTorch could not be asked: {one_line(asked.stderr[-200:])}"
+    rows, why = json.loads(asked.stdout.splitlines()[-1])
+    return tuple(Accelerator(**row) for row in rows), why
 
 
 def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
@@ -234,3 +257,8 @@ def _nvlinks(nvml: ModuleType, handles: list[object]) -> np.ndarray | None:
 
 def _bus(info: object) -> tuple[int, int, int]:
     return info.domain, info.bus, info.device
+
+
+if __name__ == "__main__":
+    seen, reason = _seen_by_torch()
+    print(json.dumps([[asdict(gpu) for gpu in seen], reason]))

@@ -7,12 +7,13 @@ and in its own format, and the plan's may be `TIMES` as far from the first as th
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.model import MoEModel
 from engine.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
 
 TIMES = 3.0
 """The plan adds up in another order and in other parts: both errors are draws of one kind, not one number."""
@@ -65,7 +66,7 @@ def worst(differences: Iterable[Difference]) -> Difference:
     return max(differences, key=lambda difference: difference.share)
 
 
-def relative(tensor: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative(tensor: "torch.Tensor", wanted: "torch.Tensor") -> float:
     """The largest difference over the largest number wanted; infinite where that is 0, and for NaN."""
     difference, largest = float((tensor.to(wanted.dtype) - wanted).abs().max()), float(wanted.abs().max())
     if difference == 0:

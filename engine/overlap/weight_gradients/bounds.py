@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
 from engine.result import Stop, never
@@ -37,6 +35,9 @@ def cut_value(instance: WeightGradientInstance, cut: NDArray[np.bool_]) -> float
 
 def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
     """bool[m]: the all-to-alls whose edges into the sink are in a minimum cut of the rounded network."""
+    import scipy.sparse as sp
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     w, m = instance.allowed.shape
     unit = max(instance.alltoall.sum(), instance.dw.sum()) / CAPACITY
     if unit == 0:

@@ -39,7 +39,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from engine.placement.projections import onto_box
 from engine.result import Stop, never
@@ -134,6 +133,8 @@ class Window:
 
     def iterate(self) -> None:
         """One step of the method; `limit` changes only with `evaluate`."""
+        from scipy.linalg import eigh
+
         since = self.iterations - CUT_ITERATION
         if since >= 0 and since % CUT_EVERY == 0 and self.layers > 1:
             self._price_triangles(find=since % (3 * CUT_EVERY) == 0)
@@ -151,6 +152,8 @@ class Window:
 
     def evaluate(self) -> float:
         """The limit at the present prices joins `limit`, which is returned."""
+        from scipy.linalg import eigh
+
         share = self.size / self.experts
         price = self.price.astype(np.float64)
         diagonal = price.diagonal().copy()

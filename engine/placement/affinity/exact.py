@@ -10,7 +10,6 @@ from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.result import Stop, never
 
@@ -23,6 +22,8 @@ def one_expert_per_gpu(transitions: NDArray[np.float64]) -> NDArray[np.int64]:
 
     transitions: float64[layer - 1, expert, expert].
     """
+    from scipy.optimize import linear_sum_assignment
+
     place = np.empty((len(transitions) + 1, transitions.shape[1]), dtype=np.int64)
     place[0] = np.arange(transitions.shape[1])
     for layer, count in enumerate(transitions):

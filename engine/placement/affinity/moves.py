@@ -22,7 +22,6 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 ALL_DIVISIONS, LARGEST_EXCHANGE = 4, 8
 CHUNK = 400_000
@@ -239,6 +238,8 @@ def cross(
     counts: float64[layer - 1, expert, expert]; within: float64[member, layer], hops kept between experts of the layer
     (None: there are none).
     """
+    from scipy.optimize import linear_sum_assignment
+
     members, layers, _ = places.shape
     within = np.zeros((members, layers)) if within is None else within
     value = within[:, 0].copy()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.placement.affinity.moves import Prices, _divisions, cross, divide_anew
 from engine.result import Stop, never
@@ -55,6 +54,8 @@ def best_layer(
     prices: Prices, place: NDArray[np.int64], layer: int, before: bool = True, after: bool = True
 ) -> NDArray[np.int64]:
     """gpu_of_expert int64[expert] of one layer, exact for the layers beside it (one assignment problem)."""
+    from scipy.optimize import linear_sum_assignment
+
     worth = np.zeros((place.shape[1], prices.gpus))
     if before and layer > 0:
         worth += prices.counts[layer - 1].T @ _worth_of_gpu(prices, place[layer - 1])
@@ -254,6 +255,8 @@ def search(
 
 def polish(prices: Prices, place: NDArray[np.int64], stop: Stop = never) -> NDArray[np.int64]:
     """No layer can be placed better alone, and (all hops alike) no new names of all later GPUs help: int64[layer, expert]."""
+    from scipy.optimize import linear_sum_assignment
+
     place = place.copy()
     worth, slack = prices.worth(place), 1e-10 * max(1.0, float(prices.counts.sum()))
     improved = True

@@ -27,7 +27,6 @@ from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.placement.coactivation.copies import served
 from engine.placement.coactivation.exact import MOST_WORK, fewest_rows, work_of
@@ -230,6 +229,8 @@ def _searched(
     hurry: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     """gpu_of_expert int64[expert] of few rows within the cap, which `best` keeps; both starts are int64[expert]."""
+    from scipy.optimize import linear_sum_assignment
+
     members = np.count_nonzero(nets.member >= 0)
     step = PER_SWAP * nets.experts**2 / 2 + PER_MEMBER * nets.member.shape[1] * 2 * members / nets.experts
     steps = min(int(seconds / step), MOST_STEPS * nets.experts)

@@ -31,8 +31,6 @@ from functools import cache
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.linalg import eigh
-from scipy.spatial import ConvexHull, QhullError
 
 from engine.placement.coactivation.instance import distinct, sets_of
 from engine.placement.projections import onto_box
@@ -58,6 +56,8 @@ def facets(choices: int, size: int, groups: int) -> NDArray[np.float64]:
 
 def _facets_of(experts: int, size: int, groups: int) -> NDArray[np.float64]:
     """Lines float64[line, 3] of tokens with exactly so many experts."""
+    from scipy.spatial import ConvexHull, QhullError
+
     fewest: dict[tuple[int, int], int] = {}
     for home in range(min(experts, size) + 1):
         for parts in _divisions(experts - home, size, groups):
@@ -204,6 +204,8 @@ class Relaxation:
 
     def iterate(self) -> None:
         """One step of the method."""
+        from scipy.linalg import eigh
+
         rho, total = RHO * self.scale, self.size * (self.groups - 1)
         pulled = _centred(self.same + (self._capped_slope() - self.price) / rho)
         values, vectors = eigh(pulled, driver="evd", overwrite_a=True, check_finite=False)
@@ -239,6 +241,8 @@ class Relaxation:
 
     def evaluate(self) -> float:
         """Rows that every placement sends at least: the best value so far, which is `limit`."""
+        from scipy.linalg import eigh
+
         experts = self.experts
         price = (self.price + self.price.T) / 2
         homes, diagonal = price[:experts, experts:], price.diagonal().copy()

@@ -22,7 +22,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, LinearExpr
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
@@ -169,6 +168,8 @@ def weighted_mean(cost: NDArray[np.float64]) -> float:
     least sum over pairs of experts of their least weighted cost on any GPU, a linear assignment. For costs (load of a +
     load of b) / speed the weights become the speeds and the bound all loads over all speeds.
     """
+    from scipy.optimize import linear_sum_assignment
+
     mean = cost.mean(axis=(1, 2))
     if cost.min() < 0 or mean.min() <= 0:
         return float(cost.min())

@@ -13,11 +13,10 @@ a linear programme over fractional placements of both models gives a lower limit
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
@@ -101,6 +100,9 @@ def _checked(**loads: NDArray[np.float64]) -> list[NDArray[np.float64]]:
             raise InputError(f"{name}: every value must be finite and at least 0")
     return list(loads.values())
 
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array
 
 MOST_CELLS = 20_000
 """(GPU, expert) cells of both models up to which the programme is solved; above, each time is limited on its own."""
@@ -216,13 +218,17 @@ class _Programme:
         self.parts.append((np.full(len(column), len(self.limits)), column, value))
         self.limits.append(limit)
 
-    def matrix(self) -> coo_array:
+    def matrix(self) -> "coo_array":
+        from scipy.sparse import coo_array
+
         row, column, value = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         return coo_array((value, (row, column)), shape=(len(self.limits), self.cells + len(self.NAMES)))
 
 
 def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> float:
     """The least cycle over fractional placements; 0 where the solver gives up."""
+    from scipy.optimize import linprog
+
     gpus, experts = a.ffn.shape
     cell_a = np.arange(gpus * experts).reshape(gpus, experts)
     cell_b = cell_a.size + np.arange(b.ffn.size).reshape(b.ffn.shape)

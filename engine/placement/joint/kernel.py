@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.placement.joint.instance import JointInstance
@@ -273,6 +272,8 @@ def _best_of(
 
 def _named_as(place: NDArray[np.int64], start: NDArray[np.int64], instance: JointInstance) -> NDArray[np.int64]:
     """The placement with GPUs that are alike renamed so that most experts are on the GPU they are on in `start`."""
+    from scipy.optimize import linear_sum_assignment
+
     if not instance.gpus_alike:
         return place
     pair = np.bincount((place * instance.gpus + start).ravel(), minlength=instance.gpus**2)

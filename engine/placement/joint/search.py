@@ -10,7 +10,6 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from engine.placement.joint.state import BROAD, EVENNESS, NARROW, TOLERANCE, JointState, JointTerms
 from engine.result import Stop, never
@@ -268,6 +267,8 @@ def rename_suffixes(state: JointState) -> None:
 
     For GPUs that are alike: loads and hops inside the suffix stay what they are.
     """
+    from scipy.optimize import linear_sum_assignment
+
     terms, changed = state.terms, False
     guide, before = state.guide(state.hops), state.objective
     old_place, place = state.place, state.place.copy()
@@ -292,6 +293,8 @@ def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
     load that rise where it is high; of the prices tried, those with the best layer. Where none is better, with no weight on
     hops, and in all layers still to come when `stop` answers True: heaviest expert first onto the lightest GPU with a free
     slot."""
+    from scipy.optimize import linear_sum_assignment
+
     instance = terms.instance
     place = np.empty((instance.layers, instance.experts), dtype=np.int64)
     column = np.repeat(np.arange(instance.gpus), instance.slots)

@@ -16,8 +16,6 @@ whose hosts are too slow for them (Hall). Experts with one host are no question;
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from engine.result import Stop, never
 
@@ -201,6 +199,9 @@ def _divide(
     ideal: NDArray[np.float64],
 ) -> None:
     """Solve the jobs (row, load, slots to divide over) as one program and put what helps into `weight`."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     gpus = len(speed)
     entries: list[tuple[NDArray, NDArray, NDArray]] = []
     equal_entries: list[tuple[NDArray, NDArray]] = []

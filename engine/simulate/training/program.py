@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-import networkx as nx
 import numpy as np
 
 from engine.errors import InputError
@@ -360,6 +359,8 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
 
 def _check_moves(under: dict[str, str], graph: OperatorGraph) -> None:
     """A weight gradient may run under an all-to-all if no path leads from one to the other (Lancet §4.1)."""
+    import networkx as nx
+
     phase = {operator.name: operator for operator in graph.operators}
     needs = graph.graph() if under else None
     after: dict[str, set[str]] = {}

@@ -5,7 +5,8 @@ A time below which no schedule can bring a training step.
 What a training step keeps in every GPU's memory.
 """
 
-import networkx as nx
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
@@ -102,6 +103,9 @@ def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
     return names[members[0]] + (f" and {alike} like it" if alike else "")
 
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 GRID = 2 ** (1 / 256)
 """Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
 
@@ -115,6 +119,8 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     GPUs, and the loss of every GPU for all collectives before it; but a GPU's own computation after the loss does not wait
     for the slower GPUs. The update needs every gradient, and with it most communication.
     """
+    import networkx as nx
+
     priced = [price_step(problem, placement, irregular) for irregular in (True, False)]
     least = np.min([_least(step) for step in priced], axis=0)
     operators, graph = priced[0].graph.operators, priced[0].graph.graph()
@@ -154,9 +160,11 @@ def _least(priced: PricedStep) -> np.ndarray:
     return least[:, group]
 
 
-def _around_the_loss(priced: PricedStep, graph: nx.DiGraph) -> tuple[np.ndarray, np.ndarray]:
+def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarray, np.ndarray]:
     """bool[operator] twice: what must be over before the backward pass begins, and what cannot begin before. Without a loss
     nothing is before; what neither leads to the loss nor follows from it may run on either side and is left out."""
+    import networkx as nx
+
     loss = next(
         (
             operator.name

@@ -1,0 +1,129 @@
+"""The options that several commands share. Imports nothing heavy: --help must answer at once."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+Commands = Any
+"""What `argparse.ArgumentParser.add_subparsers` returns; argparse does not name its class."""
+
+BALANCED = "balanced"
+"""Names the recording of routing that nobody recorded, as models are trained to have it."""
+
+CLUSTER = {
+    "image": (
+        str,
+        "NAME",
+        "the project's image; without one, Slurm runs this installation, which its nodes have to see",
+    ),
+    "nodes": (int, "N", "default: as the cluster is drawn"),
+    "gpus_per_node": (int, "N", "default: as the cluster is drawn; 0 for CPUs"),
+    "ranks_per_node": (int, "N", "default: one per GPU, on CPUs as many as the plan's GPUs take"),
+    "cpus_per_node": (int, "N", "default: 4 per rank"),
+    "memory_per_node": (float, "GIB", "default: 8 per rank"),
+    "shared": (str, "FOLDER", "a folder that the job's nodes see too; the run folder is made in it"),
+    "seen_as": (str, "FOLDER", "where the nodes have it (default: at the same place; on Kubernetes /shared)"),
+    "partition": (str, "NAME", "Slurm's"),
+    "account": (str, "NAME", "Slurm's"),
+    "namespace": (str, "NAME", "Kubernetes' (default: default)"),
+    "queue": (str, "NAME", "Volcano's, on Kubernetes (default: default)"),
+    "claim": (str, "NAME", "the PersistentVolumeClaim on Kubernetes that holds the shared folder"),
+}
+"""Options of a launch on a cluster: type, metavar and help of each."""
+
+
+def add_command(commands: Commands, group: str, name: str, help: str) -> argparse.ArgumentParser:
+    """A new command, which like all of them knows --json. It runs `run_NAME` of `engine.cli.GROUP`.
+
+    help: its line in the list of commands
+    """
+    command = commands.add_parser(name, help=help, description=help)
+    command.set_defaults(group=group, command=name)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
+    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from. several:
+    recordings, then `options.workload` is a list."""
+    more = "" if required else " (default: what the plan was made from)"
+    training = "; with --training it may be left out: balanced routing" if required else more
+    if several:
+        command.add_argument(
+            "--workload", nargs="+", action="extend", metavar="FILE[::NAME]", help="recordings of the model" + more
+        )
+    else:
+        command.add_argument("--workload", metavar="FILE[::NAME]", help=f"the recording, or {BALANCED!r}" + training)
+    command.add_argument(
+        "--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON, or a catalogue name" + more
+    )
+    command.add_argument(
+        "--model",
+        required=required,
+        type=Path,
+        metavar="FILE",
+        help="model JSON, Hugging Face config.json, or a catalogue name" + more,
+    )
+    command.add_argument(
+        "--workload-b",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
+        help="the recording of a second model on the same GPUs" + more,
+    )
+    command.add_argument(
+        "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
+    )
+    command.add_argument(
+        "--training",
+        metavar="STEP",
+        help="plan a training step instead of inference: its JSON, or 'usual' for what the "
+        "model and the cluster suggest" + more,
+    )
+    command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
+    command.add_argument(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="datasheet (the default), silicon (measured tables), deepep (measured exchanges: the network), or a file: an α–β "
+        "profile or measured times (JSON, CSV), nccl-tests output, a PyTorch profiler trace; twice: computation and network "
+        "each from the first that has it",
+    )
+
+
+def add_travel(command: argparse.ArgumentParser, default: str) -> None:
+    """The option that says how tokens travel; default: what counts where it is left out."""
+    command.add_argument(
+        "--travel",
+        metavar="UNIT[:OUT[:BACK[:fewest]]]",
+        help="how tokens travel: copies (every token-expert pair), gpu (one row per GPU) or node (one row per node), and the "
+        "number formats of dispatch and combine, as in node:fp8:bf16; fewest: each token to the copies of its experts that "
+        f"touch fewest GPUs or nodes, as in node:fp8:bf16:fewest or gpu:::fewest (default: {default})",
+    )
+
+
+def add_step(command: argparse.ArgumentParser, required: bool) -> None:
+    """The options. required: whether the step is."""
+    optional = "" if required else "; gains are then of whole steps (default: of a pass through the MoE layers)"
+    command.add_argument("--serving", required=required, type=Path, metavar="STEP", help="the step as JSON" + optional)
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the model's Hugging Face config.json, or a model of the catalogue (default: as --model or the model is called)",
+    )
+    command.add_argument(
+        "--operators",
+        choices=("aiconfigurator", "datasheet"),
+        help="what times attention, dense layers and head (default: aiconfigurator where it knows GPU and model)",
+    )
+
+
+def add_cluster(command: argparse.ArgumentParser) -> None:
+    """The options that say where on a cluster a launch goes."""
+    group = command.add_argument_group("slurm and kubernetes")
+    for name, (kind, metavar, help) in CLUSTER.items():
+        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=help)
+    group.add_argument(
+        "--submit", action="store_true", help="submit the job instead of printing what would be submitted"
+    )

@@ -1,0 +1,484 @@
+"""Every command and its options. Imports nothing heavy: a command's group is imported when it runs.
+
+Choices and defaults that an engine module owns are repeated here; `tests/test_start.py` holds them against their owners.
+"""
+
+import argparse
+from itertools import chain
+from pathlib import Path
+
+from engine.cli.arguments import Commands, add_cluster, add_command, add_inputs, add_step, add_travel
+from engine.systems import FILES
+
+WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "sglang-recorder")
+"""Formats that a recording can be written in."""
+
+TARGETS = ("sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv")
+"""Formats that a placement can be written in."""
+
+KERNELS = (
+    "order",
+    "assign",
+    "colocate",
+    "colocate-heterogeneous",
+    "affinity",
+    "coactivation",
+    "popularity",
+    "replicate-devices",
+    "replicate",
+    "pipeline-degree",
+    "partition",
+    "partition-axes",
+    "priority",
+    "weight-gradients",
+    "travel",
+    "two-tier",
+)
+
+PRESETS = {
+    "w0": "tokens go round-robin over all experts",
+    "w1": "three of four tokens choose among the first quarter of the experts",
+    "w2": "three of four tokens choose among the first quarter of the experts, which contiguous blocks put on a few GPUs",
+    "w3": "three of four tokens choose among every other expert",
+    "w4": "tokens choose among all experts; ragged sources are named but not made in the pull request, nor here",
+    "w5": "tokens choose among the second half of the experts",
+    "w6": "three of four tokens choose among a quarter of the experts, the next quarter after every three steps",
+    "w7": "tokens choose among all experts; in every fourth step half of them among the first quarter",
+}
+"""Imbalanced recordings that `synthetic` draws."""
+
+THRESHOLDS = {
+    "gain": "do it: minimum gain on recordings that the plan was not made from (0.05)",
+    "try_gain": "try it: minimum gain on recordings that the plan was not made from (0.02)",
+    "worst_gain": "do it: minimum gain on the worst of them (0)",
+    "persistence": "do it: minimum part of the gain that is kept on held-out recordings (0.5)",
+    "replica_gain": "do it: minimum gain from replicas (0.01)",
+    "break_even_minutes": "maximum time until the move pays off, in minutes (10)",
+    "memory": "maximum share of the fullest GPU's memory (0.9)",
+    "tokens_per_expert": "minimum token copies per expert, on average (25)",
+    "confidence": "that the gain lies in its interval (0.95)",
+}
+"""Figures of a verdict, with their defaults."""
+
+
+def _record(commands: Commands) -> None:
+    command = add_command(commands, "record", "record", "record from a running server of SGLang or vLLM")
+    engine = command.add_mutually_exclusive_group(required=True)
+    engine.add_argument("--sglang", metavar="URL", help="an SGLang server, such as http://localhost:30000")
+    engine.add_argument("--vllm", metavar="URL", help="a vLLM server, such as http://localhost:8000")
+    command.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="OUT",
+        help="with --prompts: the .npz to write; otherwise the folder for the recorder's files",
+    )
+    command.add_argument(
+        "--seconds", type=float, metavar="N", help="SGLang's recorder: how long; with --prompts: at most so long"
+    )
+    command.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
+    )
+    command.add_argument(
+        "--from-folder",
+        type=Path,
+        metavar="DIR",
+        help="SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default /tmp), as it is reachable "
+        "here; its files are copied from there",
+    )
+    command.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="the model served: config.json, or a name of the catalogue (default with --sglang: what the server serves, if "
+        "it is in the catalogue)",
+    )
+    command.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate a prompt (64)")
+    command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
+    command.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="for one answer, and for files (300)"
+    )
+    command.epilog = "The environment variable SWITCHYARD_API_KEY holds the key of a server that asks for one."
+
+
+def _recordings(commands: Commands) -> None:
+    command = add_command(
+        commands, "recordings", "inspect", "what a file is; of a recording its checks, its skew and affinity"
+    )
+    _add_files(command, "files, folders and archives; files of one recording are one")
+    command.add_argument("--fix", action="store_true", help="write the recording mended by what its checks advise")
+    command.add_argument(
+        "-o", "--output", type=Path, metavar="OUT", help="where to (default: NAME-mended.npz beside the recording)"
+    )
+    command.add_argument(
+        "--keep", choices=("prefill", "decode"), help="with --fix: the phase to keep where both are there"
+    )
+    command = add_command(commands, "recordings", "convert", "a recording in another format")
+    _add_files(command, "the files of one recording")
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the file to write")
+    command.add_argument("--to", choices=WRITERS, help="the format (default: what the name of OUT ends in)")
+
+
+def _add_files(command: argparse.ArgumentParser, help: str) -> None:
+    command.add_argument("files", nargs="+", metavar="FILE[::NAME]", help=help)
+    command.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="the model that was recorded: its JSON, config.json, or a catalogue name",
+    )
+    command.add_argument(
+        "--stages",
+        type=int,
+        metavar="N",
+        help="pipeline stages of the run that was recorded, where the recording and the model leave that open",
+    )
+    command.add_argument(
+        "--deployed",
+        type=Path,
+        metavar="FILE",
+        help="the plan that ran while it was recorded, which folds counts of its slots to experts",
+    )
+
+
+def _synthetic(commands: Commands) -> None:
+    command = add_command(commands, "synthetic", "synthetic", "a synthetic routing log, not recorded, for a model")
+    command.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="model JSON, Hugging Face config.json, or a catalogue name",
+    )
+    command.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        metavar="W",
+        help="an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. "
+        + "; ".join(f"{key}: {text}" for key, text in PRESETS.items()),
+    )
+    command.add_argument(
+        "--skew", type=float, metavar="S", help="exponent of the power law of popularity, 0: all alike (default: 1)"
+    )
+    command.add_argument(
+        "--affinity",
+        type=float,
+        metavar="A",
+        help="the probability that a token goes on to the experts that follow its own (default: 0.5)",
+    )
+    command.add_argument("--tokens", type=int, default=16_384, metavar="N", help="default: 16384")
+    command.add_argument(
+        "--steps", type=int, metavar="N", help="steps of a preset, which w6 and w7 tell apart (default: 12)"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.npz")
+
+
+def _plan(commands: Commands) -> None:
+    command = add_command(commands, "plan", "plan", "run one system, or all of them and rank their plans")
+    add_inputs(command, required=True)
+    add_travel(command, "copies")
+    command.add_argument("--system", required=True, choices=[*dict.fromkeys(chain(*FILES.values())), "all"])
+    command.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
+        help="another recording of the model that the plan must serve as well; may be given several times",
+    )
+    command.add_argument(
+        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
+    )
+    command.add_argument(
+        "--serving",
+        type=Path,
+        metavar="STEP",
+        help="plan for the tokens of a serving step (its JSON), with the routing of the recording",
+    )
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    command.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
+    )
+    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
+
+    command = add_command(commands, "plan", "graph", "the operators of a training step, their sizes and times")
+    add_inputs(command, required=True)
+    command.set_defaults(also=[], in_use=None, travel=None, serving=None)
+    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
+
+
+def _simulate(commands: Commands) -> None:
+    command = add_command(commands, "simulate", "simulate", "timeline and metrics of a plan on any workload")
+    command.add_argument("plan", type=Path)
+    add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
+    command.add_argument("-o", "--output", type=Path, metavar="timeline.json")
+
+    command = add_command(commands, "simulate", "compare", "plans side by side, with the differences to the first")
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN")
+    add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
+
+
+def _serve(commands: Commands) -> None:
+    command = add_command(commands, "serve", "serve", "what plans come to in a whole step of prefill or decode")
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="gains are over the first")
+    add_step(command, required=True)
+    add_inputs(command, required=False)
+    add_travel(command, "as the plan says")
+
+
+def _verdict(commands: Commands) -> None:
+    command = add_command(
+        commands, "verdict", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?"
+    )
+    command.add_argument("plan", type=Path)
+    command.add_argument(
+        "--deployed",
+        type=Path,
+        metavar="FILE",
+        help="what runs now: a plan, a serving engine's plan file, linear or round-robin (default: experts in contiguous "
+        "blocks)",
+    )
+    command.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="thresholds",
+        help="; ".join(f"{name}: {text}" for name, text in THRESHOLDS.items()),
+    )
+    add_inputs(command, required=False, several=True)
+    add_step(command, required=False)
+    add_travel(command, "as the plans say")
+
+
+def _redundancy(commands: Commands) -> None:
+    command = add_command(commands, "redundancy", "redundancy", "how many spare slots are worth their memory?")
+    add_inputs(command, required=True, several=True)
+    add_step(command, required=False)
+    add_travel(command, "copies")
+    command.add_argument(
+        "--algorithm",
+        choices=("best", "eplb"),
+        default="best",
+        help="of replicas; eplb: DeepSeek's greedy, to the letter",
+    )
+    command.add_argument(
+        "--groups",
+        type=int,
+        default=1,
+        metavar="N",
+        help="groups of experts that EPLB keeps on a node where nodes divide them; DeepSeek-V3's gate has 8 (default: 1)",
+    )
+
+
+def _export(commands: Commands) -> None:
+    command = add_command(commands, "export", "export", "a plan as a serving engine reads it, or for Perfetto")
+    command.add_argument("plan", type=Path, help="a plan, a serving engine's plan file, 'linear' or 'round-robin'")
+    command.add_argument("--to", required=True, choices=[*TARGETS, "perfetto"])
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    command.add_argument(
+        "--even", action="store_true", help="project the plan to as many slots on every GPU, and say what that costs"
+    )
+    command.add_argument("--mtp", action="store_true", help="trtllm: with a layer for multi-token prediction")
+    command.add_argument(
+        "--measured",
+        type=Path,
+        metavar="RUN",
+        help="perfetto: with the measured run beside; what 'launch --json' printed",
+    )
+    add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
+
+
+def _launch(commands: Commands) -> None:
+    command = add_command(
+        commands, "launch", "launch", "run a plan as a torch.distributed job; measured beside predicted"
+    )
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
+    add_inputs(command, required=False)
+    command.add_argument(
+        "--on",
+        choices=["local", "testbed", "slurm", "kubernetes"],
+        default="local",
+        help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
+    )
+    add_cluster(command)
+    command.add_argument(
+        "--scale",
+        type=float,
+        metavar="S",
+        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+    )
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a plan uses them)",
+    )
+    command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
+    command.add_argument(
+        "--dtype", choices=["fp32", "bf16"], help="of all numbers (default: on GPUs the model's own, on CPUs fp32)"
+    )
+    command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
+    command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
+
+    for name, help in (
+        ("status", "how a launch on a cluster stands, by its scheduler"),
+        ("cancel", "end a launch on a cluster"),
+        ("collect", "what a launch on a cluster measured, beside the prediction"),
+    ):
+        command = add_command(commands, "launch", name, help)
+        command.add_argument("folder", type=Path, help="its run folder")
+
+
+def _devices(commands: Commands) -> None:
+    command = add_command(
+        commands, "devices", "calibrate", "measure GEMMs and collectives on the attached devices, as a source of costs"
+    )
+    _add_options(command)
+
+    command = add_command(
+        commands,
+        "devices",
+        "detect",
+        "the GPUs of this machine, of one whose 'nvidia-smi topo -m' was saved, or of measured pairs, as a cluster",
+    )
+    command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
+    command.add_argument(
+        "--pairs",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="nccl-tests output of sendrecv_perf or alltoall_perf between two GPUs each, as files, folders and archives: the "
+        "cluster whose ports and links meet these pairs best, beside what was measured",
+    )
+    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
+    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--on",
+        choices=["local", "testbed"],
+        default="local",
+        help="testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)",
+    )
+    command.add_argument("--cluster", type=Path, metavar="FILE", help="testbed: the cluster to emulate")
+    command.add_argument(
+        "--scale",
+        type=float,
+        metavar="S",
+        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+    )
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed one per GPU of the cluster, at most 8",
+    )
+    command.add_argument(
+        "--dtype",
+        action="append",
+        choices=["bf16", "fp16", "fp32"],
+        default=[],
+        help="numbers of the GEMMs; may be given several times (default: bf16 and fp32 on GPUs, fp32 on the CPU)",
+    )
+    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
+    command.add_argument("--quick", action="store_true", help="measure for some 5 s instead of some 30 s")
+    command.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost"
+    )
+
+
+def _efficiency(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        "efficiency",
+        "efficiency",
+        "what a cluster's ports reach where several sends meet, as it says or as measured times tell",
+    )
+    command.add_argument(
+        "--cluster", type=Path, required=True, metavar="FILE", help="cluster JSON, or a catalogue name"
+    )
+    command.add_argument(
+        "--measured",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="times in which different numbers of sends met: what `calibrate` writes, nccl-tests output of sendrecv_perf and "
+        "alltoall_perf, measured times (JSON, CSV); may be given several times",
+    )
+    command.add_argument(
+        "--ports",
+        choices=["fabric", "links"],
+        help="what was measured, on a cluster that has both: ports to the fabric, or links inside a node",
+    )
+    command.add_argument(
+        "--relative",
+        action="store_true",
+        help="other ports were measured, such as emulated ones: only shares of what the fewest sends reach count, no start-up",
+    )
+    command.add_argument("-o", "--output", type=Path, metavar="cluster.json", help="the cluster with the fit")
+
+
+def _catalogue(commands: Commands) -> None:
+    command = add_command(
+        commands, "catalogue", "catalogue", "GPUs, clusters and models to start from, with their sources"
+    )
+    command.add_argument("gpu", nargs="?", metavar="GPU", help="a type, to write nodes of it as a cluster")
+    command.add_argument("--nodes", type=int, default=1, metavar="N", help="default: 1")
+    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
+
+
+def _solve(commands: Commands) -> None:
+    command = add_command(
+        commands, "solve", "solve", "one kernel on its bare problem: JSON on standard input, JSON out"
+    )
+    command.add_argument("kernel", choices=KERNELS)
+    command.add_argument("--options", default="{}", help='for example {"time_limit": 10, "seed": 0, "exact": true}')
+
+
+def _trust(commands: Commands) -> None:
+    add_command(commands, "trust", "trust", "predictions beside public measurements, and how far they are off")
+
+
+def _upkeep(commands: Commands) -> None:
+    command = add_command(
+        commands, "upkeep", "clean", "remove old sessions, jobs and recordings that nothing refers to"
+    )
+    command.add_argument("--dry-run", action="store_true", help="only say what would go")
+    command = add_command(commands, "upkeep", "backup", "the data folder and the team's database in one file")
+    command.add_argument("file", type=Path, metavar="FILE", help="the backup (zip); replaced if it is there")
+    command = add_command(commands, "upkeep", "restore", "a backup into an empty data folder and an empty database")
+    command.add_argument("file", type=Path, metavar="FILE", help="what backup wrote")
+    add_command(commands, "upkeep", "health", "whether the disk has room and the database answers; exit 1 if not")
+
+
+GROUPS = (
+    _record,
+    _recordings,
+    _synthetic,
+    _plan,
+    _simulate,
+    _serve,
+    _verdict,
+    _redundancy,
+    _export,
+    _launch,
+    _devices,
+    _efficiency,
+    _catalogue,
+    _solve,
+    _trust,
+    _upkeep,
+)
+"""Each adds the commands of one file of this folder, in the order in which --help lists them."""

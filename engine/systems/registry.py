@@ -1,0 +1,55 @@
+"""All systems by name and by goal, and those that stand for what is proposed and for what is deployed.
+
+The first that plans for what is open is the one that is proposed.
+"""
+
+from importlib import import_module
+
+from engine.goal import Goal
+from engine.problem import Problem
+from engine.systems import FILES
+from engine.systems.base import Outcome, System, run, usual_plan
+
+_EVERY: tuple[System, ...] = tuple(
+    system for file in FILES for system in import_module(f"engine.systems.{file}").SYSTEMS
+)
+
+SYSTEMS = {system.name: system for system in _EVERY if Goal.TRAINING not in system.goals}
+"""By name, for inference, of one model or two."""
+
+_OF_GOAL = {goal: {system.name: system for system in _EVERY if goal in system.goals} for goal in Goal}
+
+TRAINING = _OF_GOAL[Goal.TRAINING]
+"""By name, for a training step."""
+
+
+def systems_for(problem: Problem) -> dict[str, System]:
+    """Those that can plan for what is open, by name."""
+    return _OF_GOAL[problem.goal]
+
+
+def proposed_for(problem: Problem) -> System:
+    """The one that is proposed until a person chooses."""
+    return next(iter(systems_for(problem).values()))
+
+
+_BASELINES = {Goal.INFERENCE: "linear", Goal.TWO_MODELS: "linear", Goal.TRAINING: "deepspeed"}
+
+
+def baseline_for(problem: Problem) -> System:
+    """The one whose plan with the usual options counts as deployed until a person says what is: contiguous blocks of experts,
+    of a training step DeepSpeed's."""
+    return systems_for(problem)[_BASELINES[problem.goal]]
+
+
+__all__ = [
+    "SYSTEMS",
+    "TRAINING",
+    "Outcome",
+    "System",
+    "baseline_for",
+    "proposed_for",
+    "run",
+    "systems_for",
+    "usual_plan",
+]
