@@ -80,7 +80,6 @@ def _noisy_model(problem: Problem, level: float, rng: np.random.Generator, kind:
     return replace(problem, workload=TrafficMatrix(name, mixed * size, size), others=())
 
 
-PAPER_LEVELS = (0.0, 0.25, 0.5, 0.75)
 LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)
 MOST_LEVELS, MOST_SEEDS = 16, 20
 PAPER_LOSS = 0.158

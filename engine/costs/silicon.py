@@ -93,25 +93,6 @@ def gemm_table(folder: str, dtype: str) -> GemmTable | None:
     return None
 
 
-def moe_table(folder: str, dtype: str) -> pd.DataFrame:
-    """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
-    d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
-    names = {
-        "num_tokens": "tokens",
-        "hidden_size": "d_model",
-        "inter_size": "d_ff",
-        "topk": "experts_per_token",
-        "num_experts": "experts",
-    }
-    for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
-        rows = pd.read_parquet(file)
-        alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
-        rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
-        if not rows.empty:
-            return (rows.groupby([*names.values()]).latency.median() * MILLISECONDS).rename("seconds").reset_index()
-    return pd.DataFrame(columns=[*names.values(), "seconds"])
-
-
 def nvlink_table(folder: str) -> pd.DataFrame:
     """TensorRT-LLM's exchanges of 16-bit rows, top-8 of 256 experts evenly loaded, 7168 wide: columns kind (dispatch, combine),
     ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""

@@ -24,46 +24,6 @@ def moved(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> NDArray[n
     return held_new & ~held_now
 
 
-def fewest_moves(
-    held_now: NDArray[np.bool_],
-    held_new: NDArray[np.bool_],
-    interchangeable: NDArray[np.int64],
-    per_layer: bool = False,
-) -> NDArray[np.int64]:
-    """int64[gpu]: which GPU takes what the new placement gives each GPU, so that the fewest copies are new; exact.
-
-    interchangeable: int64[gpu], GPUs of equal number may trade what they hold (same type, memory and, where it matters,
-    node). per_layer: trade layer by layer, int64[layer, gpu]: only for plans whose layers do not depend on each other,
-    for one permutation of all layers keeps every hop between layers where it was and this does not. Among equals a GPU
-    keeps what it has been given. Apply it with `relabelled`.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    held_now, held_new = _both(held_now, held_new)
-    interchangeable = np.asarray(interchangeable)
-    gpus = held_now.shape[2]
-    if interchangeable.shape != (gpus,):
-        raise InputError(f"interchangeable: wanted one number for each of the {gpus} GPUs")
-    # [layer, what the new placement gives a GPU, what a GPU holds now]
-    kept = np.matmul(held_new.swapaxes(1, 2).astype(np.float64), held_now.astype(np.float64))
-    if not per_layer:
-        kept = kept.sum(axis=0, keepdims=True)
-    worth = kept * (gpus + 1) + np.eye(gpus)
-    answer = np.tile(np.arange(gpus), (len(kept), 1))
-    for kind in np.unique(interchangeable):
-        alike = np.flatnonzero(interchangeable == kind)
-        for layer in range(len(kept)):
-            new_gpu, taker = linear_sum_assignment(worth[layer][np.ix_(alike, alike)], maximize=True)
-            answer[layer, alike[new_gpu]] = alike[taker]
-    return answer if per_layer else answer[0]
-
-
-def relabelled(held: NDArray[np.bool_], permutation: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[layer, expert, gpu] after a permutation int64[gpu] or int64[layer, gpu] from `fewest_moves`."""
-    taken_from = np.argsort(np.broadcast_to(permutation, (len(held), held.shape[2])), axis=1)
-    return np.take_along_axis(np.asarray(held), taken_from[:, None, :], axis=2)
-
-
 @dataclass(frozen=True, eq=False)
 class Transfers:
     """Who sends the new copies.

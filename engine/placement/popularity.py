@@ -139,24 +139,6 @@ def most_popular(popularity: NDArray[np.float64], count: int) -> NDArray[np.int6
     return np.argsort(-np.asarray(popularity), kind="stable")[:count]
 
 
-def pattern_share(experts: NDArray[np.int64], num_experts: int, k: int) -> NDArray[np.float64]:
-    """float64[layer - 1]: how far tokens that met in a layer stay together in the next (Lina, figure 9).
-
-    Of the tokens that chose the same expert in layer i, the share that is at one of the k experts of layer i + 1 that
-    most of them choose; the mean over the experts of layer i that have tokens. experts: int[token, layer].
-    """
-    experts = _ids(experts, num_experts, "experts")
-    shares = np.empty(experts.shape[1] - 1)
-    for layer in range(len(shares)):
-        pair = experts[:, layer : layer + 2]
-        pair = pair[(pair >= 0).all(axis=1)]
-        count = np.bincount(pair[:, 0] * num_experts + pair[:, 1], minlength=num_experts**2)
-        count = np.sort(count.reshape(num_experts, num_experts), axis=1)
-        tokens = count.sum(axis=1)
-        shares[layer] = np.mean(count[tokens > 0, -k:].sum(axis=1) / tokens[tokens > 0]) if len(pair) else np.nan
-    return shares
-
-
 def _count(experts: NDArray[np.int64], num_experts: int, path_length: int, end: int) -> LayerProfile:
     path, following = experts[:, end - path_length + 1 : end + 1], experts[:, end + 1]
     chosen = following >= 0

@@ -59,23 +59,6 @@ def score_matrix(
     return ScoreMatrix(balance, np.array([[_kept_share(plan, tokens) for tokens in hops] for plan in plans]))
 
 
-def regret(score: NDArray[np.float64], plan_of_workload: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-    """float64[plan, workload]: what a plan falls short of the plan made for the workload; negative if it is better.
-
-    score: float64[plan, workload], one of the two of a ScoreMatrix; plan_of_workload: int[workload], which plan was made
-    for each; None: the best plan there is for each. The largest of a row is what trusting that plan can cost.
-    """
-    score = np.asarray(score, dtype=np.float64)
-    if plan_of_workload is None:
-        return score.max(axis=0) - score
-    own = np.asarray(plan_of_workload)
-    if own.shape != score.shape[1:] or not np.issubdtype(own.dtype, np.integer):
-        raise InputError(f"plan_of_workload: wanted one plan for each of the {score.shape[1]} workloads")
-    if own.min() < 0 or own.max() >= len(score):
-        raise InputError(f"plan_of_workload: plans are 0 … {len(score) - 1}, found {own.min()} … {own.max()}")
-    return score[own, np.arange(score.shape[1])] - score
-
-
 def share_of_placement(gpu_of_expert: NDArray[np.int64], gpus: int) -> NDArray[np.float64]:
     """float64[layer, expert, gpu]: the shares of a placement int64[layer, expert] without replicas."""
     return (np.asarray(gpu_of_expert)[:, :, None] == np.arange(gpus)).astype(np.float64)

@@ -3,7 +3,7 @@
 Lina, section 4: an all-to-all blocks the computation, an all-reduce of gradients hardly ever does. Sharing the network
 slows the all-to-all down; putting it first does not help while a long all-reduce that cannot be pre-empted is under way.
 So all-reduces are cut into micro-ops: a waiting all-to-all then waits for one micro-op at most, and every micro-op costs an
-overhead of its own. The paper tries sizes (Figure 15); `best_micro_op` proves the best one for given arrivals.
+overhead of its own. The paper tries sizes (Figure 15).
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Provenance, Result, Status, library_versions
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, Tasks, run_streams
 
 POLICIES = ("priority", "fair", "fifo")
@@ -74,68 +74,6 @@ def schedule_network(
         runtime=time.perf_counter() - began,
         solution=solution,
         provenance=Provenance(optimiser="priority", options={"policy": policy}, versions=library_versions()),
-    )
-
-
-@dataclass(frozen=True)
-class MicroOpChoice:
-    """A size of micro-ops and what it was held against.
-
-    micro_op: seconds; pieces: of all all-reduces together; waiting: seconds of all all-to-alls together.
-    tried: float64[size, 3], micro-op, pieces and waiting of every size tried, falling in size from uncut.
-    """
-
-    micro_op: float
-    pieces: int
-    waiting: float
-    tried: NDArray[np.float64]
-
-
-def best_micro_op(
-    alltoall: ArrayLike, allreduce: ArrayLike, overhead: float, most_pieces: int = 256, stop: Stop = never
-) -> Result[MicroOpChoice]:
-    """The micro-op size with the least total waiting of all-to-alls + overhead x pieces under "priority".
-
-    alltoall, allreduce: float64[operation, 2], arrival and duration alone, in seconds; overhead: seconds per piece.
-    most_pieces: pieces of all all-reduces together up to which sizes are tried; stop: asked between sizes.
-
-    Only a size that divides some all-reduce evenly changes a number of pieces, so trying those is exact. As sizes fall the
-    overhead grows, and no waiting is below that of the all-to-alls alone: where both exceed the best cost found, no smaller
-    size is better. Status OPTIMAL if it came to that, else FEASIBLE (most_pieces) or CANCELLED (stop), with the bound proven.
-    The larger size wins ties. Raises InputError as `schedule_network` does, and where there is no all-reduce to cut.
-    """
-    began = time.perf_counter()
-    first, second = _operations(alltoall, "alltoall"), _operations(allreduce, "allreduce")
-    duration = second[:, 1]
-    if not duration.any():
-        raise InputError("allreduce: wanted at least one of more than 0 seconds; there is nothing to cut")
-    if not (math.isfinite(overhead) and overhead >= 0):
-        raise InputError(f"overhead: wanted seconds of at least 0, not {overhead:g}")
-    alone, status, pieces = _waiting_alone(first), Status.OPTIMAL, _pieces(duration, None)
-    tried: list[tuple[float, int, float]] = []
-    best, objective = (math.inf, len(duration), math.inf), math.inf
-    while True:
-        size, count = float((duration / pieces).max()), int(pieces.sum())
-        bound = min(objective, alone + overhead * count)
-        if bound >= objective * (1 - ROUND_OFF):
-            bound = objective
-            break
-        if tried and (count > most_pieces or stop()):
-            status = Status.FEASIBLE if count > most_pieces else Status.CANCELLED
-            break
-        waiting = float(_run(first, second, pieces, overhead, "priority").waiting.sum())
-        tried.append((size, count, waiting))
-        if waiting + overhead * count < objective * (1 - ROUND_OFF):
-            best, objective = tried[-1], waiting + overhead * count
-        # Any smaller size cuts those once more whose pieces are as long as this one.
-        pieces = pieces + (duration / pieces >= size * (1 - ROUND_OFF))
-    return Result(
-        status=status,
-        objective=objective,
-        bound=bound,
-        runtime=time.perf_counter() - began,
-        solution=MicroOpChoice(*best, np.array(tried)),
-        provenance=Provenance(optimiser="micro-op", versions=library_versions()),
     )
 
 

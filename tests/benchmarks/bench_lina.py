@@ -21,7 +21,7 @@ from engine.costs import Datasheet
 from engine.formats import read_workload
 from engine.placement.devices.kernel import lower_bound, replicate_devices
 from engine.placement.devices.search import pack_devices
-from engine.placement.popularity import most_popular, pattern_share, profile_paths
+from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.validate import check_devices
@@ -98,15 +98,11 @@ def hostings() -> None:
 
 
 def patterns() -> None:
-    print("\nTable 2: the four most popular experts of a layer; figure 9: tokens that stay together in the next layer")
+    print("\nTable 2: the four most popular experts of a layer")
     for name in ("alpha-code", "alpha-prose", "alpha-man"):
         trace = recording(name)
         top = [most_popular(row, 4).tolist() for row in trace.load]
         print(f"  {name}: " + "; ".join(f"layer {layer}: {row}" for layer, row in enumerate(top)))
-        experts = trace.experts[:, :, 0]
-        for k in (1, 2):
-            shares = pattern_share(experts, 16, k)
-            print(f"    k = {k}: " + " ".join(f"{share:.2f}" for share in shares) + f", mean {shares.mean():.4f}")
 
 
 def pairs() -> list[tuple[str, RoutingTrace, RoutingTrace]]:

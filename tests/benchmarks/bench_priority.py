@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from engine.reproduce.lina import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
-from engine.simulate.priority import best_micro_op, schedule_network
+from engine.simulate.priority import schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
 
 TASKS, GROUPS = 10_000, 4
@@ -54,13 +54,6 @@ def main() -> None:
         print(
             f"{policy:<8} {size:<6} {result.objective / MS:8.2f} (bound {result.bound / MS:.2f})  {result.runtime:.4f} s"
         )
-    result = best_micro_op(alltoall, allreduce, OVERHEAD, most_pieces=1000)
-    choice = result.solution
-    print(
-        f"best micro-op {choice.micro_op / MS:.3f} ms, {choice.pieces} pieces, waiting {choice.waiting / MS:.2f} ms, "
-        f"cost {result.objective / MS:.2f} ms (bound {result.bound / MS:.2f}), {len(choice.tried)} sizes tried, "
-        f"{result.status}, {result.runtime:.2f} s"
-    )
 
 
 if __name__ == "__main__":

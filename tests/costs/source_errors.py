@@ -19,12 +19,13 @@ from engine.costs.profiled import Profiled
 from engine.costs.silicon import (
     GEMM_DTYPES,
     MACHINES,
+    MILLISECONDS,
     NCCL_OPERATIONS,
     Silicon,
     collective_table,
     gemm_table,
     measured_counts,
-    moe_table,
+    newest,
 )
 from engine.model import MoEModel
 
@@ -102,8 +103,27 @@ def _gemm_errors(table: GemmTable, card: Gpu, dtype: str, sources: dict[str, Cos
     return errors
 
 
+def _moe_table(folder: str, dtype: str) -> pd.DataFrame:
+    """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
+    d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
+    names = {
+        "num_tokens": "tokens",
+        "hidden_size": "d_model",
+        "inter_size": "d_ff",
+        "topk": "experts_per_token",
+        "num_experts": "experts",
+    }
+    for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
+        rows = pd.read_parquet(file)
+        alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
+        rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
+        if not rows.empty:
+            return (rows.groupby([*names.values()]).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+    return pd.DataFrame(columns=[*names.values(), "seconds"])
+
+
 def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[str, np.ndarray]:
-    rows = moe_table(MACHINES[card.type].folder, GEMM_DTYPES[dtype])
+    rows = _moe_table(MACHINES[card.type].folder, GEMM_DTYPES[dtype])
     rows = rows[rows.experts_per_token.isin(GATED)]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
     for (width, inner, k, experts), part in rows.groupby(["d_model", "d_ff", "experts_per_token", "experts"]):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.formats import read_workload
-from engine.placement.popularity import estimate_devices, most_popular, pattern_share, profile_paths
+from engine.placement.popularity import estimate_devices, most_popular, profile_paths
 from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_popularity
@@ -132,13 +132,8 @@ def test_longer_paths_predict_a_recording_better():
     assert error(3) < 0.5 * error(1)
 
 
-def test_most_popular_and_the_pattern_by_hand():
+def test_most_popular_by_hand():
     assert most_popular(np.array([1.0, 3, 3, 0]), 3).tolist() == [1, 2, 0]
-    experts = np.array([[0, 1], [0, 1], [0, 0], [0, 2], [1, 1], [1, -1], [2, 0], [2, 1]])
-    # Expert 0: two of four stay together, expert 1: one of one, expert 2: one of two.
-    assert pattern_share(experts, 3, 1).tolist() == pytest.approx([(2 / 4 + 1 + 1 / 2) / 3])
-    assert pattern_share(experts, 3, 2).tolist() == pytest.approx([(3 / 4 + 1 + 1) / 3])
-    assert pattern_share(experts, 3, 3).tolist() == pytest.approx([1])
 
 
 def test_the_check_sees_a_wrong_estimate():

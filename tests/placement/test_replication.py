@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
-from engine.placement.replication import ReplicationInstance, balancedness, imbalance_gap, replicate, share_of_slot
+from engine.placement.replication import ReplicationInstance, balancedness, replicate, share_of_slot
 from engine.placement.replication.bounds import least_time
 from engine.placement.replication.exact import best_layout
 from engine.placement.replication.instance import _partitions, groups_of_nodes
@@ -277,14 +277,6 @@ def test_the_limit_of_groups_is_their_best_dealing():
     many = ReplicationInstance(np.array([[[20.0, *[1.2] * 15]]]), 16, 4, nodes=4, groups=16)
     result = replicate(many)
     assert result.status is Status.OPTIMAL and result.objective == pytest.approx(9.5 / 23.6)
-
-
-def test_the_gap_is_of_max_over_mean():
-    instance = ReplicationInstance(np.array([[[5.0, 5, 5, 1, 1]]]), 6, 2)
-    result = replicate(instance, "eplb")
-    assert result.gap == 0
-    assert imbalance_gap(result) == pytest.approx(result.bound / result.objective - 1)
-    assert imbalance_gap(replicate(ReplicationInstance(np.ones((1, 1, 4)), 4, 2))) == 0
 
 
 def test_layers_and_loads_without_tokens():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.placement.robust import regret, score_matrix, share_of_placement
+from engine.placement.robust import score_matrix, share_of_placement
 from engine.validate.joint import check_joint
 from tests.placement.test_joint import random_instance, random_start
 
@@ -67,12 +67,6 @@ def test_nothing_recorded():
     assert np.isnan(score_matrix([place], [np.ones((2, 2))]).kept_share).all()
 
 
-def test_regret():
-    score = np.array([[0.9, 0.5, 0.7], [0.6, 0.8, 0.75]])
-    np.testing.assert_allclose(regret(score), [[0.0, 0.3, 0.05], [0.3, 0.0, 0.0]])
-    np.testing.assert_allclose(regret(score, np.array([0, 1, 0])), [[0.0, 0.3, 0.0], [0.3, 0.0, -0.05]])
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -89,10 +83,3 @@ def test_regret():
 def test_bad_scores(arguments, part):
     with pytest.raises(InputError, match=part):
         score_matrix(*arguments)
-
-
-def test_bad_regret():
-    with pytest.raises(InputError, match="one plan for each of the 2"):
-        regret(np.ones((3, 2)), np.array([0]))
-    with pytest.raises(InputError, match="found 0 … 3"):
-        regret(np.ones((3, 2)), np.array([0, 3]))

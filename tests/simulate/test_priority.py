@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.reproduce.lina import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.result import Status
-from engine.simulate.priority import POLICIES, best_micro_op, schedule_network
+from engine.simulate.priority import POLICIES, schedule_network
 from engine.simulate.streams import run_streams
 from engine.validate import check_streams
 from tests.cases.examples import examples
@@ -129,56 +129,6 @@ def test_sizes_that_divide_evenly_up_to_round_off_make_no_extra_piece():
         assert len(schedule_network([], [[0, 0.7]], 0.7 / parts).solution.pieces) == parts
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
-    alltoall=st.lists(st.tuples(times, times), min_size=1, max_size=4),
-    allreduce=st.lists(st.tuples(times, st.integers(1, 12).map(float)), min_size=1, max_size=3),
-    overhead=st.sampled_from((0.05, 0.25, 1.0)),
-    sizes=st.lists(st.floats(0.02, 15), min_size=5, max_size=5),
-)
-@example(alltoall=[(7, 0)], allreduce=[(0, 10), (0, 6)], overhead=0.05, sizes=[])
-def test_no_micro_op_is_better_than_the_best(alltoall, allreduce, overhead, sizes):
-    result = best_micro_op(alltoall, allreduce, overhead, most_pieces=2000)
-    choice = result.solution
-    assert result.status is Status.OPTIMAL and result.bound == result.objective
-
-    def cost(size):
-        answer = schedule_network(alltoall, allreduce, size, overhead)
-        return answer.objective + overhead * len(answer.solution.pieces)
-
-    assert result.objective == pytest.approx(cost(choice.micro_op))
-    assert result.objective == pytest.approx(choice.waiting + overhead * choice.pieces)
-    dividing = [duration / parts for _, duration in allreduce for parts in range(1, 9)]
-    for size in [None, *sizes, *dividing]:
-        assert cost(size) >= result.objective * (1 - 1e-9)
-    # Every number of pieces is tried once, the fewest first.
-    assert (np.diff(choice.tried[:, 1]) > 0).all() and (np.diff(choice.tried[:, 0]) < 0).all()
-
-
-def test_best_micro_op_by_hand():
-    # Uncut the all-to-all waits 6; in n pieces with the overhead of 1 each it waits for the rest of the one under way.
-    result = best_micro_op([[2, 3]], [[0, 8]], 1.0)
-    assert result.solution.tried[:, 1].tolist() == [1, 2, 3, 4]
-    assert result.solution.tried[:, 2] == pytest.approx([7, 3, 5 / 3, 1])
-    assert (result.solution.pieces, result.solution.micro_op) == (3, pytest.approx(8 / 3))
-    assert result.objective == pytest.approx(14 / 3)
-
-
-def test_best_micro_op_says_what_it_has_not_proven():
-    # Without overhead ever smaller pieces wait ever less.
-    result = best_micro_op([[np.sqrt(2), 3]], [[0, 8]], 0.0, most_pieces=20)
-    assert result.status is Status.FEASIBLE and result.bound == 0 < result.objective < 8 / 20
-    assert len(result.solution.tried) == 20
-    result = best_micro_op([[2, 3]], [[0, 8]], 1.0, stop=lambda: True)
-    assert result.status is Status.CANCELLED and (result.solution.pieces, result.objective, result.bound) == (1, 8, 2)
-    # Where uncut is free of waiting, nothing is tried but that.
-    result = best_micro_op([[9, 3]], [[0, 8], [0, 1]], 0.0)
-    assert result.status is Status.OPTIMAL and (result.solution.pieces, result.objective) == (2, 0)
-    # All-to-alls that only wait for each other are helped by no cut.
-    result = best_micro_op([[0, 2], [0, 2]], [[9, 1]], 0.0)
-    assert result.status is Status.OPTIMAL and (len(result.solution.tried), result.objective) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -197,15 +147,6 @@ def test_best_micro_op_says_what_it_has_not_proven():
 def test_malformed_operations_are_refused(change, message):
     with pytest.raises(InputError, match=message):
         schedule_network(**({"alltoall": [[0, 1]], "allreduce": [[0, 2]]} | change))
-
-
-@pytest.mark.parametrize(
-    ("allreduce", "overhead", "message"),
-    [([], 1.0, "nothing to cut"), ([[1, 0]], 1.0, "nothing to cut"), ([[0, 1]], -1.0, "overhead")],
-)
-def test_malformed_choices_are_refused(allreduce, overhead, message):
-    with pytest.raises(InputError, match=message):
-        best_micro_op([[0, 1]], allreduce, overhead)
 
 
 @pytest.mark.parametrize("figure", FIGURES)

@@ -1,6 +1,6 @@
 """Experts with replicas: DeepSeek's EPLB and a stronger search with bounds."""
 
 from engine.placement.replication.instance import ReplicationInstance, Split, balancedness, share_of_slot
-from engine.placement.replication.kernel import Algorithm, imbalance_gap, replicate
+from engine.placement.replication.kernel import Algorithm, replicate
 
-__all__ = ["Algorithm", "ReplicationInstance", "Split", "balancedness", "imbalance_gap", "replicate", "share_of_slot"]
+__all__ = ["Algorithm", "ReplicationInstance", "Split", "balancedness", "replicate", "share_of_slot"]

@@ -6,7 +6,7 @@ an expert's tokens may be divided at will over its replicas (`free_split`). Laye
 
 Here more is better: the objective is the balancedness, ideal time over the time of the slowest GPU, and its bound is an
 **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and says 0 here; the gap in terms of
-max / mean is `imbalance_gap(result)`.
+max / mean is bound / objective - 1.
 """
 
 import time
@@ -29,11 +29,6 @@ PROOF_SHARE = 0.4
 """Share of the time limit that the proof of one layer may take."""
 MOST_VARIABLES = 500
 """Variables up to which a proof is tried: above, a minute seldom ends in one or improves on the search."""
-
-
-def imbalance_gap(result: Result) -> float:
-    """How far max / mean of the answer may be above the least possible, relative to it: bound / objective - 1."""
-    return max(result.bound / result.objective - 1.0, 0.0)
 
 
 def replicate(
