@@ -1,5 +1,6 @@
-"""What every optimisation kernel returns."""
+"""The answer of every optimisation kernel, and the calls with which its work is watched and ended."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,40 @@ Stop = Callable[[], bool]
 def never() -> bool:
     """The `Stop` of work that nobody can cancel."""
     return False
+
+
+GUARD = 20.0
+"""Multiple of the usual seconds after which a `Guard` ends work that is limited by its amount: only in emergencies."""
+
+
+class Guard:
+    """A `Stop` that also answers True once some wall seconds have passed, and remembers that it did.
+
+    Kernels limit their work by its amount, so that a busy machine finds the same answer later. A guard keeps a person from
+    waiting for ever, and tells afterwards whether it cut something short.
+
+    stop: asked first
+    seconds: from now
+    parent: the guard of the whole, for a part of the work
+    """
+
+    def __init__(self, stop: Stop, seconds: float, parent: "Guard | None" = None) -> None:
+        self.stop, self.parent, self.cut = stop, parent, False
+        self.until = time.perf_counter() + seconds
+
+    def __call__(self) -> bool:
+        if self.stop():
+            return True
+        late = time.perf_counter() > self.until
+        if late and not self.cut:
+            self.cut = True
+            if self.parent:
+                self.parent.cut = True
+        return late
+
+    def part(self, parts: int) -> "Guard":
+        """The guard of the next of `parts` equal parts of the work left; if it cuts, so does this one."""
+        return Guard(self.stop, (self.until - time.perf_counter()) / parts, self)
 
 
 Advance = Callable[[float], None]

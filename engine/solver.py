@@ -25,11 +25,13 @@ def solve(
     linearization_level: int = 1,
     probing_level: int = 2,
     on_progress: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> tuple[CpSolverStatus, CpSolver]:
-    """Solve `model` with one worker within `time_limit` seconds: its status, and the solver to read the values from.
+    """Solve `model` with one worker: its status, and the solver to read the values from.
 
-    One worker, a fixed seed and a deterministic limit make equal calls give equal answers wherever the machine is fast
-    enough for that limit to come before `time_limit`, which holds in any case. `hint` replaces the hints of the model.
+    One worker, a fixed seed and a limit on deterministic time, `DETERMINISTIC_SHARE` of `time_limit`, make equal calls give
+    equal answers unless `wall_limit` seconds (by default the time limit) end the work before. `hint` replaces the hints of the
+    model.
     `linearization_level` 2 puts every constraint into the linear relaxation, for models whose difficulty is in sums;
     `probing_level` 0 leaves out the trial of single values before the search, for models that are quickly decided.
     `on_progress(objective, bound)` is called in the calling thread, in the units of the model, after an improvement.
@@ -41,7 +43,7 @@ def solve(
         model.clear_hints()
         for variable, value in hint.items():
             model.add_hint(variable, value)
-    solver = _configured(time_limit, seed, linearization_level, probing_level)
+    solver = _configured(time_limit, wall_limit, seed, linearization_level, probing_level)
     watch = _Watch()
     outcome: list[CpSolverStatus | BaseException] = []
 
@@ -73,11 +75,18 @@ def solve(
     return outcome[0], solver
 
 
-def _configured(time_limit: float, seed: int, linearization_level: int, probing_level: int) -> CpSolver:
+def seconds_of_work(solver: CpSolver) -> float:
+    """Work that a solve took, in the seconds that `solve` takes as `time_limit`; the same on every machine."""
+    return solver.deterministic_time / DETERMINISTIC_SHARE
+
+
+def _configured(
+    time_limit: float, wall_limit: float | None, seed: int, linearization_level: int, probing_level: int
+) -> CpSolver:
     solver = CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = time_limit
+    solver.parameters.max_time_in_seconds = time_limit if wall_limit is None else wall_limit
     solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
     solver.parameters.linearization_level = linearization_level
     solver.parameters.cp_model_probing_level = probing_level

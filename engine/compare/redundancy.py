@@ -33,7 +33,7 @@ from engine.placement.even_slots import even_slots
 from engine.placement.replication import Algorithm, ReplicationInstance, balancedness, replicate
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
-from engine.result import Provenance, Stop, never
+from engine.result import GUARD, Provenance, Stop, never
 from engine.schema import Frozen
 from engine.systems.base import Report, silent
 from engine.systems.eplb import speed_of_gpu
@@ -43,7 +43,7 @@ from engine.workload import Workload
 SPARE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Spare slots per GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
 SECONDS_A_COUNT = 2.0
-"""Of search for replicas, at most."""
+"""Seconds of work on the replicas of a count, at most."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,14 @@ def _count(
         groups=replication.groups,
         speed=None if replication.algorithm == "eplb" else speed,
     )
-    result = replicate(instance, replication.algorithm, time_limit=SECONDS_A_COUNT, seed=replication.seed, stop=stop)
+    result = replicate(
+        instance,
+        replication.algorithm,
+        time_limit=SECONDS_A_COUNT,
+        seed=replication.seed,
+        stop=stop,
+        wall_limit=GUARD * SECONDS_A_COUNT,
+    )
     if stop():
         return None
     everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))

@@ -12,13 +12,13 @@ from engine.compare.figures import metrics
 from engine.errors import InputError, StoppedError
 from engine.jobs.protocol import Context
 from engine.parallel import in_order
-from engine.placement.joint.front import FrontPoint, front
+from engine.placement.joint.front import USUAL_SECONDS, FrontPoint, front
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, with_starts
 from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
 from engine.provenance import input_digests
-from engine.result import Provenance, Status, Stop, library_versions
+from engine.result import GUARD, Provenance, Status, Stop, library_versions
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_from
@@ -42,6 +42,7 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
     left = moves_left(problem, start, int(arguments["max_moves"]))
     time_limit, initial = float(arguments["time_limit"]), ()
+    wall_limit = time_limit * (GUARD if time_limit == USUAL_SECONDS else 1.0)
     # By the identity of the point, which the search hands out once more at the end.
     candidates: dict[int, dict[str, Any]] = {}
 
@@ -54,8 +55,8 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
     context.report(0.0, "searching from both ends")
     if isinstance(instance, RowsInstance):
-        instance, initial = with_starts(instance, START_SHARE * time_limit, stop=context.stop)
-        time_limit *= 1 - START_SHARE
+        instance, initial = with_starts(instance, START_SHARE * time_limit, 0, context.stop, START_SHARE * wall_limit)
+        time_limit, wall_limit = (1 - START_SHARE) * time_limit, (1 - START_SHARE) * wall_limit
     final = front(
         instance,
         points,
@@ -66,6 +67,7 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         stop=context.stop,
         on_point=add,
         initial=initial,
+        wall_limit=wall_limit,
     )
     for point in final:
         # Simulating what is not known yet would keep whoever cancelled waiting.

@@ -12,6 +12,7 @@ The best groups of experts on GPUs of a small instance, proven by CP-SAT.
 A lower bound for groups of experts on GPUs: the Lagrangian at multipliers of the linear relaxation.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
-from engine.solver import POLL_SECONDS, solve
+from engine.solver import DETERMINISTIC_SHARE, POLL_SECONDS, solve
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -200,11 +201,13 @@ def assign_groups(
     seed: int = 0,
     stop: Stop = never,
     on_incumbent: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs so that max F + 2 max N is small; `solution` is gpu_of_expert int64[expert].
 
     slots: int64[gpu], how many experts each GPU takes, or at most takes with `exact_slots=False`.
-    time_limit: wall seconds; half of it and less is the rule, for deterministic limits end each step.
+    time_limit: work, in seconds of an ordinary core as estimated from its amount.
+    wall_limit: seconds after which the clock ends it, by default the time limit.
     on_incumbent: called with (objective, bound) in seconds after improvements.
 
     Status OPTIMAL if the relative gap is at most 1e-6, TIME_LIMIT if CP-SAT ended without that proof, FEASIBLE if the
@@ -222,12 +225,12 @@ def assign_groups(
         result = assign(_with_idle_experts(instance), stop)
         return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
 
-    deadline = start + time_limit
+    deadline = start + (time_limit if wall_limit is None else wall_limit)
     floors = _unavoidable(instance, slots, exact_slots)
     least = floors[0] + 2 * floors[1]
     if not stop():
         seconds = RELAXATION_SHARE * time_limit
-        least = max(least, relaxation_bound(instance, slots, exact_slots, floors, seconds, stop))
+        least = max(least, relaxation_bound(instance, slots, exact_slots, floors, seconds, deadline, stop))
 
     def report(objective: float, proven: float = 0.0) -> None:
         if on_incumbent:
@@ -238,8 +241,8 @@ def assign_groups(
     objective = instance.cost(best)
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
-        seconds = max(0.0, min(CP_SAT_SHARE * time_limit, deadline - time.perf_counter()))
-        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, seed, stop, report)
+        seconds, left = CP_SAT_SHARE * time_limit, max(0.0, deadline - time.perf_counter())
+        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, report)
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)
@@ -312,13 +315,15 @@ def best_groups(
     exact_slots: bool,
     best: NDArray[np.int64],
     seconds: float,
+    wall_limit: float,
     seed: int,
     stop: Stop,
     on_progress: Callable[[float, float], None],
 ) -> tuple[NDArray[np.int64], float]:
     """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
 
-    Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
+    seconds, wall_limit: see `engine.solver.solve`. Loads are rounded down and savings up, so that the optimum of the integer
+    model is at most the true one.
     """
     objective, gpus, experts = instance.cost(best), instance.gpus, instance.experts
     scale = CP_SAT_UNITS / objective
@@ -351,6 +356,7 @@ def best_groups(
         hint,
         linearization_level=2,
         on_progress=lambda objective, bound: on_progress(objective / scale, bound / scale),
+        wall_limit=wall_limit,
     )
     if status not in (OPTIMAL, FEASIBLE):
         return best, 0.0
@@ -363,13 +369,15 @@ def relaxation_bound(
     slots: NDArray[np.int64],
     exact_slots: bool,
     floors: tuple[float, float],
-    time_limit: float,
+    seconds: float,
+    deadline: float,
     stop: Stop,
 ) -> float:
     """Lower bound of max F + 2 max N in seconds: the linear relaxation with max F and max N not below their floors.
 
     The simplex code only proposes multipliers. The bound is the Lagrangian at them, whose minimum over the assignments
-    is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code ran out of time.
+    is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to
+    no end within `seconds` of work, or by the `deadline` of time.perf_counter.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -385,16 +393,18 @@ def relaxation_bound(
     for g in range(gpus):
         held = weighted_sum(x[g], ones[:experts])
         model.add(held == float(slots[g]) if exact_slots else held <= float(slots[g]))
-        for seconds, limit, known in (
+        for load, limit, known in (
             (instance.compute[g], f, 0.0),
             (instance.receive[g], n, 0.0),
             (-instance.send_saved[g], n, instance.send_total[g]),
         ):
-            row = weighted_sum([*x[g], limit], [*(seconds / unit), -1.0])
+            row = weighted_sum([*x[g], limit], [*(load / unit), -1.0])
             loads.append(model.add(row <= -known / unit))
     model.minimize(f + 2 * n)
     solver = model_builder.Solver("glop")
-    solver.set_time_limit_in_seconds(time_limit)
+    solver.set_solver_specific_parameters(f"max_deterministic_time: {DETERMINISTIC_SHARE * seconds}")
+    if math.isfinite(deadline):
+        solver.set_time_limit_in_seconds(max(0.0, deadline - time.perf_counter()))
     outcome: list[model_builder.SolveStatus] = []
     helper = threading.Thread(target=lambda: outcome.append(solver.solve(model)), daemon=True)
     helper.start()

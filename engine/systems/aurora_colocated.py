@@ -6,6 +6,7 @@ a bundle, bundles are matched as the paper matches experts, and a search then ex
 The joint order of two colocated models: table 2 of Aurora walked once, with every all-to-all beside the one before it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +125,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     placed = np.zeros((2, layers, problem.workload.num_experts), dtype=np.int64)
     both = sides_of_layers(problem)
     bound, ours, papers, proven = float(both[0][0].gate.max()), 0.0, 0.0, 0
+    guard = options.guard(stop)
     for layer, sides in enumerate(both):
         following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
         bound += _layer_bound(problem.network, sides, slots, options.slots == "even", following)
@@ -132,9 +134,10 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
             continue
         report(0.8 * layer / layers, f"colocating layer {layer + 1} of {layers}", None, None)
         seconds = layer_seconds(sides, problem)
-        matched, paper, optimal = _match(sides, slots, options, layers, stop)
+        late = guard.part(layers - layer)
+        matched, paper, optimal = _match(sides, slots, options, layers, late)
         papers += seconds(*paper)
-        placed[:, layer] = _exchange(matched, paper, slots, seconds, options, stop)
+        placed[:, layer] = _exchange(matched, paper, slots, seconds, options, late)
         ours += seconds(*placed[:, layer])
         proven += optimal
     placements = [to_placement(rows, model_problem) for rows, model_problem in zip(placed, pair, strict=True)]
@@ -155,6 +158,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         bound,
         notes | ordered.notes,
         cancelled=stop(),
+        limited=guard.cut,
         placement_b=placements[1],
         send_order_b=ordered.plan.send_order_b,
         timeline=ordered.timeline,
@@ -282,12 +286,14 @@ def _match(
             bundles.append(assign(side.instance, stop).solution)
         else:
             even = bool(np.all(taken == taken[0])) and taken.sum() == side.instance.experts
-            bundles.append(assign_groups(side.instance, taken, even, limit / 4, seed, stop).solution)
+            bundles.append(
+                assign_groups(side.instance, taken, even, limit / 4, seed, stop, wall_limit=math.inf).solution
+            )
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
     cost = layer_weight(a, b)
     # The paper's pairs know no GPU: what a bundle sends and receives is taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
-    result = colocate_heterogeneous(cost, limit / 4, seed, stop=stop)
+    result = colocate_heterogeneous(cost, limit / 4, seed, stop=stop, wall_limit=math.inf)
     answers = []
     for chosen in (result.solution, decoupled(cost, weight)):
         rows = []

@@ -8,6 +8,7 @@ What a placement of one layer takes, kept up to date while a search exchanges ex
 """
 
 import contextlib
+import math
 from functools import partial
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
-from engine.result import Stop, never
+from engine.result import Guard, Stop, never
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
@@ -146,22 +147,23 @@ class AuroraOptions(Options):
 
 def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Aurora with exact kernels, for both exclusive scenarios."""
-    gpu_of_expert, bound, notes, cancelled = assign_layers(
-        problem, options.slots, options.time_limit, options.seed, stop, report
+    guard = options.guard(stop)
+    gpu_of_expert, bound, notes, _ = assign_layers(
+        problem, options.slots, options.time_limit, options.seed, guard, report
     )
     placement = to_placement(gpu_of_expert, problem)
     if problem.travel is not None:
         bound = None  # where one row serves several experts, what a placement sends is not the sum over its experts
     elif not problem.network.direct:
         bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
-    if cancelled:
+    if stop():
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
     ordered = best_order(placement, problem, options.order, stop, report)
     notes |= ordered.notes
     if not stop():
         with contextlib.suppress(StoppedError):
             notes |= compare_with_printed(gpu_of_expert, problem, stop)
-    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), timeline=ordered.timeline)
+    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), limited=guard.cut, timeline=ordered.timeline)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
@@ -211,7 +213,8 @@ def assign_layers(
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
     any order in which bytes go straight, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
 
-    kind: see `slots_of_gpu`; time_limit: seconds for all layers together.
+    kind: see `slots_of_gpu`; time_limit: seconds of work for all layers together; stop: where it is
+    a `Guard`, every layer has an equal part of the time.
     """
     slots = slots_of_gpu(problem, kind)
     layers, experts = problem.workload.layers, problem.workload.num_experts
@@ -227,16 +230,17 @@ def assign_layers(
             bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
             continue
         report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
+        late = stop.part(layers - layer) if isinstance(stop, Guard) else stop
         if experts == len(slots) and np.all(slots == 1):
-            result = assign(instance, stop)
+            result = assign(instance, late)
         else:
-            result = assign_groups(instance, slots, exact_slots, time_limit / layers, seed, stop)
+            result = assign_groups(instance, slots, exact_slots, time_limit / layers, seed, late, wall_limit=math.inf)
         seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.
         if seconds(placed) > result.objective * (1 + 1e-9):
             steps = min(EXCHANGES_PER_EXPERT * experts, int(time_limit / layers / SECONDS_PER_EXCHANGE))
-            placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, stop)
+            placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, late)
         gpu_of_expert[layer] = placed
         needed = seconds.afresh(placed)
         objective += needed

@@ -20,6 +20,11 @@ Report = Callable[[float, str, float | None, float | None], None]
 """Called with the share done, a message, the best objective so far and the bound so far."""
 
 
+CUT_SHORT = (
+    "time ran out and cut the search short; on a quieter machine, or with a longer time limit, the plan may be better"
+)
+
+
 def silent(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
     """The `Report` of work that nobody watches."""
 
@@ -51,8 +56,8 @@ class Draft:
     """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
 
     notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
-    predicted one, where the recipe has simulated just these parts; name: of the plan, where it is only a part of what the
-    system does (None: the system's title).
+    predicted one, where the recipe has simulated just these parts; limited: a time limit cut the work short;
+    name: of the plan, where it is only a part of what the system does (None: the system's title).
     """
 
     placement: Placement
@@ -60,6 +65,7 @@ class Draft:
     bound: float | None = None
     notes: Notes = field(default_factory=dict)
     cancelled: bool = False
+    limited: bool = False
     execution: Execution = "vanilla"
     placement_b: Placement | None = None
     send_order_b: SendOrder | None = None
@@ -169,13 +175,18 @@ def run(
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)
     proven = Status.OPTIMAL if objective <= bound * (1 + 1e-9) else Status.FEASIBLE
-    status = Status.CANCELLED if draft.cancelled or stop() else proven
+    status, notes = proven, draft.notes
+    if draft.cancelled or stop():
+        status = Status.CANCELLED
+    elif draft.limited and (proven is Status.FEASIBLE or draft.bound is None):
+        status = Status.TIME_LIMIT
+        notes = notes | {"time limit": Note(CUT_SHORT)}
     scope = "order" if draft.bound is None else "placement and order"
     if problem.goal is Goal.TRAINING:
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, plan.provenance)
-    return Outcome(result, draft.notes, timeline)
+    return Outcome(result, notes, timeline)
 
 
 def usual_plan(system: System, problem: Problem) -> tuple[Plan, Timeline | None]:

@@ -100,15 +100,18 @@ def _sequential(
     schedule: Callable[[np.ndarray, int], Schedule],
 ) -> Draft:
     """schedule: of the bytes float64[src, dst] of an all-to-all, and its place among those of a pass."""
+    guard = options.guard(stop)
     if options.placement == "aurora":
-        gpu_of_expert, *_ = assign_layers(problem, options.slots, options.time_limit, options.seed, stop, report)
+        gpu_of_expert, *_ = assign_layers(problem, options.slots, options.time_limit, options.seed, guard, report)
         placement = to_placement(gpu_of_expert, problem)
     else:
         placement = linear_placement(problem, options.slots)
     work = work_of(placement, problem, travel=problem.travel)
     dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(work.dispatch))
     combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(work.combine))
-    return Draft(placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop())
+    return Draft(
+        placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop(), limited=guard.cut
+    )
 
 
 SYSTEMS = (

@@ -5,11 +5,14 @@ of those there are. Experts of which tokens choose several at once then belong t
 without one the same few GPUs get all popular experts.
 """
 
+import math
+
 import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
+from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Result, Stop
@@ -52,15 +55,22 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
     instance = instance_of(problem, options.cap)
     spare = int(slots_per_gpu(problem, options.redundant, "even")[0]) - instance.expert_count // instance.gpus
     report(0.1, "bringing experts together that fire together", None, None)
-    result = coactivation(instance, options.time_limit, options.seed, stop=stop, port_weight=PORT_WEIGHT)
+    compile_ahead()  # before the clock starts
+    guard = options.guard(stop)
+    result = coactivation(
+        instance, options.time_limit, options.seed, stop=guard, port_weight=PORT_WEIGHT, wall_limit=math.inf
+    )
     placement, notes = to_placement(result.solution, problem), notes_of(result, instance, problem)
+    limited = guard.cut
     if spare:
         report(0.5, "adding copies", None, None)
-        holds = with_copies(instance, result.solution, spare, options.time_limit, stop)
+        copying = options.guard(stop)
+        holds = with_copies(instance, result.solution, spare, options.time_limit, copying)
+        limited |= copying.cut
         placement = placement_of(holds, problem)
         notes |= notes_of_copies(holds, spare, placement, instance, problem)
     ordered = best_order(placement, problem, options.order, stop, report)
-    return ordered.draft(notes, stop())
+    return ordered.draft(notes, stop(), limited)
 
 
 def placement_of(holds: np.ndarray, problem: Problem) -> Placement:

@@ -5,6 +5,7 @@ counts and packs greedily; `replicate` improves on that under the true objective
 numbers of slots, and several recordings at once, and proves how far it can be from the best.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -53,7 +54,10 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
         speed=None if printed else speed,
     )
     report(0.1, "replicating experts", None, None)
-    result = replicate(instance, options.algorithm, time_limit=options.time_limit, seed=options.seed, stop=stop)
+    guard = options.guard(stop)
+    result = replicate(
+        instance, options.algorithm, time_limit=options.time_limit, seed=options.seed, stop=guard, wall_limit=math.inf
+    )
     placement = Placement.from_slots(
         result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
     )
@@ -81,7 +85,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
             f"this one took {result.runtime:.2g} s"
         )
-    return ordered.draft(notes, stop())
+    return ordered.draft(notes, stop(), guard.cut)
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:

@@ -5,6 +5,7 @@ that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so 
 every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of what comes out.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -56,13 +57,22 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
         report(0.5, f"cost of hops {share(objective / total)}, at least {share(bound / total)}", None, None)
 
     report(0.05, "placing experts by affinity", None, None)
+    guard, staged = options.guard(stop), options.stages == "staged"
     result = affinity(
-        instance, options.stages == "staged", options.time_limit, options.seed, stop=stop, on_progress=tell
+        instance, staged, options.time_limit, options.seed, stop=guard, on_progress=tell, wall_limit=math.inf
     )
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)
-    notes = hop_notes(result, instance, options.stages == "staged") | compare_executions(placement, problem)
-    return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=options.execution)
+    notes = hop_notes(result, instance, staged) | compare_executions(placement, problem)
+    return Draft(
+        placement,
+        SendOrder(mode="concurrent"),
+        None,
+        notes,
+        cancelled=stop(),
+        limited=guard.cut,
+        execution=options.execution,
+    )
 
 
 def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:

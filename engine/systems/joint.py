@@ -6,6 +6,7 @@ nearly every token elsewhere. The weight between the two is the user's; the fron
 Affinity is hops between layers, or, where tokens go home after every layer and one row serves several experts, rows.
 """
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.coactivation import CoactivationInstance
+from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.joint.bounds import most_balancedness
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.kernel import place_jointly
@@ -63,9 +65,12 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
     def tell(objective: float, bound: float) -> None:
         report(0.4, f"objective {digits(objective)}, at least {digits(bound)}", None, None)
 
+    if isinstance(instance, RowsInstance):
+        compile_ahead()  # before the clock starts
+    guard = options.guard(stop)
     report(0.05, "weighing affinity and balance", None, None)
     if isinstance(instance, RowsInstance):
-        instance, initial = with_starts(instance, START_SHARE * time_limit, options.seed, stop)
+        instance, initial = with_starts(instance, START_SHARE * time_limit, options.seed, guard, math.inf)
         time_limit *= 1 - START_SHARE
     result = place_jointly(
         instance,
@@ -76,8 +81,9 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
         initial,
         seed=options.seed,
         time_limit=time_limit,
-        stop=stop,
+        stop=guard,
         on_progress=tell,
+        wall_limit=math.inf,
     )
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)
@@ -96,11 +102,10 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
         ),
     }
     if options.execution == "context-coherent":
-        return Draft(
-            placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
-        )
+        order, execution = SendOrder(mode="concurrent"), options.execution
+        return Draft(placement, order, None, notes, cancelled=stop(), limited=guard.cut, execution=execution)
     ordered = best_order(placement, problem, options.order, stop, report)
-    return ordered.draft(notes, stop())
+    return ordered.draft(notes, stop(), guard.cut)
 
 
 def _in_the_worst(problem: Problem) -> str:

@@ -6,6 +6,7 @@ scheduler's settings; what the scheduler does batch by batch is simulated by `en
 """
 
 import contextlib
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +17,7 @@ from engine.errors import StoppedError
 from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
-from engine.result import Stop
+from engine.result import GUARD, Guard, Stop
 from engine.simulate.two_phase import TwoPhaseOptions, TwoPhaseResult, device_slots, two_phase
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
@@ -28,6 +29,9 @@ STATIC = "Lina's hosting, unscheduled"
 """The plan's name: its time is that of its placement, which the scheduler of its `reaction` only starts from."""
 SCHEDULED = "with its scheduler, against contiguous blocks"
 """What the note is about that says how the plan runs with its scheduler: the ratio of the median batch's times."""
+
+SECONDS_A_LAYER = 1.0
+"""Of work on a proof that a layer's experts are hosted best."""
 
 
 class LinaOptions(Options):
@@ -82,10 +86,19 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
         other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1)
         for other in (problem.workload, *problem.others)
     )
+    guard = Guard(stop, GUARD * SECONDS_A_LAYER * len(load))
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
         result = replicate_devices(
-            popularity, gpus, cap, options.packing, exact=not stop(), time_limit=1.0, seed=options.seed, stop=stop
+            popularity,
+            gpus,
+            cap,
+            options.packing,
+            exact=not stop(),
+            time_limit=SECONDS_A_LAYER,
+            seed=options.seed,
+            stop=guard,
+            wall_limit=math.inf,
         )
         rows.append(result.solution)
         mean = popularity.sum() / gpus or 1.0
@@ -107,7 +120,7 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
         with contextlib.suppress(StoppedError):
             notes |= run_time_notes(problem, reaction, options, stop, report)
     order = SendOrder(mode="concurrent")
-    return Draft(placement, order, None, notes, cancelled=stop(), reaction=reaction, name=STATIC)
+    return Draft(placement, order, None, notes, cancelled=stop(), limited=guard.cut, reaction=reaction, name=STATIC)
 
 
 def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, stop: Stop, report: Report) -> Notes:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from engine.errors import InputError
+from engine.result import GUARD, Guard, Stop
 from engine.schema import Frozen
 
 Value = str | int | float | bool
@@ -31,6 +32,12 @@ class Options(Frozen):
             fault = error.errors(include_url=False)[0]
         name = fault["loc"][0]
         raise InputError(f"option {name}: {_complaint(fault, cls.schemas()[name])}")
+
+    def guard(self, stop: Stop) -> Guard:
+        """The guard of a system with a `time_limit`: the seconds that a person chose, or many times the usual ones, which only
+        limit the amount of work."""
+        usual = type(self).model_fields["time_limit"].default
+        return Guard(stop, self.time_limit * (GUARD if self.time_limit == usual else 1.0))
 
     @classmethod
     @cache

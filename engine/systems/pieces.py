@@ -83,10 +83,20 @@ class Ordered:
     def order(self) -> SendOrder:
         return self.plan.send_order
 
-    def draft(self, notes: Notes, cancelled: bool) -> Draft:
-        """Of one model, whose placement has no bound of its own; notes: on the placement."""
+    def draft(self, notes: Notes, cancelled: bool, limited: bool = False) -> Draft:
+        """The draft of one model with a placement that has no bound of its own.
+
+        notes: on the placement
+        cancelled, limited: see `Draft`
+        """
         return Draft(
-            self.plan.placement, self.order, None, notes | self.notes, cancelled=cancelled, timeline=self.timeline
+            self.plan.placement,
+            self.order,
+            None,
+            notes | self.notes,
+            cancelled=cancelled,
+            limited=limited,
+            timeline=self.timeline,
         )
 
 

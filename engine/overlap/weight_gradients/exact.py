@@ -5,6 +5,7 @@ Search and proof where eligible sets are nested, as in a backward pass: what may
 
 import heapq
 import math
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +29,17 @@ def rounding(instance: WeightGradientInstance) -> float:
 
 
 def best_assignment(
-    instance: WeightGradientInstance, known: NDArray[np.int64], bound: float, seconds: float, seed: int, stop: Stop
+    instance: WeightGradientInstance,
+    known: NDArray[np.int64],
+    bound: float,
+    seconds: float,
+    seed: int,
+    stop: Stop,
+    wall_limit: float | None = None,
 ) -> tuple[NDArray[np.int64], float]:
-    """(alltoall_of_dw int64[w], proven upper limit of the overlap), within `seconds`.
+    """(alltoall_of_dw int64[w], proven upper limit of the overlap), within so many `seconds` of work.
 
+    wall_limit: seconds by the clock, by default as many.
     known: int64[w], a good answer, which comes back if none is found; bound: a limit that is already proven, above 0.
     Durations are rounded up to whole units, so the optimum of the integers is not below the true one.
     """
@@ -55,10 +63,12 @@ def best_assignment(
     model.add(LinearExpr.sum(hidden) <= math.ceil(bound / unit) + len(alltoall) + len(dw))
     model.maximize(LinearExpr.sum(hidden))
     # Without the full relaxation small models are quick that can take for ever with it, and the other way round for large.
-    first = FIRST_SHARE * seconds
-    status, solver = solve(model, first, seed, stop, hint, linearization_level=1)
+    first, begin = FIRST_SHARE * seconds, time.perf_counter()
+    wall_limit = seconds if wall_limit is None else wall_limit
+    status, solver = solve(model, first, seed, stop, hint, linearization_level=1, wall_limit=FIRST_SHARE * wall_limit)
     if status != OPTIMAL and not stop():
-        status, solver = solve(model, seconds - first, seed, stop, hint, linearization_level=2)
+        left = max(0.0, begin + wall_limit - time.perf_counter())
+        status, solver = solve(model, seconds - first, seed, stop, hint, linearization_level=2, wall_limit=left)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
     alltoall_of_dw = np.full_like(known, NOWHERE)

@@ -45,6 +45,7 @@ def schedule_weight_gradients(
     seed: int = 0,
     stop: Stop = never,
     on_progress: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
 
@@ -52,8 +53,9 @@ def schedule_weight_gradients(
     may be split over several all-to-alls, or what a proof found.
 
     algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away. exact: whether proofs may
-    follow the search of "best", by states if the eligible sets are nested, else by CP-SAT. time_limit: wall seconds; the
-    search's own end and the deterministic limits of the proofs come first as a rule. on_progress: called with
+    follow the search of "best", by states if the eligible sets are nested, else by CP-SAT. time_limit: CP-SAT's
+    work, in seconds of an ordinary core; all else ends by itself. wall_limit: seconds after which the clock ends it, by
+    default the time limit. on_progress: called with
     (objective, bound) after improvements.
 
     In an answer of "best" every dW that runs under an all-to-all hides something that the others there leave, and it is
@@ -70,7 +72,7 @@ def schedule_weight_gradients(
     bound, limited, close = cut_bound(relative), False, PROVEN_GAP
     alltoall_of_dw = best_fit(instance)
     if algorithm == "best":
-        work = _Work(relative, alltoall_of_dw, bound, time_limit, seed, stop, on_progress, unit)
+        work = _Work(relative, alltoall_of_dw, bound, time_limit, wall_limit, seed, stop, on_progress, unit)
         work.run(exact)
         alltoall_of_dw = without_idle(instance, work.best)
         bound, limited, close = work.bound, work.limited, work.close
@@ -92,10 +94,11 @@ def schedule_weight_gradients(
 class _Work:
     """The best assignment so far int64[w] of a relative instance, its overlap, and the proven bound."""
 
-    def __init__(self, instance, start, bound, time_limit, seed, stop, on_progress, unit) -> None:
+    def __init__(self, instance, start, bound, time_limit, wall_limit, seed, stop, on_progress, unit) -> None:
         self.instance, self.bound, self.seed, self.stop = instance, bound, seed, stop
         self.on_progress, self.unit = on_progress, unit
         self.begin, self.time_limit, self.limited = time.perf_counter(), time_limit, False
+        self.wall_limit = time_limit if wall_limit is None else wall_limit
         self.close = PROVEN_GAP
         self.best, self.objective = start, overlap(instance, start)
         self.report()
@@ -115,7 +118,7 @@ class _Work:
             self.on_progress(self.objective * self.unit, max(self.bound, self.objective) * self.unit)
 
     def over(self, share: float = 1.0) -> bool:
-        return self.stop() or time.perf_counter() > self.begin + share * self.time_limit
+        return self.stop() or time.perf_counter() > self.begin + share * self.wall_limit
 
     def run(self, exact: bool) -> None:
         """One step after the other until one of them proves the answer."""
@@ -146,11 +149,13 @@ class _Work:
                 break
 
     def integers(self, exact: bool) -> None:
-        seconds = min(PROOF_SHARE * self.time_limit, self.begin + self.time_limit - time.perf_counter())
-        if exact and seconds > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
+        seconds, left = PROOF_SHARE * self.time_limit, self.begin + self.wall_limit - time.perf_counter()
+        if exact and left > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
             from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
 
-            alltoall_of_dw, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
+            alltoall_of_dw, bound = best_assignment(
+                self.instance, self.best, self.bound, seconds, self.seed, self.stop, left
+            )
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)
             self.close = max(PROVEN_GAP, rounding(self.instance))

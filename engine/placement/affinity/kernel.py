@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 from engine.placement.affinity.bounds import (
     LARGEST_GROUP,
+    SECONDS_PER_SPECTRUM,
     affordable,
     heavy_limit,
     keep_limit,
@@ -165,7 +166,7 @@ def affinity(
         is still the cost of all hops. Proven, its bound is that of plans made in stages, whose cost a plan that weighs both
         kinds of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is
         minimised.
-    time_limit: wall seconds; the work is limited beforehand, so that it seldom decides. With `exact=False`, or where
+    time_limit: work, in seconds of an ordinary core as estimated from its amount. With `exact=False`, or where
         the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
     on_progress: called with (objective, bound) after improvements of either.
     wall_limit: seconds after which the clock decides, by default the time limit; later, a busy machine changes no answer.
@@ -192,7 +193,8 @@ def affinity(
             on_progress(result.objective, result.bound)
         return result
 
-    limits = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall_limit)
+    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * time_limit
+    limits = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall_limit if fits else start)
     incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
     tightens = exact and limits.can_tighten(BOUND_SHARE * time_limit)
     share, cap = (SEARCH_SHARE, SEARCH_CAP) if tightens else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)

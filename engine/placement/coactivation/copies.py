@@ -7,7 +7,6 @@ helps.
 """
 
 import math
-import time
 
 import numpy as np
 from numba import njit
@@ -16,6 +15,9 @@ from numpy.typing import NDArray
 from engine.placement.coactivation.instance import CoactivationInstance
 from engine.result import Stop, never
 
+SECONDS_PER_CHOICE = 8e-8
+"""Cost of a token's choice in serving all tokens twice, on an ordinary core: it turns seconds into steps, so that answers
+repeat."""
 MOST_PASSES = 4
 """Over all GPUs, in which a copy may be replaced."""
 
@@ -60,17 +62,21 @@ def with_copies(
     """Where copies are, bool[layer, expert, gpu], with so many beside its own experts on every GPU, or fewer where none saves
     rows.
 
-    gpu_of_expert: int64[layer, expert], where experts are in any case; time_limit: seconds, of which every layer has an even
-    part and what those before it left. A heuristic: it proves nothing.
+    gpu_of_expert: int64[layer, expert], where experts are in any case; time_limit: work, in seconds of an ordinary core as
+    estimated from its amount, of which every layer has an even part and what those before it left. A heuristic: it proves
+    nothing.
     """
-    begin = time.perf_counter()
+    spent = 0.0
     holds = np.zeros((*gpu_of_expert.shape, instance.gpus), dtype=bool)
     for layer, place in enumerate(gpu_of_expert):
         holds[layer, np.arange(len(place)), place] = True
-        room, until = np.full(instance.gpus, spare), begin + time_limit * (layer + 1) / instance.layers
+        room, allowed = np.full(instance.gpus, spare), time_limit * (layer + 1) / instance.layers
+        step = SECONDS_PER_CHOICE * instance.experts[layer].size
 
-        def over(until: float = until) -> bool:
-            return time.perf_counter() >= until or stop()
+        def over(allowed: float = allowed, step: float = step) -> bool:
+            nonlocal spent
+            spent += step
+            return spent > allowed or stop()
 
         while not over() and _add(instance, layer, holds[layer], room):
             pass

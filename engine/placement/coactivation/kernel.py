@@ -43,14 +43,14 @@ def balanced(
     """(gpu_of_expert int64[expert], equally many on each GPU; tokens that the busiest GPU has in any placement at least).
 
     load: int64[expert], tokens. Within `most_load` wherever that was found possible;
-    hurry: bool[1], set by another thread to end.
+    seconds: work of the proof; hurry: bool[1], set by another thread to end.
     """
     place = heaviest_first(load, gpus)
     if np.bincount(place, weights=load).max() <= most_load:
         return place, 0
     # Slots for one replica of each expert: what is left of replication is balance.
     instance = ReplicationInstance(load[None, None].astype(np.float64), len(load), gpus)
-    result = replicate(instance, time_limit=seconds, seed=seed, stop=lambda: bool(hurry[0]))
+    result = replicate(instance, time_limit=seconds, seed=seed, stop=lambda: bool(hurry[0]), wall_limit=math.inf)
     place[result.solution[0]] = np.arange(len(load)) // (len(load) // gpus)
     return place, math.ceil(load.sum() / gpus / result.bound * (1 - 1e-9))
 
@@ -283,7 +283,7 @@ def coactivation(
     The objective is the sum of rows to other GPUs (nodes) over tokens and layers, the bound what placements within the cap send
     at least (in layers that cannot keep it: placements with no more load on a GPU than allowed to this one).
 
-    time_limit: wall seconds; the work is limited beforehand, so that the clock seldom decides. exact: prove small layers, and
+    time_limit: work, in seconds of an ordinary core as estimated from its amount. exact: prove small layers, and
     bound the others; with False all time goes into the search, and the bound is what does not fit beside a token's other
     experts. port_weight: what the rows into the busiest GPU (node), times the number of those, count beside the rows of all,
     in the search: 0.3 costs hardly any rows under a cap. wall_limit: seconds after which the clock decides, by default the

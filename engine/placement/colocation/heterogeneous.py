@@ -26,7 +26,7 @@ from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.solver import solve
+from engine.solver import seconds_of_work, solve
 
 RANDOM_STARTS = 4
 KICKS = 30
@@ -179,8 +179,6 @@ def weighted_mean(cost: NDArray[np.float64]) -> float:
     return float(least[linear_sum_assignment(least)].sum()) * (1 - ROUND_OFF)
 
 
-QUESTION_SHARE = 0.5
-"""Part of the time limit that a threshold question may take, halved after one without an answer: lower ones are easier."""
 CP_SAT_TRIPLES = 2**19
 """Triples of kinds of GPUs and experts up to which CP-SAT pays: 64 different GPUs, or 4 types and 350 experts."""
 
@@ -192,12 +190,14 @@ def colocate_heterogeneous(
     exact: bool = True,
     stop: Stop = never,
     on_incumbent: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """One expert of each of two models to every GPU so that the largest cost used is least.
 
     cost: float64[gpu, expert of a, expert of b], usually seconds (see `engine.simulate.colocated.layer_weight`), finite,
         all three of one length.
-    time_limit: wall seconds of the proof, deterministic limits mostly end it before; exact: whether to prove at all.
+    time_limit: work of the proof, in seconds of an ordinary core; exact: whether to prove at all.
+    wall_limit: seconds after which the clock ends it, by default the time limit.
     on_incumbent: called with (objective, bound) after improvements.
 
     `solution` is int64[gpu, 2], the expert of a and the expert of b on every GPU. Status OPTIMAL if objective and bound
@@ -208,7 +208,8 @@ def colocate_heterogeneous(
     pass  # FOLD  # see engine.solver
 
     start = time.perf_counter()
-    deadline, options = start + time_limit, {"time_limit": time_limit, "exact": exact}
+    deadline = start + (time_limit if wall_limit is None else wall_limit)
+    options = {"time_limit": time_limit, "exact": exact}
     cost = _checked(cost)
     projected, starts = projections(cost, stop)
     least = max(projected, weighted_mean(cost))
@@ -222,7 +223,7 @@ def colocate_heterogeneous(
     kinds = _kinds(cost)
     exact = exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
-        best, bound = prove(cost, kinds, best, bound, QUESTION_SHARE * time_limit, deadline, seed, stop, report)
+        best, bound = prove(cost, kinds, best, bound, time_limit, deadline, seed, stop, report)
     objective = largest(cost, best)
     if objective <= bound:
         status = Status.OPTIMAL
@@ -278,6 +279,8 @@ def _kinds(cost: NDArray[np.float64]) -> list[list[int]]:
 
 
 LEAST_SECONDS = 0.05
+QUESTION_SHARE = 0.5
+"""Part of the work that a threshold question may take, halved after one without an answer: lower ones are easier."""
 
 
 def prove(
@@ -293,8 +296,9 @@ def prove(
 ) -> tuple[Triples, float]:
     """A better state or a higher bound, by bisection over the values that the largest cost can still have.
 
-    seconds: for the first question; deadline: of time.perf_counter.
+    seconds: work for all questions together; deadline: of time.perf_counter.
     """
+    question = QUESTION_SHARE * seconds
     cost_of_kind = cost[[gpus[0] for gpus in kinds]]
     objective = largest(cost, best)
     values = np.unique(cost_of_kind[(cost_of_kind >= bound) & (cost_of_kind < objective)])
@@ -303,10 +307,11 @@ def prove(
     low, high = 0, len(values)
     unknown, middle = high, high - 1
     while low < unknown and not stop():
-        left = min(seconds, deadline - time.perf_counter())
-        if left < LEAST_SECONDS:
+        work, left = min(question, seconds), deadline - time.perf_counter()
+        if min(work, left) < LEAST_SECONDS:
             break
-        answer, state = _within(cost_of_kind, kinds, values[middle], left, seed, stop)
+        answer, state, spent = _within(cost_of_kind, kinds, values[middle], work, left, seed, stop)
+        seconds -= spent
         if state is not None:
             best, objective = state, largest(cost, state)
             high = unknown = int(np.searchsorted(values, objective))
@@ -314,15 +319,21 @@ def prove(
         elif answer == INFEASIBLE:
             low = middle + 1
         else:
-            unknown, seconds = middle, seconds / 2
+            unknown, question = middle, question / 2
         middle = (low + unknown) // 2
     return best, float(values[low]) if low < high else objective
 
 
 def _within(
-    cost: NDArray[np.float64], gpus_of_kind: list[list[int]], most: float, seconds: float, seed: int, stop: Stop
-) -> tuple[int, Triples | None]:
-    """Is there a state with no cost above `most`? CP-SAT's status, and the state if it found one.
+    cost: NDArray[np.float64],
+    gpus_of_kind: list[list[int]],
+    most: float,
+    seconds: float,
+    wall_limit: float,
+    seed: int,
+    stop: Stop,
+) -> tuple[int, Triples | None, float]:
+    """Is there a state with no cost above `most`? CP-SAT's status, the state if it found one, and its seconds of work.
 
     cost: float64[kind, expert of a, expert of b].
     """
@@ -337,11 +348,12 @@ def _within(
             model.add_exactly_one(chosen[place] for place in order[ends[expert] : ends[expert + 1]])
     for gpu_kind, gpus in enumerate(gpus_of_kind):
         model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == gpu_kind)]) == len(gpus))
-    status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0)
+    status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0, wall_limit=wall_limit)
+    spent = seconds_of_work(solver)
     if status not in (OPTIMAL, FEASIBLE):
-        return status, None
+        return status, None, spent
     state = np.empty((2, size), dtype=np.int64)
     for gpu_kind, gpus in enumerate(gpus_of_kind):
         pairs = [place for place in np.flatnonzero(kind == gpu_kind) if solver.boolean_value(chosen[place])]
         state[0, gpus], state[1, gpus] = a[pairs], b[pairs]
-    return status, (state[0], state[1])
+    return status, (state[0], state[1]), spent

@@ -48,6 +48,7 @@ def replicate_devices(
     seed: int = 0,
     stop: Stop = never,
     on_incumbent: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[Hosting]:
     """Experts on devices; an expert on r devices puts 1/r of its popularity on each; `objective` is the largest load.
 
@@ -55,7 +56,8 @@ def replicate_devices(
     method: "best", or "lina": equation 1 with the popularity scaled to a sum of 1, then first-fit decreasing
     exact: whether CP-SAT may follow the search of "best"; kicks: restarts of that search, by default as many as take
         about half a second
-    time_limit: wall seconds; the search's own end and CP-SAT's deterministic limit come first as a rule
+    time_limit: CP-SAT's work, in seconds of an ordinary core; the search ends by itself
+    wall_limit: seconds after which the clock ends both, by default the time limit
     on_incumbent: called with (objective, bound) after improvements
 
     `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
@@ -84,7 +86,7 @@ def replicate_devices(
         options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
         report = _in_unit(on_incumbent, unit)
         hosts, bound, limited, rounding = _best(
-            weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report
+            weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report, wall_limit
         )
     objective, bound = largest_load(hosts, popularity), bound * unit
     if relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit:
@@ -140,10 +142,12 @@ def _best(
     seed: int,
     stop: Stop,
     on_incumbent: Callable[[float, float], None],
+    wall_limit: float | None,
 ) -> tuple[Hosts, float, bool, float]:
     """Hosts, a lower bound, whether a time limit ended the search or the proof, and what rounding took from the bound."""
-    deadline = time.perf_counter() + time_limit
-    search_ends = time.perf_counter() + SEARCH_SHARE * time_limit
+    wall_limit = time_limit if wall_limit is None else wall_limit
+    deadline = time.perf_counter() + wall_limit
+    search_ends = time.perf_counter() + SEARCH_SHARE * wall_limit
 
     def report(objective: float, proven: float = 0.0) -> None:
         on_incumbent(objective, min(max(bound, proven), objective))
@@ -162,8 +166,8 @@ def _best(
         return hosts, bound, cut_short, 0.0
     pass  # FOLD  # see engine.solver
 
-    seconds = min(CP_SAT_SECONDS, max(0.0, deadline - time.perf_counter()))
-    exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
+    seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * time_limit), max(0.0, deadline - time.perf_counter())
+    exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report, left)
     if largest_load(exact_hosts, weight) < objective:
         hosts = exact_hosts
     # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
@@ -194,11 +198,12 @@ def best_hosts(
     seed: int,
     stop: Stop,
     on_progress: Callable[[float, float], None],
+    wall_limit: float | None = None,
 ) -> tuple[Hosts, float, bool]:
     """Hosts at least as good up to rounding, a lower bound, and whether the search came to its end.
 
     fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
-    down, so that the optimum of the integer model is at most the true one.
+    down, so that the optimum of the integer model is at most the true one. seconds, wall_limit: see `engine.solver.solve`.
     """
     experts, devices = hosts.shape
     objective = largest_load(hosts, weight)
@@ -232,7 +237,13 @@ def best_hosts(
         model.add(LinearExpr.weighted_sum(variables, [size for _, size in held]) <= largest)
     model.minimize(largest)
     status, solver = solve(
-        model, seconds, seed, stop, hint, on_progress=lambda best, low: on_progress(best / scale, low / scale)
+        model,
+        seconds,
+        seed,
+        stop,
+        hint,
+        on_progress=lambda best, low: on_progress(best / scale, low / scale),
+        wall_limit=wall_limit,
     )
     if status not in (OPTIMAL, FEASIBLE):
         return hosts, 0.0, False

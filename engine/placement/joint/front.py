@@ -20,6 +20,8 @@ from engine.result import Status, Stop, never
 END = 0.005
 """The ends count the other aim this much: of placements equal in one aim, the better in the other."""
 KICKS_PER_EXPERT, LEAST_KICKS = 0.08, 30
+USUAL_SECONDS = 20.0
+"""Of work on a front, unless a person says otherwise."""
 SAME, EQUAL = 1e-9, 1e-6
 
 
@@ -57,16 +59,18 @@ def front(
     max_moves: int | None = None,
     kicks: int | None = None,
     seed: int = 0,
-    time_limit: float = 20.0,
+    time_limit: float = USUAL_SECONDS,
     stop: Stop = never,
     on_point: Callable[[FrontPoint], None] | None = None,
     initial: tuple[NDArray[np.int64], ...] = (),
+    wall_limit: float | None = None,
 ) -> list[FrontPoint]:
     """At most `points` placements from fewest hops to best balance, none beaten by another in hop cost share and
     balancedness; with `start` and max_moves all of them within the moves.
 
     The options are those of `place_jointly`, for one search a point; kicks None: 0.08 a (layer, expert) pair, at least
-    30, and twice that at both ends. time_limit: wall seconds in all, an outer cap, shared out among the searches to come.
+    30, and twice that at both ends. time_limit: work in all, see `place_jointly`, as much for each search.
+    wall_limit: seconds, by default the time limit, shared out among the searches to come.
     on_point: called after every search with the best point for its weight, if it is a new one; later ones may beat it, so a
     page shows those that `beats` leaves. initial: placements int64[layer, expert] that every search may begin from.
 
@@ -75,7 +79,7 @@ def front(
     """
     if points < 1:
         raise InputError(f"points: {points}; wanted at least 1")
-    deadline = time.perf_counter() + time_limit
+    deadline = time.perf_counter() + (time_limit if wall_limit is None else wall_limit)
     archive = _Archive(instance, workloads, start)
     if kicks is None:
         kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
@@ -98,7 +102,8 @@ def front(
             initial=initial if not tried else (*initial, archive.best(weight).gpu_of_expert),
             kicks=kicks * (2 if len(tried) < len(weights) else 1),
             seed=seed + len(tried),
-            time_limit=max(left, 0.0),
+            time_limit=time_limit / points,
+            wall_limit=max(left, 0.0),
             stop=stop,
             on_placement=lambda place, weight=weight: archive.add(place, weight),
         )

@@ -108,6 +108,9 @@ def _all_placements(slots: NDArray[np.int64]) -> NDArray[np.int64]:
 Workloads = Literal["worst", "mean"]
 PROVEN_GAP = 1e-9
 KICKS_PER_EXPERT, LEAST_KICKS = 0.4, 100
+SECONDS_PER_LOOK, SECONDS_PER_SWAP, LOOKS_WITH_MOVES = 7e-5, 6e-9, 4
+"""Cost of a look at the swaps of a layer, and of each swap in each table, on an ordinary core; with limited moves every look
+is followed by those at the layers beside it."""
 
 
 def place_jointly(
@@ -123,6 +126,7 @@ def place_jointly(
     stop: Stop = never,
     on_progress: Callable[[float, float], None] | None = None,
     on_placement: Callable[[NDArray[np.int64]], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
 
@@ -136,7 +140,9 @@ def place_jointly(
         a limit GPUs that are alike are named so that few experts leave the GPU they are on in `start`.
     initial: further placements to begin from; the best one is taken. With max_moves those too far from `start` are not.
     kicks: how often the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least 100.
-    time_limit: wall seconds, an outer cap. Same input, seed and kicks, same answer, unless it cuts the search short.
+    time_limit: work, in seconds of an ordinary core as estimated from the looks at swaps, an outer cap.
+    wall_limit: seconds after which the clock ends it, by default the time limit. Same input, seed and kicks, same answer,
+        unless it does.
     on_progress: called with (objective, bound) after improvements. on_placement: called with copies of placements met.
 
     Status OPTIMAL if proven: the instance is small enough for a shortest path over all placements (at most 2520 of a
@@ -149,7 +155,9 @@ def place_jointly(
     start, initial = _checked(instance, weight, workloads, start, max_moves, initial, kicks)
     terms = terms_of(instance, weight, workloads == "worst")
     kicks = _usual_kicks(instance) if kicks is None else kicks
-    incumbent = _Incumbent(terms, began + time_limit, stop, on_progress, on_placement)
+    looks = int(time_limit / seconds_of_look(terms, max_moves))
+    deadline = began + (time_limit if wall_limit is None else wall_limit)
+    incumbent = _Incumbent(terms, looks, deadline, stop, on_progress, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
     incumbent.begin(_best_of(terms, instance, start, max_moves, initial, incumbent.ended))
     proven = done = max_moves == 0 or _solved(incumbent, start, max_moves)
@@ -171,6 +179,14 @@ def place_jointly(
     return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
 
 
+def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:
+    """Seconds between two questions of the search whether to stop, as estimated: they turn seconds into looks, so that answers
+    repeat."""
+    tables = len(terms.hop) + 2 * len(terms.load)
+    look = SECONDS_PER_LOOK + SECONDS_PER_SWAP * terms.instance.experts**2 * tables
+    return look * (1 if max_moves is None else LOOKS_WITH_MOVES)
+
+
 def _usual_kicks(instance: JointInstance) -> int:
     return max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
 
@@ -179,11 +195,13 @@ def _usual_kicks(instance: JointInstance) -> int:
 class _Incumbent:
     """The best placement so far, int64[layer, expert], and when to stop looking for a better one.
 
+    looks: how many looks at the swaps of a layer the search may still take, about.
     bound: what no objective is below; deadline: on the clock of `time.perf_counter`.
-    cancelled, late: whether `stop` answered True, and whether the deadline has passed, when last asked.
+    cancelled, late: whether `stop` answered True, and whether looks or deadline are over, when last asked.
     """
 
     terms: JointTerms
+    looks: int
     deadline: float
     stop: Stop
     on_progress: Callable[[float, float], None] | None
@@ -198,6 +216,12 @@ class _Incumbent:
         self.cancelled = self.cancelled or self.stop()
         self.late = self.late or time.perf_counter() > self.deadline
         return self.cancelled or self.late or self.objective <= self.bound + PROVEN_GAP
+
+    def ended_look(self) -> bool:
+        """True if the work is to end, asked before each look at the swaps of a layer."""
+        self.looks -= 1
+        self.late = self.late or self.looks < 0
+        return self.ended()
 
     def begin(self, place: NDArray[np.int64]) -> None:
         self.place, self.objective = place, self.terms.objective(place)
@@ -243,9 +267,9 @@ def _searched(
     if from_mean:
         # The mean is smoother: half of the kicks go into a placement that is good for all.
         mean = terms_of(terms.instance, terms.weight, worst=False)
-        search(_state(mean, incumbent.place, start, max_moves), kicks // 2, seed, incumbent.ended, incumbent.visit)
+        search(_state(mean, incumbent.place, start, max_moves), kicks // 2, seed, incumbent.ended_look, incumbent.visit)
         kicks -= kicks // 2
-    return search(_state(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended, incumbent.visit)
+    return search(_state(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit)
 
 
 def _state(

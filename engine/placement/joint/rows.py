@@ -200,23 +200,30 @@ BOUND_SHARE = 0.5
 
 
 def with_starts(
-    instance: RowsInstance, time_limit: float, seed: int = 0, stop: Stop = never
+    instance: RowsInstance, time_limit: float, seed: int = 0, stop: Stop = never, wall_limit: float | None = None
 ) -> tuple[RowsInstance, tuple[NDArray[np.int64], ...]]:
-    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), in so many wall seconds.
+    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), in so many seconds of work.
 
     Bounds are of every recording alone, without a cap, so that they hold of every placement, and a placement comes with each;
-    another is of all recordings' tokens together, under a cap on load.
+    another is of all recordings' tokens together, under a cap on load. wall_limit: seconds after which the clock ends each of
+    these, by default the part of the time limit for it.
     """
     known = [recording for recording in instance.recordings if recording.experts.shape[1]]
     least, places = np.zeros(instance.workloads), []
     for workload, recording in enumerate(instance.recordings):
         if recording.experts.shape[1]:
             uncapped = replace(recording, cap=None)
-            result = coactivation(uncapped, BOUND_SHARE * time_limit / len(known), seed, stop=stop)
+            result = coactivation(
+                uncapped, BOUND_SHARE * time_limit / len(known), seed, stop=stop, wall_limit=wall_limit
+            )
             least[workload] = result.bound
             places.append(result.solution)
     together = replace(_together(known), cap=CAP)
-    places.append(coactivation(together, (1 - BOUND_SHARE) * time_limit, seed, exact=False, stop=stop).solution)
+    places.append(
+        coactivation(
+            together, (1 - BOUND_SHARE) * time_limit, seed, exact=False, stop=stop, wall_limit=wall_limit
+        ).solution
+    )
     return replace(instance, least_rows=least), tuple(places)
 
 

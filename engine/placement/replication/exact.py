@@ -1,14 +1,15 @@
 """The best replication of one small layer, proven by CP-SAT."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, LinearExpr
+from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, CpSolverStatus, LinearExpr
 
 from engine.placement.replication.bounds import counts_of
 from engine.result import Stop
-from engine.solver import solve
+from engine.solver import seconds_of_work, solve
 
 UNITS = 2**24
 """Integer units of the ideal time in the models: rounding costs under 1e-6 of it even with a dozen experts on a GPU."""
@@ -26,19 +27,28 @@ def best_layout(
     seconds: float,
     seed: int,
     stop: Stop,
+    wall_limit: float | None = None,
+    spend: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[NDArray[np.int64], float]:
     """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
 
     load: float64[load, expert] in units of the ideal; speed: float64[gpu]; known: int64[gpu, place], a good layout, which
-    comes back if nothing better is found; bound: a limit that is already proven.
+    comes back if nothing better is found; bound: a limit that is already proven; seconds, wall_limit:
+    see `engine.solver.solve`; spend: told the seconds of work that it took.
     """
     if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
         return known, bound
     model = _free_model if split == "free" else _equal_model
-    return model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop)
+
+    def solved(model: CpModel, hint: dict) -> tuple[CpSolverStatus, CpSolver]:
+        status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2, wall_limit=wall_limit)
+        spend(seconds_of_work(solver))
+        return status, solver
+
+    return model(load, slots_of_gpu, speed, known, bound, solved)
 
 
-def _equal_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -> tuple[NDArray[np.int64], float]:
+def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArray[np.int64], float]:
     """Copies of an expert on a GPU, once for every number of replicas the expert may have."""
     loads, experts = load.shape
     gpus, most = len(slots_of_gpu), int(slots_of_gpu.sum()) - experts + 1
@@ -78,7 +88,7 @@ def _equal_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -
             units = [int(load[scenario, e] / k / speed[g] * UNITS * (1 - 1e-12)) for e, k in here]
             model.add(LinearExpr.weighted_sum(on_gpu, units) <= worst)
     model.minimize(worst)
-    status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2)
+    status, solver = solved(model, hint)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
     layout = _layout(solver, copies, slots_of_gpu, known.shape)
@@ -98,7 +108,7 @@ def _layout(solver: CpSolver, copies: dict, slots_of_gpu: NDArray[np.int64], sha
     return layout
 
 
-def _free_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -> tuple[NDArray[np.int64], float]:
+def _free_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArray[np.int64], float]:
     """Hosts of every expert, and for every load what each host gets; a host may get nothing."""
     loads, experts = load.shape
     gpus = len(slots_of_gpu)
@@ -124,7 +134,7 @@ def _free_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) ->
             model.add(LinearExpr.sum([part[e][g] for e in range(experts)]) <= speed_units[g] * worst)
     model.minimize(worst)
     hint = {host[e][g]: int((known[g] == e).any()) for e in range(experts) for g in range(gpus)}
-    status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2)
+    status, solver = solved(model, hint)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
     layout = np.full(known.shape, -1, dtype=np.int64)

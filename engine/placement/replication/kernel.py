@@ -26,7 +26,9 @@ from engine.result import Provenance, Result, Status, Stop, library_versions, ne
 Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
 PROOF_SHARE = 0.4
-"""Share of the time limit that the proof of one layer may take."""
+"""Share of the work that the proof of one layer may take."""
+LEAST_SECONDS = 0.05
+"""Work below which no proof is begun."""
 MOST_VARIABLES = 500
 """Variables up to which a proof is tried: above, a minute seldom ends in one or improves on the search."""
 
@@ -41,6 +43,7 @@ def replicate(
     seed: int = 0,
     stop: Stop = never,
     on_incumbent: Callable[[float, float], None] | None = None,
+    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Replicas onto GPUs; `solution` is physical_to_logical int64[layer, slot], slots in the order of their GPUs.
 
@@ -48,7 +51,9 @@ def replicate(
 
     algorithm: "best", or "eplb" on the mean of the loads. close_enough: relative distance from the bound at which a layer
     is left alone. effort: attempts to improve layers that are further away, by other replica counts and otherwise. exact:
-    try to prove small layers. time_limit: wall seconds. on_incumbent: called with (objective, bound) after improvements.
+    try to prove small layers. time_limit: work of the proofs, in seconds of an ordinary core; the search ends by itself.
+    wall_limit: seconds after which the clock ends both, by default the time limit. on_incumbent: called with (objective,
+    bound) after improvements.
 
     Two replicas of an expert on one GPU are legal, and with an equal split sometimes best; except where CP-SAT finds
     that, "best" avoids them as long as another GPU has room. It never does worse than EPLB in any layer. Status OPTIMAL
@@ -56,7 +61,7 @@ def replicate(
     FEASIBLE. Raises InputError for "eplb" with unequal GPUs.
     """
     start = time.perf_counter()
-    deadline = start + time_limit
+    deadline = start + (time_limit if wall_limit is None else wall_limit)
 
     def over() -> bool:
         return stop() or time.perf_counter() > deadline
@@ -75,8 +80,7 @@ def replicate(
         if on_incumbent:
             on_incumbent(float(reached.min()), float(bound.min()))
         if exact and not instance.grouped:
-            seconds = PROOF_SHARE * time_limit
-            in_time = _prove(instance, placed, reached, bound, seconds, seed, over, on_incumbent)
+            in_time = _prove(instance, placed, reached, bound, time_limit, deadline, seed, over, on_incumbent)
     objective = float(reached.min())
     limit = max(float(bound.min()), objective)
     if limit <= objective * (1 + PROVEN_GAP):
@@ -137,25 +141,28 @@ def _prove(
     reached: NDArray[np.float64],
     bound: NDArray[np.float64],
     seconds: float,
+    deadline: float,
     seed: int,
     stop: Stop,
     on_incumbent: Callable[[float, float], None] | None,
 ) -> bool:
     """Improve layers, and their bounds, in place by CP-SAT, the least balanced first, until the least one is proven.
 
-    seconds: limit for each layer. False if that left the least one unproven; True also where the layers are too large to try.
+    seconds: work on all layers; deadline: of time.perf_counter. False if a limit left the least one unproven; True
+    also where the layers are too large to try.
     """
     loads, _, experts = instance.loads.shape
     if _variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
         return True
     from engine.placement.replication.exact import best_layout  # see engine.solver
 
-    tried = np.zeros(len(reached), dtype=bool)
+    tried, most = np.zeros(len(reached), dtype=bool), PROOF_SHARE * seconds
+    spent: list[float] = []
     while not stop():
         layer = int(np.where(tried, np.inf, reached).argmin())
         if reached.min() * (1 + PROVEN_GAP) >= bound.min():
             return True
-        if tried[layer]:
+        if tried[layer] or seconds - sum(spent) < LEAST_SECONDS:
             return False
         tried[layer] = True
         layout, least = best_layout(
@@ -165,9 +172,11 @@ def _prove(
             instance.split,
             instance.layout(placed[[layer]])[0],
             1.0 / bound[layer],
-            seconds,
+            min(most, seconds - sum(spent)),
             seed,
             stop,
+            max(0.0, deadline - time.perf_counter()),
+            spent.append,
         )
         candidate = instance.slots_in(layout[None])
         value = float(balancedness(candidate, instance.of_layer(layer)).min())

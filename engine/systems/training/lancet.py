@@ -1,6 +1,7 @@
 """Lancet (Jiang et al., 2024): in the forward pass cut operators around every all-to-all into a pipeline, in the backward
 pass run weight gradients under all-to-alls."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ from engine.overlap.stage_pipeline import ChainInstance
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
 from engine.plan import Overlap, PartitionRange, Priority, SendOrder
 from engine.problem import Problem
-from engine.result import Result, Status, Stop
+from engine.result import Guard, Result, Status, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Options, Seed
@@ -61,16 +62,23 @@ def lancet(problem: Problem, options: LancetOptions, stop: Stop, report: Report)
     notes: Notes = {"operators": Note(f"{len(priced.graph.operators)} in the whole step")}
     ranges: tuple[PartitionRange, ...] = ()
     under: dict[str, str] = {}
+    guard = options.guard(stop)
     if options.partition:
         report(0.1, "cutting the forward pass")
         ranges = _ranges(problem, priced, options, stop, notes)
     if options.weight_gradients != "none":
         report(0.5, "moving weight gradients")
-        under = _under(priced, options, stop, notes)
+        under = _under(priced, options, guard, notes)
     overlap = Overlap(ranges=ranges, under=under, irregular=irregular)
     priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(
-        placement, SendOrder(mode="concurrent"), priority=priority, overlap=overlap, notes=notes, cancelled=stop()
+        placement,
+        SendOrder(mode="concurrent"),
+        priority=priority,
+        overlap=overlap,
+        notes=notes,
+        cancelled=stop(),
+        limited=guard.cut,
     )
 
 
@@ -138,17 +146,19 @@ def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
     return BackwardExchanges(exchanges, gradients, instance)
 
 
-def _under(priced: PricedStep, options: LancetOptions, stop: Stop, notes: Notes) -> dict[str, str]:
+def _under(priced: PricedStep, options: LancetOptions, guard: Guard, notes: Notes) -> dict[str, str]:
     """Weight gradient -> the all-to-all it runs under."""
     both = weight_gradient_problem(priced)
     whole = float(both.instance.alltoall.sum())
     if not whole:
         notes["weight gradients"] = Note("no all-to-all of the backward pass takes any time")
         return {}
-    greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=stop)
+    greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=guard)
     chosen: Result = greedy
     if options.weight_gradients == "best":
-        chosen = schedule_weight_gradients(both.instance, time_limit=options.time_limit, seed=options.seed, stop=stop)
+        chosen = schedule_weight_gradients(
+            both.instance, time_limit=options.time_limit, seed=options.seed, stop=guard, wall_limit=math.inf
+        )
     proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
         f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "

@@ -1,0 +1,122 @@
+"""The same plan from the same input and seed, whatever else the machine does: searches count their work, not seconds."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from engine.cluster import Cluster
+from engine.placement.coactivation.kernel import compile_ahead
+from engine.plan import Travel
+from engine.problem import Problem
+from engine.result import GUARD, Guard, Status, never
+from engine.systems import SYSTEMS, run
+from engine.systems.base import CUT_SHORT
+from engine.workload import RoutingTrace
+from tests.systems.samples import SAMPLES, sample_problem
+
+MIXED = Cluster.from_json((SAMPLES / "mixed-8.json").read_text(encoding="utf-8"), "mixed-8")
+BUSY = 4
+SHARED_ROWS = ("coactivation", "joint")
+
+
+def first_layers(layers: int | None, tokens: int, travel: str | None = None) -> Problem:
+    """The sample on its mixed cluster: so many of its first layers, and of their tokens."""
+    problem = sample_problem("alpha-code", tokens=tokens, cluster=MIXED)
+    if layers is not None:
+        trace = problem.workload
+        trace = RoutingTrace(trace.name, trace.experts[:, :layers], trace.num_experts, trace.sequence)
+        model = problem.model.model_copy(update={"layers": layers})
+        problem = replace(problem, workload=trace, model=model)
+    return replace(problem, travel=Travel(unit=travel)) if travel else problem
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Four processes that do nothing but take time from all others."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@contextmanager
+def slow_machine(monkeypatch: pytest.MonkeyPatch, factor: float) -> Iterator[None]:
+    """A clock that counts the seconds of this process's processors so many times, whatever other processes take of them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: factor * time.process_time())
+        yield
+
+
+def _on_a_machine(factor: float, name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch):
+    with slow_machine(monkeypatch, factor):
+        return outcome_of(name, problem)
+
+
+def outcome_of(name: str, problem: Problem, **options):
+    return run(SYSTEMS[name], problem, options)
+
+
+def test_plans_are_the_same_on_a_busy_machine():
+    problems = {"aurora": first_layers(1, 400), "joint": first_layers(4, 400, "gpu")}
+    compile_ahead()
+    quiet = {name: outcome_of(name, problem).result for name, problem in problems.items()}
+    with busy_machine():
+        busy = {name: outcome_of(name, problem).result for name, problem in problems.items()}
+    assert {name: result.solution.id for name, result in busy.items()} == {
+        name: result.solution.id for name, result in quiet.items()
+    }
+    assert {name: result.bound for name, result in busy.items()} == {
+        name: result.bound for name, result in quiet.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["aurora", "lina", "eplb", "joint", "coactivation"])
+def test_a_slow_machine_finds_the_same_plan(name, monkeypatch):
+    problem = first_layers(1 if name == "aurora" else 4, 400, "gpu" if name in SHARED_ROWS else None)
+    if name in SHARED_ROWS:
+        compile_ahead()
+    quick, slow = (_on_a_machine(factor, name, problem, monkeypatch) for factor in (1.0, 100.0))
+    assert slow.result.solution.id == quick.result.solution.id
+    assert slow.notes.keys() == quick.notes.keys() and "time limit" not in slow.notes
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize("name", ["aurora", "exflow", "lina", "eplb", "joint", "coactivation", "sjf"])
+def test_whole_sample_on_a_busy_machine(name):
+    problem = first_layers(None, 2000, "gpu" if name == "coactivation" else None)
+    quiet = outcome_of(name, problem).result
+    with busy_machine():
+        busy = outcome_of(name, problem).result
+    assert (busy.solution.id, busy.bound, busy.status) == (quiet.solution.id, quiet.bound, quiet.status)
+
+
+def test_a_time_limit_that_cuts_says_so(monkeypatch):
+    with slow_machine(monkeypatch, 1e4):
+        outcome = outcome_of("exflow", first_layers(2, 400), time_limit=0.5)
+    assert outcome.result.status is Status.TIME_LIMIT
+    assert outcome.notes["time limit"].value == CUT_SHORT
+
+
+def test_the_usual_limit_is_an_amount_of_work_and_another_holds_in_seconds():
+    options = SYSTEMS["aurora"].options
+    usual, chosen = options().time_limit, options(time_limit=3.0).time_limit
+    now = time.perf_counter()
+    assert options().guard(never).until - now == pytest.approx(GUARD * usual, abs=1)
+    assert options(time_limit=3.0).guard(never).until - now == pytest.approx(chosen, abs=1)
+
+
+def test_a_guard_remembers_that_it_cut_and_parts_tell_the_whole():
+    whole = Guard(never, 100.0)
+    late, early = Guard(never, -1.0, whole), whole.part(4)
+    assert not early() and not whole.cut and early.until < whole.until
+    assert late() and late.cut and whole.cut and not whole()
+    stopped = Guard(lambda: True, -1.0)
+    assert stopped() and not stopped.cut
