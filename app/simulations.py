@@ -25,7 +25,7 @@ from engine.serving.step import OperatorSource, ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.serving import ServedStep, serve_as_measured
-from engine.store import simulated as kept_steps
+from engine.store import served as kept_steps
 from engine.timeline import Timeline
 from engine.workload import digest_of
 

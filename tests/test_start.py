@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import arguments, commands, parser
-from engine.compare import Thresholds
+from engine.compare.evidence import Thresholds
 from engine.compare.imbalance import PRESETS, USUAL_STEPS
 from engine.formats.placements import TARGETS
 from engine.formats.writers import WRITERS

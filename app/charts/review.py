@@ -10,8 +10,8 @@ from app.charts import gantt as gantt_charts
 from app.charts import gantt as lanes_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
-from engine.compare import Verdict
 from engine.compare.judge import interval
+from engine.compare.verdict import Verdict
 from engine.goal import Goal
 from engine.plan import Placement, Plan
 from engine.problem import Problem

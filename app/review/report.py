@@ -31,9 +31,10 @@ from app.charts.theme import CONFIG, ink, legible
 from app.review import place, thresholds
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
-from engine.compare import WORDS, Verdict, break_even
 from engine.compare.figures import proof_of_plan
 from engine.compare.judge import interval
+from engine.compare.verdict import Verdict
+from engine.compare.wording import WORDS, break_even
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.provenance import input_digests

@@ -11,7 +11,7 @@ import streamlit as st
 from app import state
 from app.tables import plain
 from engine import units
-from engine.compare import Criterion, Thresholds
+from engine.compare.evidence import Criterion, Thresholds
 from engine.errors import InputError
 
 LABELS = {

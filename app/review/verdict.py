@@ -14,7 +14,9 @@ from app.review.brief import Brief
 from app.tables import plain
 from app.visitor import people
 from engine import store, units
-from engine.compare import WORDS, Judgement, Thresholds, Verdict, break_even
+from engine.compare.evidence import Thresholds
+from engine.compare.verdict import Judgement, Verdict
+from engine.compare.wording import WORDS, break_even
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import judgements, runner

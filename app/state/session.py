@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from engine.cluster import Cluster
-from engine.compare import Thresholds
+from engine.compare.evidence import Thresholds
 from engine.costs import choice
 from engine.errors import InputError
 from engine.model import MoEModel

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app.state.address import change
 from app.state.moment import recalled_person
-from engine.compare import Thresholds
+from engine.compare.evidence import Thresholds
 
 
 def person() -> str | None:

@@ -9,7 +9,10 @@ from engine.cli import text
 from engine.cli.inputs import plans_and_problem, read_recording, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.cli.step import read_serving
-from engine.compare import WORDS, Thresholds, roles_of, running, verdict_of
+from engine.compare.evidence import Thresholds
+from engine.compare.held_out import roles_of, running
+from engine.compare.verdict import verdict_of
+from engine.compare.wording import WORDS
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.units import digits, seconds, share, signed, size

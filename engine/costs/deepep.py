@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from engine.cluster import Cluster, Gpu
 from engine.costs.alpha_beta import Datasheet
@@ -60,6 +59,8 @@ def travel_of(unit: TravelUnit) -> Travel:
 @lru_cache
 def measured_exchanges(folder: str) -> tuple[Exchange, ...]:
     """All series of a machine; empty where it has none over several nodes. Raises InputError when the package is absent."""
+    import pandas as pd
+
     series = []
     for unit, (name, columns) in FILES.items():
         model = benchmark_model()

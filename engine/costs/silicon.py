@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.cluster import Cluster, Gpu
@@ -29,6 +28,9 @@ from engine.costs.gemm_table import Curve, GemmTable, never_falling
 from engine.costs.measured import CollectiveTimes, sent_line
 from engine.errors import InputError
 from engine.network import Network
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NCCL_OPERATIONS = {"all_to_all": "alltoall", "all_reduce": "all_reduce"}
 GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
@@ -70,6 +72,8 @@ def installed_package() -> str:
 @lru_cache
 def gemm_table(folder: str, dtype: str) -> GemmTable | None:
     """The GEMMs of a machine, None where the dtype was not measured. Raises InputError when the package is absent."""
+    import pandas as pd
+
     for file in newest(folder, "gemm/sglang", "gemm_perf.parquet"):
         rows = pd.read_parquet(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
         rows = rows.loc[lambda table: table.gemm_dtype == dtype]
@@ -93,9 +97,11 @@ def gemm_table(folder: str, dtype: str) -> GemmTable | None:
     return None
 
 
-def nvlink_table(folder: str) -> pd.DataFrame:
+def nvlink_table(folder: str) -> "pd.DataFrame":
     """TensorRT-LLM's exchanges of 16-bit rows, top-8 of 256 experts evenly loaded, 7168 wide: columns kind (dispatch, combine),
     ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""
+    import pandas as pd
+
     for file in newest(folder, "comm/trtllm", "trtllm_alltoall_perf.parquet"):
         rows = pd.read_parquet(file)
         plain = rows.moe_dtype == "bfloat16"
@@ -117,6 +123,8 @@ def nvlink_table(folder: str) -> pd.DataFrame:
 def collective_table(folder: str, operation: str, gpus: int) -> tuple[np.ndarray, np.ndarray] | None:
     """(float64[size] bytes of each GPU's buffer, ascending; float64[size] seconds as measured) of a collective, None where it
     was not measured on so many GPUs."""
+    import pandas as pd
+
     for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
         rows = pd.read_parquet(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"])
         asked = (rows.op_name == NCCL_OPERATIONS[operation]) & (rows.nccl_dtype == "half") & (rows.num_gpus == gpus)
@@ -137,6 +145,8 @@ def collective_curve(folder: str, operation: str, gpus: int) -> Curve | None:
 @lru_cache
 def measured_counts(folder: str) -> tuple[int, ...]:
     """Numbers of GPUs with an all-to-all, ascending."""
+    import pandas as pd
+
     counts: set[int] = set()
     for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
         rows = pd.read_parquet(file, columns=["op_name", "num_gpus"])

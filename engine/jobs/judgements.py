@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from engine import store
-from engine.compare import Judgement, Thresholds, evidence_of
+from engine.compare.evidence import Thresholds
 from engine.compare.judge import Judge, Serving
 from engine.compare.redundancy import Replication, counts_of, knee, most_slots, planned_and_judged, redundancy
+from engine.compare.verdict import Judgement, evidence_of
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import Context, replace_result

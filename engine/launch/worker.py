@@ -22,10 +22,11 @@ from engine.files import write_atomically
 from engine.goal import Goal
 from engine.launch.rank.coherent import Coherent
 from engine.launch.rank.colocated import Colocated
-from engine.launch.rank.context import Executor, RankContext, links_of
+from engine.launch.rank.context import Executor, RankContext
 from engine.launch.rank.forward import Forward
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, read_instructions, writing
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
+from engine.launch.rank.links import links_of
 from engine.launch.rank.measure_machine import measure_machine
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.settings import settle

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
 
 from engine.errors import InputError
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.solver import solve
 
 Axis = int | str
 """A dimension counted from 0, -1 for a tensor that every part uses whole, or a name such as `irregular`."""
@@ -91,7 +89,6 @@ def partition_axes(
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not
     decided. There is nothing to minimise: `objective` and `bound` are 0.
     """
-    pass  # FOLD  # see engine.solver
 
     start = time.perf_counter()
     tables = problem.tables()
@@ -187,6 +184,10 @@ def some_places(
 
     sizes: places in each tensor's domain; tables: tensors with the combinations of their places that are allowed
     """
+    from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
+
+    from engine.solver import solve
+
     model = CpModel()
     place = {tensor: model.new_int_var_from_domain(Domain(0, size - 1), tensor) for tensor, size in sizes.items()}
     for tensors, rows in tables:

@@ -20,13 +20,10 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.linear_solver.python import model_builder
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
-from engine.solver import DETERMINISTIC_SHARE, POLL_SECONDS, solve
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -214,8 +211,6 @@ def assign_groups(
     instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Same input and seed,
     same answer, unless the wall limit cuts a step short. Raises InputError if the slots cannot hold the experts.
     """
-    pass  # FOLD  # see engine.solver
-    pass  # FOLD
 
     start = time.perf_counter()
     slots = _checked_slots(slots, instance, exact_slots)
@@ -325,6 +320,10 @@ def best_groups(
     seconds, wall_limit: see `engine.solver.solve`. Loads are rounded down and savings up, so that the optimum of the integer
     model is at most the true one.
     """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import solve
+
     objective, gpus, experts = instance.cost(best), instance.gpus, instance.experts
     scale = CP_SAT_UNITS / objective
     # The product of two floats may land just above a whole number it should stay below: give way before rounding.
@@ -379,7 +378,10 @@ def relaxation_bound(
     is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to
     no end within `seconds` of work, or by the `deadline` of time.perf_counter.
     """
+    from ortools.linear_solver.python import model_builder
     from scipy.optimize import linear_sum_assignment
+
+    from engine.solver import DETERMINISTIC_SHARE, POLL_SECONDS
 
     gpus, experts = instance.gpus, instance.experts
     unit = instance.cost(np.repeat(np.arange(gpus), slots)[:experts]) or 1.0

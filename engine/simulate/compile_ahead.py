@@ -24,9 +24,9 @@ def compile_ahead() -> None:
 
 if __name__ == "__main__":
     # Not needed by who compiles the simulation alone.
-    from engine.formats import number_lists
+    from engine.formats import scan_lists
     from engine.placement.coactivation import kernel as coactivation
 
     compile_ahead()
     coactivation.compile_ahead()
-    number_lists.compile_ahead()
+    scan_lists.compile_ahead()

@@ -1,14 +1,11 @@
 """What simulations of plans gave: timelines and figures, under digests of all that they depend on.
 
 All of it can be simulated again, so what is damaged, or was kept in another form, counts as not there.
-
-Plans in whole serving steps, kept as what was simulated is. Apart from it: who only stores needs no simulation loaded.
 """
 
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,8 +15,6 @@ from pydantic_core import to_json
 from engine.errors import InputError
 from engine.files import data_folder, open_atomically, write_atomically
 from engine.formats.source import one_clear_line
-from engine.serving.figures import ServingFigures
-from engine.simulate.serving import ServedStep
 from engine.store.files import is_digest, used_now, writing
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 from engine.workload import digest_of
@@ -130,30 +125,3 @@ def _path(digest: str, folder: str, ending: str) -> Path:
     if not is_digest(digest):
         raise InputError("not the digest of a simulation")
     return data_folder() / folder / f"{digest}.{ending}"
-
-
-@dataclass(frozen=True)
-class _Served:
-    """The figures of a serving step, as they are kept beside its timeline."""
-
-    figures: ServingFigures
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.figures.fields()
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        return cls(ServingFigures.from_fields(data))
-
-
-def save(served: ServedStep, *depends_on: str) -> None:
-    """Keep a plan in a serving step, where that is worth it, under a digest of all that it depends on."""
-    if is_worth_keeping(served.timeline):
-        save_timeline(digest_of("served", *depends_on), served.timeline)
-        save_figures(_Served(served.figures), *depends_on)
-
-
-def load(*depends_on: str) -> ServedStep | None:
-    """The plan in a serving step that was kept, which counts as used now; None where there is none that can be read."""
-    figures, timeline = load_figures(_Served, *depends_on), load_timeline(digest_of("served", *depends_on))
-    return None if figures is None or timeline is None else ServedStep(figures.figures, timeline)

@@ -13,7 +13,8 @@ from app.review import report
 from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks
 from app.review.report import Dossier
 from engine import formats
-from engine.compare import WORDS, Verdict, verdict_of
+from engine.compare.verdict import Verdict, verdict_of
+from engine.compare.wording import WORDS
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem

@@ -12,7 +12,7 @@ from app.state.session import VERSION, Session, read, write
 from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
-from engine.compare import Thresholds
+from engine.compare.evidence import Thresholds
 from engine.training import usual_step
 from tests.app.conftest import TOKEN
 from tests.app.test_optimise_page import choose

@@ -12,7 +12,8 @@ from app.charts import review as charts
 from app.review import thresholds
 from app.review.thresholds import LABELS
 from engine import store
-from engine.compare import Criterion, Judgement, Thresholds, Verdict, verdict_of
+from engine.compare.evidence import Criterion, Thresholds
+from engine.compare.verdict import Judgement, Verdict, verdict_of
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import CANCELLED, FINAL, RESULT

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
-from engine.compare import WORDS, Verdict, verdict_of
 from engine.compare.judge import Judge, Serving, ratio_gain
 from engine.compare.redundancy import Replication, knee, redundancy
+from engine.compare.verdict import Verdict, verdict_of
+from engine.compare.wording import WORDS
 from engine.costs import Datasheet
 from engine.formats import read_sizes, read_workload
 from engine.formats.packaged import packaged_config

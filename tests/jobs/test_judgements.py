@@ -7,8 +7,9 @@ import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets
-from engine.compare import Judgement, Thresholds, verdict_of
+from engine.compare.evidence import Thresholds
 from engine.compare.redundancy import RedundancyPoint
+from engine.compare.verdict import Judgement, verdict_of
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_model

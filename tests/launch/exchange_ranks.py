@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.launch.rank.context import Links
 from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.routes import Piece, pieces
 from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of

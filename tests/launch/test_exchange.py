@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.launch.rank.context import Links
 from engine.launch.rank.exchange import MOST_SLICES, SLICE, Exchange, slices
+from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.routes import Piece, pieces
 from tests import warm

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.places.fold import fold_plan, fold_trace, rank_of_gpu
-from engine.launch.rank.context import Links
+from engine.launch.rank.links import Links
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance, Status
 from engine.systems import SYSTEMS, run

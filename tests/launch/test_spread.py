@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from engine.communication.travel import Stops, rows_of_tokens
-from engine.launch.rank.context import Links
 from engine.launch.rank.hops import MOST_SLICES, Hops, Legs
+from engine.launch.rank.links import Links
 from engine.launch.rank.routes import rows_of_ranks
 from engine.network import off_diagonal
 from tests.cases.examples import examples

@@ -6,8 +6,8 @@ import pytest
 from engine.catalogue import cluster_presets
 from engine.errors import InputError
 from engine.launch.places.testbed import FASTEST_LINK, Testbed, emulated_cluster
-from engine.launch.rank.context import links_of
 from engine.launch.rank.instructions import Tiers
+from engine.launch.rank.links import links_of
 from engine.launch.running.local import run_here
 from engine.result import never
 from engine.systems.base import silent

@@ -24,7 +24,7 @@ from engine.serving.sizes import usual_sizes
 from engine.serving.step import ServingStep
 from engine.simulate import events, simulate
 from engine.simulate.serving import serve
-from engine.store import simulated
+from engine.store import served, simulated
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -303,13 +303,13 @@ def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypa
     plan, sizes = run(SYSTEMS["linear"], problem).result.solution, usual_sizes(problem.model)
     source = RooflineOperators(problem.model, sizes, problem.cluster.gpus[0])
     step = serve(plan, problem, ServingStep(phase="decode", sequences=4, context=128), source, sizes)
-    simulated.save(step, "few events")
-    assert simulated.load("few events") is None
+    served.save(step, "few events")
+    assert served.load("few events") is None
     monkeypatch.setattr(simulated, "LONG", 0)
-    simulated.save(step, "step")
-    kept = simulated.load("step")
+    served.save(step, "step")
+    kept = served.load("step")
     assert kept.figures == step.figures and kept.timeline.total == step.timeline.total
-    assert kept.figures.to_dict() == step.figures.to_dict() and simulated.load("another") is None
+    assert kept.figures.to_dict() == step.figures.to_dict() and served.load("another") is None
     for path in (own_data_folder / "figures").iterdir():
         path.write_text('{"seconds": "late"}')
-    assert simulated.load("step") is None
+    assert served.load("step") is None

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compare import WORDS, Evidence, HeldOut, Judgement, Move, Thresholds, decide, verdict_from
-from engine.compare.wording import RULES, reasons
+from engine.compare.evidence import Evidence, Move, Thresholds, decide
+from engine.compare.held_out import HeldOut
+from engine.compare.verdict import Judgement, verdict_from
+from engine.compare.wording import RULES, WORDS, reasons
 from tests.cases.examples import examples
 
 LIMITS = Thresholds()

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compare import Evidence, Thresholds, evidence_of, running, verdict_from, verdict_of
-from engine.compare.held_out import split_by_origin
+from engine.compare.evidence import Evidence, Thresholds
+from engine.compare.held_out import running, split_by_origin
 from engine.compare.judge import Judge
+from engine.compare.verdict import evidence_of, verdict_from, verdict_of
 from engine.errors import InputError, StoppedError
 from engine.plan import Travel
 from engine.systems import SYSTEMS, run

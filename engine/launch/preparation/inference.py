@@ -20,9 +20,9 @@ from engine.launch.preparation.settled import (
     ranks_of,
     relays_of,
 )
-from engine.launch.rank.context import Links
 from engine.launch.rank.difference import allowed, coarsest, in_words
 from engine.launch.rank.instructions import RankInstructions, Tiers, uses_nodes
+from engine.launch.rank.links import Links
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan

@@ -21,8 +21,8 @@ from engine.goal import Goal
 from engine.launch.places.destination import FIRST_PORT, OR, PORTS, Destination
 from engine.launch.places.testbed import PORT, Testbed
 from engine.launch.preparation.launch import Check, PreparedLaunch
-from engine.launch.rank.context import known_links
 from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.links import known_links
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Placement, Plan, Travel

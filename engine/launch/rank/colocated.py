@@ -17,8 +17,8 @@ import torch
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, worst
-from engine.launch.rank.exchange import left_open
 from engine.launch.rank.forward import kind_of_layers
+from engine.launch.rank.turns import left_open
 from engine.plan import Plan
 
 

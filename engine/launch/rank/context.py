@@ -1,109 +1,22 @@
-"""What every executor of a rank works with: its instructions, its place among the ranks, its clock and its weights.
-
-What a launch knows of the links between its ranks: how fast each is, and what a send takes beside its bytes.
-"""
+"""What every executor of a rank works with: its instructions, its place among the ranks, its clock and its weights."""
 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.costs import fit_line
 from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import PROGRESS, RankInstructions, Tokens
 from engine.launch.rank.layer import TORCH_DTYPE, Weights
+from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder, communication_device
 from engine.launch.rank.settings import threads
 from engine.model import MoEModel
-from engine.network import Network
-from engine.units import digits, seconds
-
-UNSEEN = 1e13
-"""Bytes/s, ten times those of the fastest port there is: a fit beyond it says that what was measured took no longer the more
-was sent, not how fast the links are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Links:
-    """rates: float64[rank] bytes/s of every rank's link to the fabric in each direction; start_up: seconds of a send beside
-    its bytes; node: int64[rank], and near: float64[rank] bytes/s of its link to the other ranks of its node, 0 where it has
-    none (default: all ranks meet on the fabric)"""
-
-    rates: np.ndarray
-    start_up: float = 0.0
-    node: np.ndarray | None = None
-    near: np.ndarray | None = None
-
-    @property
-    def network(self) -> Network:
-        """Of all ranks."""
-        ranks = len(self.rates)
-        node, near = (np.arange(ranks), np.zeros(ranks)) if self.near is None else (self.node, self.near)
-        return Network(self.rates, self.rates, near, node, self.start_up, np.full(ranks, self.start_up))
-
-    @property
-    def slowest(self) -> float:
-        """Bytes/s between the two ranks that need longest for as many bytes."""
-        network = self.network
-        out, into = network.ports(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
-        return float(network.capacity[np.concatenate([out, into])].min())
-
-    @property
-    def text(self) -> str:
-        """What a prediction takes from them, in words."""
-        said = f"links of {_range(self.rates)}"
-        if self.near is not None and self.near.any():
-            said += f" (inside nodes {_range(self.near[self.near > 0])})"
-        return f"{said}, a latency of {seconds(self.start_up)} per send"
-
-
-def _range(rates: np.ndarray) -> str:
-    if rates.max() >= UNSEEN:
-        return "a rate too high to be seen in what was measured"
-    slowest, fastest = (digits(rate * 8 / 1e6) for rate in (rates.min(), rates.max()))
-    return f"{slowest if slowest == fastest else f'{slowest} to {fastest}'} Mbit/s"
-
-
-def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links | None:
-    """The links as known before the launch, or all alike (those inside nodes among themselves) and as fast as they were
-    measured. None for a single rank.
-
-    measured: as `measure_machine` gives it. The start-up is that of a send to one peer, which is what every phase and every
-    send of a sequence costs; where all are sent to at once they start together.
-    """
-    if not measured["network"]:
-        return None
-    links = _measured(instructions, measured) if instructions.bandwidth is None else known_links(instructions)
-    sent, took = np.array(measured["phases"]).T
-    return replace(links, start_up=max(0.0, float(np.median(took - sent / links.slowest))))
-
-
-def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
-    """The links of a testbed."""
-    rates, tiers = np.array(instructions.bandwidth), instructions.tiers
-    return (
-        Links(rates, start_up) if tiers is None else Links(rates, start_up, np.array(tiers.node), np.array(tiers.link))
-    )
-
-
-def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Links:
-    if "inside nodes" not in measured:
-        return Links(np.full(instructions.ranks, _rate(measured["network"])))
-    linked = np.array(instructions.tiers.link) > 0
-    near = np.where(linked, _rate(measured["inside nodes"]), 0.0)
-    rates = np.full(instructions.ranks, _rate(measured["between nodes"]))
-    return Links(rates, node=np.array(instructions.tiers.node), near=near)
-
-
-def _rate(measured: list[list[float]]) -> float:
-    """Bytes/s of exchanges of [bytes, seconds]."""
-    return 1 / max(fit_line(*np.array(measured).T).beta, 1 / UNSEEN)
 
 
 @dataclass(frozen=True, eq=False)

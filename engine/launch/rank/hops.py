@@ -22,7 +22,7 @@ import numpy as np
 from engine.communication.relays import counted
 from engine.communication.steps import BALANCE, CROSS, SPREAD, Steps
 from engine.communication.travel import Stops
-from engine.launch.rank.context import Links
+from engine.launch.rank.links import Links
 from engine.launch.rank.routes import Piece
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule

@@ -5,8 +5,6 @@ How many threads ranks compute with.
 
 import os
 
-import torch
-
 FOR_NCCL = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """Variables that CUDA reads as it starts. A kernel that is loaded by its first use may first wait for all that runs, also for
 one of NCCL's that waits for another rank (CUDA programming guide, "Lazy Loading"). And of more streams than the 8 connections
@@ -27,6 +25,8 @@ def settle(backend: str) -> None:
 
     What CUDA and NCCL make of it cannot be tested without a GPU; that it is said, and said in time, is.
     """
+    import torch
+
     if backend == "nccl":
         for name, value in FOR_NCCL.items():
             os.environ.setdefault(name, value)

@@ -10,10 +10,10 @@ from engine.communication.travel import Stops, serving_gpus
 from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.launch import PreparedLaunch
-from engine.launch.rank.context import Links, known_links, links_of
-from engine.launch.rank.exchange import in_turn
 from engine.launch.rank.hops import Hops, hops_of_layer
 from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.links import Links, known_links, links_of
+from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.simulate import simulate

@@ -21,12 +21,10 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.solver import seconds_of_work, solve
 
 RANDOM_STARTS = 4
 KICKS = 30
@@ -205,7 +203,6 @@ def colocate_heterogeneous(
     CANCELLED if `stop` answered True. Same input and seed, same answer, unless the wall limit cuts a step short. Raises
     InputError for a wrong shape or value.
     """
-    pass  # FOLD  # see engine.solver
 
     start = time.perf_counter()
     deadline = start + (time_limit if wall_limit is None else wall_limit)
@@ -298,6 +295,8 @@ def prove(
 
     seconds: work for all questions together; deadline: of time.perf_counter.
     """
+    from ortools.sat.python.cp_model import INFEASIBLE
+
     question = QUESTION_SHARE * seconds
     cost_of_kind = cost[[gpus[0] for gpus in kinds]]
     objective = largest(cost, best)
@@ -337,6 +336,10 @@ def _within(
 
     cost: float64[kind, expert of a, expert of b].
     """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import seconds_of_work, solve
+
     size = cost.shape[1]
     model = CpModel()
     kind, a, b = np.nonzero(cost <= most)

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
 from engine.placement.devices.search import (
@@ -27,7 +26,6 @@ from engine.placement.devices.search import (
     usual_kicks,
 )
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
-from engine.solver import solve
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
@@ -164,7 +162,6 @@ def _best(
     most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
         return hosts, bound, cut_short, 0.0
-    pass  # FOLD  # see engine.solver
 
     seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * time_limit), max(0.0, deadline - time.perf_counter())
     exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report, left)
@@ -205,6 +202,10 @@ def best_hosts(
     fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
     down, so that the optimum of the integer model is at most the true one. seconds, wall_limit: see `engine.solver.solve`.
     """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import solve
+
     experts, devices = hosts.shape
     objective = largest_load(hosts, weight)
     scale = CP_SAT_UNITS / objective
