@@ -1,4 +1,4 @@
-# Two commands: `make studio` opens the studio, `make test` runs every test.
+# Two commands: `make studio` opens the studio, `make test` runs the tests.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,21 +12,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 
-.PHONY: studio test quick fuzz gpu gpu-wheels lint pictures journeys clean
+.PHONY: studio test everything fuzz gpu gpu-wheels lint pictures journeys clean
 
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT)
 
-# Half as many processes again as there are processors: browsers, ranks and schedulers let theirs wait as long as they let it work.
+# As many processes of pytest as processors. Every property test tries a fifth of its examples.
 test: $(VENV)/.test $(COMPILED)
-	./tests/system_packages.sh
-	$(PYTHON) -m pytest -n $$(( $$(nproc) * 3 / 2 )) --dist loadfile --no-loadscope-reorder
+	./tests/system_packages.sh chromium
+	$(PYTHON) -m tests.run
 
-# The ninety-second part, for while one works: no browser, and no file of tests that is marked slow because it takes more than
-# two or three seconds. What is collected for nothing is left out (the cases of test_step.py are planned as it is imported).
-quick: $(VENV)/.test $(COMPILED)
-	$(PYTHON) -m pytest -n auto --dist loadfile -m "not slow and not browser" --ignore tests/browser \
-		--ignore tests/launch/test_step.py
+# All of them, and what needs Slurm, PostgreSQL, Dask or network namespaces, and all flows in the browser: before a release.
+everything: $(VENV)/.test $(COMPILED)
+	./tests/system_packages.sh chromium iproute2 postgresql slurm
+	SWITCHYARD_TEST_EVERYTHING=1 $(PYTHON) -m tests.run
 
 # All readers and kernels with inputs that nobody has tried before, for so many seconds.
 fuzz: $(VENV)/.test $(COMPILED)
@@ -53,12 +52,12 @@ lint: $(VENV)/.test
 
 # The screenshots of docs/, taken again.
 pictures: $(VENV)/.test
-	./tests/system_packages.sh
+	./tests/system_packages.sh chromium iproute2
 	$(PYTHON) -m tests.browser.pictures
 
 # Four people on their way through the studio: seconds and clicks of each step, and its pictures in tests/browser/screenshots.
 journeys: $(VENV)/.test
-	./tests/system_packages.sh
+	./tests/system_packages.sh chromium iproute2
 	$(PYTHON) -m tests.browser.journeys
 
 $(VENV)/bin/python:

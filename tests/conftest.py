@@ -1,24 +1,22 @@
 """What every test shares: a data folder of its own, and a plain word at the end on what was tried again and what not run."""
 
 import gc
+import itertools
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests import warm
+from tests import everything, spent, warm
 
-for _variable in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT"):
-    os.environ.setdefault(_variable, "1")
-"""One thread for the linear algebra of NumPy and PyTorch. There are as many test processes as processors already, and threads
-beyond that wait for one another in busy loops: an eigenvalue problem of 80 rows takes ten times as long. Read when the
-libraries are loaded, which is later; processes that tests start inherit it. Launches tell their ranks a number of threads, and
-the rank that computes what one process computes takes all cores: the limit holds for those."""
+os.environ |= spent.ONE_THREAD | os.environ
+os.environ.setdefault(spent.RUN, str(os.getpid()))
+
+LEFT_OVER = pytest.StashKey[list[str]]()
 
 settings.register_profile("repeatable", derandomize=True)
 if "SWITCHYARD_FUZZ" not in os.environ:
@@ -26,10 +24,21 @@ if "SWITCHYARD_FUZZ" not in os.environ:
     settings.load_profile("repeatable")
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`SWITCHYARD_DATA` inside the test's temporary folder, for this process and for those that it starts."""
-    folder = tmp_path / "data"
+def own_data_folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """`SWITCHYARD_DATA`, for this process and for those that it starts: a folder of the test's own that is not there yet.
+
+    It is inside the temporary folder of a test that has one; others, the most, need none to be made.
+    """
+    if "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path") / "data"
+    else:
+        folder = tmp_path_factory.getbasetemp() / f"data-{next(_numbers)}"
     monkeypatch.setenv("SWITCHYARD_DATA", str(folder))
     return folder
 
@@ -44,7 +53,10 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the process of `tests.warm` is asked."""
+    """The address of the process of `tests.warm`: that of the whole run, or one of this session's own."""
+    if warm.ADDRESS in os.environ:
+        yield Path(os.environ[warm.ADDRESS])
+        return
     address = tmp_path_factory.mktemp("warm") / "address"
     with warm.serving(address):
         yield address
@@ -75,21 +87,33 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.flaky(reruns=2))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that wait for browsers and ranks begin first and are spread between those that only compute, so that no
-    processor idles in between and none is left alone with a long file at the end."""
-    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
-    here = Path(__file__).parent
-    waiting = [file for file in files if file[0].path.parent in (here / "browser", here / "launch", here / "slurm")]
-    computing = [file for file in files if file not in waiting]
-    places = {id(file): (index + 0.5) / len(part) for part in (waiting, computing) for index, file in enumerate(part)}
-    # The waiting ones are dealt out over the first two thirds of the run.
-    places |= {id(file): places[id(file)] * 2 / 3 for file in waiting}
-    items[:] = [item for file in sorted(files, key=lambda file: places[id(file)]) for item in file]
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return everything.is_left_out(collection_path) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out single tests that only `make everything` runs."""
+    if everything.WANTED:
+        return
+    left_out = [item for item in items if item.get_closest_marker("everything")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail when a process that a test started still runs: it would take time from the tests of somebody else."""
+    if os.environ[spent.RUN] != str(os.getpid()):
+        return  # `tests.run` looks when all its sessions have ended
+    session.config.stash[LEFT_OVER] = found = spent.left_over()
+    if found:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Which tests were tried again, and how many were skipped and why: a skip that nobody reads is a hole in the suite."""
+    for process in terminalreporter.config.stash.get(LEFT_OVER, []):
+        terminalreporter.write_line(f"Still runs after the tests: {process}")
     for test, tries in Counter(report.nodeid for report in terminalreporter.stats.get("rerun", [])).items():
         terminalreporter.write_line(f"Tried again {tries} ×: {test}")
     skipped = terminalreporter.stats.get("skipped", [])

@@ -80,7 +80,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["SWITCHYARD_FUZZ"] = str(BATCH)  # which also lets every run try other inputs
     collected = _Collected()
-    pytest.main(["--collect-only", "-qqq", "-n0", "-p", "no:cacheprovider", "--no-summary", *TARGETS], [collected])
+    pytest.main(["--collect-only", "-qqq", "-p", "no:cacheprovider", "--no-summary", *TARGETS], [collected])
     items = [item for item in collected.items if options.only in item.nodeid]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,17 +1,26 @@
 #!/bin/sh
-# The browser tests need Chromium, network tests iproute2, the store is also tested on PostgreSQL, and launches on a real Slurm.
-# Installs them where it may; without them those tests are skipped, and say so.
+# Installs what tests need besides Python, where it may; without it those tests are skipped, and say so.
+# Arguments: any of chromium (browser), iproute2 (testbed), postgresql (the store), slurm (launches).
 set -u
 missing=""
-chromium=""
-for name in chromium-headless-shell chromium google-chrome; do
-    command -v "$name" >/dev/null 2>&1 && chromium="$name"
+for need in "$@"; do
+    case "$need" in
+    chromium)
+        command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1 ||
+            command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium-headless-shell" ;;
+    iproute2)
+        command -v tc >/dev/null 2>&1 || missing="$missing iproute2" ;;
+    postgresql)
+        ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 ||
+            missing="$missing postgresql" ;;
+    slurm)
+        command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 && command -v sbatch >/dev/null 2>&1 ||
+            missing="$missing slurmctld slurmd slurm-client" ;;
+    *)
+        echo "system_packages.sh knows no $need"
+        exit 2 ;;
+    esac
 done
-[ -n "$chromium" ] || missing="$missing chromium-headless-shell"
-command -v tc >/dev/null 2>&1 || missing="$missing iproute2"
-ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
-command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 && command -v sbatch >/dev/null 2>&1 ||
-    missing="$missing slurmctld slurmd slurm-client"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing$missing"

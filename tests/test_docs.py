@@ -1,6 +1,8 @@
 """What the documentation prints is true: its commands run, its links lead somewhere, its examples work."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -18,6 +20,7 @@ from app import sidebar
 from app.visitor import glossary
 from engine import formats
 from engine.catalogue import cluster_presets
+from engine.cli import main
 from engine.errors import InputError
 from engine.formats.known import FORMATS
 from engine.workload import RoutingTrace
@@ -54,6 +57,17 @@ ASKED_ONLY = (
 """Commands of ours that need root, a cluster, a server, a quiet machine, an empty data folder or a person's own files: their
 options must exist."""
 
+IN_PROCESSES = (
+    "python -m engine inspect sample_traces/tiny-moe/alpha-code.npz",
+    "python -m engine compare deployed.json",
+    "python -m engine detect",
+    "python -m engine clean",
+    "python -m engine health",
+    "python -m engine launch plan.json --ranks 2",
+)
+"""Commands that bash runs as a person would, besides all with a redirection; the others are `main` with their arguments."""
+PIPED = re.compile(r"echo '([^']*)' \| (python -m engine [^|>]*)")
+
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 
@@ -86,10 +100,32 @@ def options_exist(command: str) -> None:
 @cache
 def options_of(*words: str) -> frozenset[str]:
     """The options that the --help of `python WORDS` names."""
-    asked = subprocess.run(
-        [sys.executable, *words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    return frozenset(OPTION.findall(asked.stdout))
+    with contextlib.redirect_stdout(io.StringIO()) as asked, pytest.raises(SystemExit):
+        main([*words[2:], "--help"])
+    return frozenset(OPTION.findall(asked.getvalue()))
+
+
+def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """The exit code of a command in a folder, and what it says to standard error.
+
+    command: `python -m engine ...`, `echo '...' | python -m engine ...`, or anything that bash runs.
+    """
+    piped = PIPED.fullmatch(command)
+    words = shlex.split(piped[2] if piped else command)
+    if command.startswith(IN_PROCESSES) or words[0] != "python" or {"|", ">"} & set(words):
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{piped[1]}\n" if piped else ""))
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        return main(words[3:]), said.getvalue()
 
 
 def exists(command: str) -> bool:
@@ -100,12 +136,11 @@ def exists(command: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_its_commands_run(page: Path, tmp_path: Path) -> None:
+def test_its_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder, so that what one command writes serves the next."""
     shutil.copytree(ROOT / "sample_traces", tmp_path / "sample_traces")
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for command in commands_of(page):
         if command.startswith(ELSEWHERE):
             continue
@@ -115,15 +150,8 @@ def test_its_commands_run(page: Path, tmp_path: Path) -> None:
             options_exist(command)
         else:
             assert command.startswith(("python -m engine ", "echo ", "mkdir ")), f"{command}: say how it is tested"
-            done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+            code, errors = run(command, tmp_path, monkeypatch)
+            assert code == 0, f"{command}\n{errors[-2000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

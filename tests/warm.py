@@ -1,8 +1,9 @@
 """Processes from one that has everything imported already: as real as any other, and on their feet at once.
 
 Studios, jobs, commands, torchrun and its ranks are started with `sys.executable`. Where it is not the point how they start,
-it is `warm_python`, which asks the process here for a fork. The main job in the browser and whatever suspends, kills or looks
-for processes start theirs cold, as a person does: `warm_python` stands for its fork, and would be what they find.
+it is `warm_python`, which asks the process here for a fork. A test that suspends, kills or looks for processes starts its own
+cold, as a person does, since `warm_python` stands for its fork and would be found instead; so does the main job in the browser
+in `make everything`.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests import spent
 
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(__file__).parent / "warm_python"
@@ -97,7 +100,11 @@ def _keep(asking: socket.socket) -> int:
         os.kill(child, number[0] if number else signal.SIGKILL)
         if not number:
             break
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _, status, usage = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if record := request["environment"].get(spent.ENDED):
+        with Path(record).open("a") as seconds:
+            seconds.write(f"{usage.ru_utime + usage.ru_stime}\n")
     with contextlib.suppress(OSError):
         asking.sendall(code.to_bytes(4, "little", signed=True))
     return 0

@@ -46,6 +46,7 @@ def lost(app: AppTest) -> None:
     assert not app.exception and len(lines) == 1 and "does not answer" in lines[0] and "\n" not in lines[0]
 
 
+@pytest.mark.everything
 def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: Server, ana: AppTest) -> None:
     team.add_workspace(database.database(), "Autumn", "Ana")
     app = visit(ana, "review")
@@ -73,6 +74,7 @@ def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: S
     assert "in the dark" in [text.value for text in visitor.text], "the link is followed now"
 
 
+@pytest.mark.everything
 def test_what_was_to_be_saved_with_a_plan_stays_too(server: Server, ana: AppTest) -> None:
     team.add_workspace(database.database(), "Autumn", "Ana")
     app = visit(ana, "review")
@@ -101,6 +103,7 @@ def test_a_page_waits_once_for_a_database_that_is_silent(empty_session, monkeypa
     assert cached.candidates() == {} and len(asked) == 1
 
 
+@pytest.mark.everything
 def test_pages_that_need_no_database_work_without_one(server: Server, ana: AppTest) -> None:
     server.stop()
     for page in ("workload", "optimise", "timeline"):

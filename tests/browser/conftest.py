@@ -1,4 +1,4 @@
-"""A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
+"""A studio for all tests, or one of a test's own, and a browser page that fails the test on any error or outside request."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, TimeoutError, expect, sync_playwright
 
-from tests import warm
+from tests import everything, warm
 from tests.app.test_launch_page import session_with_plans
 
 ROOT = Path(__file__).parents[2]
@@ -153,10 +153,16 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-@pytest.fixture
-def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
-    """Start a studio on a free port: `start_studio("--sample")` returns its address. cold: as a person starts it, not from a
-    process that has imported everything; port: one that `free_port` gave."""
+@contextlib.contextmanager
+def studios(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
+    """Starts studios, which end with the block: `start("--sample")` returns the address of one that answers.
+
+    data_folder: its `SWITCHYARD_DATA`; logs lie next to it.
+    warm_process: the address of the process of `tests.warm`.
+
+    `start` takes `cold`, to start as a person starts it and not from a process that has imported everything, and `port`, from
+    `free_port`.
+    """
     servers: list[subprocess.Popen] = []
 
     def start(*arguments: str, cold: bool = False, port: int | None = None) -> str:
@@ -177,18 +183,39 @@ def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[...
                 time.sleep(0.1)
         raise RuntimeError(f"no studio after {BEGINS} s: {log.read_text()}")
 
-    yield start
-    for server in servers:
-        server.terminate()
-        server.wait(60)
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(60)
 
 
 @pytest.fixture
-def page(browser: Browser, start_studio) -> Iterator[Page]:
-    """A page of 1440 × 900 whose errors, and any request off the machine, fail the test at its end.
+def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
+    """Starts a studio of the test's own, for what restarts, configures or counts the jobs of one."""
+    with studios(data_folder, warm_process) as start:
+        yield start
 
-    It closes before the studio does, since a lost connection is an error too.
-    """
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of `studio`."""
+    return tmp_path_factory.mktemp("studio") / "data"
+
+
+@pytest.fixture(scope="session")
+def studio(shared_folder: Path, warm_process: Path) -> Iterator[str]:
+    """The address of one studio for all tests, each of which has sessions of its own."""
+    with studios(shared_folder, warm_process) as start:
+        yield start()
+
+
+@pytest.fixture
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page of 1440 × 900 with errors, and any request off the machine, failing the test at its end."""
+    if "start_studio" in request.fixturenames:
+        request.getfixturevalue("start_studio")  # ends after the page: a lost connection is an error too
     with watched_page(browser, viewport={"width": 1440, "height": 900}) as page:
         yield page
 
@@ -216,6 +243,13 @@ def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The token of a session of the sample with two plans, linear and shortest first, the first of them open."""
     monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
     return session_with_plans(data_folder, 0)[0]
+
+
+def open_sample(page: Page, studio: str) -> None:
+    """Open the sample in a session of its own."""
+    page.goto(studio)
+    settle(page)
+    page.get_by_role("button", name="Open the sample").click()
 
 
 def _note_console(message, faults: list[str]) -> None:
@@ -290,7 +324,9 @@ def held(process: psutil.Process | None) -> Iterator[None]:
             process.resume()
 
 
-def shoot(page: Page, name: str) -> None:
-    """A screenshot of what is in view, for people to look at."""
+def shoot(page: Page, name: str, **options: Any) -> None:
+    """Take a screenshot of the window for people to look at, in `make everything`."""
+    if not everything.WANTED:
+        return
     SCREENSHOTS.mkdir(exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)

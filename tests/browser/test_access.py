@@ -68,8 +68,8 @@ def faults_in_either_theme(page: Page) -> list[str]:
     return found
 
 
-def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme(page: Page, start_studio) -> None:
-    page.goto(start_studio())
+def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme(page: Page, studio: str) -> None:
+    page.goto(studio)
     settle(page)
     press(page, page.get_by_role("button", name="Open the sample"))
     press(page, page.get_by_role("link", name="Make a plan"))

@@ -5,11 +5,11 @@ import re
 
 from playwright.sync_api import Page, TimeoutError, expect
 
-from tests.browser.conftest import TITLES, settle, shoot
+from tests.browser.conftest import TITLES, open_sample, settle, shoot
 
 
-def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
-    page.goto(start_studio("--sample"))
+def test_group_play_and_study_the_sample(page: Page, studio: str) -> None:
+    open_sample(page, studio)
     settle(page)
     page.get_by_role("link", name="Affinity", exact=True).click()
     heatmap = page.locator(".js-plotly-plot").first

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import open_sample, settle, shoot
 
 SAMPLE = "8 layers × 16 experts"
 
@@ -56,8 +56,8 @@ CASES = {
 
 
 @pytest.fixture
-def studio_page(page: Page, start_studio) -> Page:
-    page.goto(start_studio("--sample"))
+def studio_page(page: Page, studio: str) -> Page:
+    open_sample(page, studio)
     expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
     page.get_by_text("Add a recording").click()
     settle(page)

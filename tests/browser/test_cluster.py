@@ -81,9 +81,9 @@ def cells(page: Page, column: int) -> Locator:
 
 
 @pytest.fixture
-def board(page: Page, start_studio) -> Board:
+def board(page: Page, studio: str) -> Board:
     """The Cluster page of a session that has a recording and a model, but no cluster."""
-    page.goto(start_studio())
+    page.goto(studio)
     settle(page)
     page.locator('input[type="file"]').set_input_files(ROOT / "sample_traces" / "tiny-moe-alpha.json")
     expect(page.get_by_text("16 experts, top-1")).to_be_visible()

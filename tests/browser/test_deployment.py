@@ -28,8 +28,8 @@ def files_of_an_operator(folder: Path) -> list[Path]:
     return [*paths, SAMPLES / "mixed-8.json", SAMPLES / "tiny-moe-alpha.json"]
 
 
-def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, start_studio, tmp_path: Path) -> None:
-    page.goto(start_studio())
+def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, studio: str, tmp_path: Path) -> None:
+    page.goto(studio)
     settle(page)
     page.locator('input[type="file"]').set_input_files(files_of_an_operator(tmp_path))
     expect(page.get_by_text("running.json counts as deployed now")).to_be_visible(timeout=60_000)

@@ -1,14 +1,15 @@
-"""The main job as a person does it, in a real browser."""
+"""The main job as a person does it, in a real browser; in `make everything` its processes start as a person starts them."""
 
 import time
 
 from playwright.sync_api import Page, expect
 
+from tests import everything
 from tests.browser.conftest import TITLES, Clicks, begins_at, settle, shoot
 
 
 def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_four(page: Page, start_studio) -> None:
-    page.goto(start_studio(cold=True))
+    page.goto(start_studio(cold=everything.WANTED))
     click, begun = Clicks(), time.monotonic()
     gain = page.locator(TITLES)
     expect(gain).to_be_in_viewport(ratio=1)

@@ -2,11 +2,11 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, settle, shoot
+from tests.browser.conftest import RUN, open_sample, settle, shoot
 
 
-def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
-    page.goto(start_studio("--sample"))
+def test_two_models_then_the_front_of_one(page: Page, studio: str) -> None:
+    open_sample(page, studio)
     settle(page)
     page.get_by_role("link", name="Optimise").click()
     settle(page)  # Streamlit loses its place when a page is clicked while it still replaces the one before

@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 
 from app.workload import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
-from tests.browser.conftest import begins_at, settle
+from tests.browser.conftest import begins_at, open_sample, settle
 
 ON_NAME = 40
 """Pixels from the left: on every name."""
@@ -23,9 +23,9 @@ def click(page: Page, table: Locator, row: int, x: float) -> None:
     settle(page)
 
 
-def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page, start_studio, tmp_path: Path) -> None:
+def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page, studio: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.csv").write_text("a,b\nx,y\n")
-    page.goto(start_studio("--sample"))
+    open_sample(page, studio)
     settle(page)
     form = page.get_by_test_id("stExpander").first
     form.locator("summary").click()
@@ -44,8 +44,8 @@ def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page
         assert begins_at(page, width, height) < 300
 
 
-def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, start_studio) -> None:
-    page.goto(start_studio())
+def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, studio: str) -> None:
+    page.goto(studio)
     settle(page)
     files = [
         SAMPLES / "tiny-moe" / "alpha-code.npz",

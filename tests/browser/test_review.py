@@ -17,14 +17,14 @@ SOON = 20_000
 
 
 @pytest.fixture
-def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def planned(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The token of a session of the sample with two plans, the second of them open."""
-    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
-    return session_with_plans(data_folder, 1)[0]
+    monkeypatch.setenv("SWITCHYARD_DATA", str(shared_folder))
+    return session_with_plans(shared_folder, 1)[0]
 
 
 @pytest.fixture
-def other(browser: Browser, start_studio) -> Iterator[Page]:
+def other(browser: Browser) -> Iterator[Page]:
     """A second browser, dark and narrow, as strict as the first."""
     with watched_page(browser, viewport={"width": 1024, "height": 900}, color_scheme="dark") as page:
         yield page
@@ -40,11 +40,10 @@ def call_oneself(page: Page, name: str) -> None:
 
 
 def test_save_discuss_and_decide_in_two_browsers(
-    page: Page, other: Page, browser: Browser, start_studio, planned: str, tmp_path: Path
+    page: Page, other: Page, browser: Browser, studio: str, planned: str, tmp_path: Path
 ) -> None:
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
-    address = start_studio()
-    page.goto(f"{address}/review?session={planned}")
+    page.goto(f"{studio}/review?session={planned}")
     settle(page)
     call_oneself(page, "Ana")
     page.get_by_role("button", name="New workspace").click()
@@ -60,7 +59,7 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     # Another person opens the link: exactly this plan, with what it was made from.
     link = link_of_plan(page)
-    assert link.startswith(f"{address}/review?plan=") and "session" not in link
+    assert link.startswith(f"{studio}/review?plan=") and "session" not in link
     other.goto(link)
     settle(other)
     expect(other.get_by_role("heading", name=HOSTILE)).to_be_visible()
@@ -121,7 +120,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     for text in (SCRIPT, "Ana at once", "worth the move", "second line"):
         expect(report.get_by_text(text)).to_be_visible()
     assert report.locator("img").count() == 0
-    report.screenshot(path=Path(__file__).parent / "screenshots" / "review-2-report.png", full_page=True)
+    shoot(report, "review-2-report", full_page=True)
     context.close()
     assert not faults and asked == [(tmp_path / "report.html").as_uri()], (faults, asked)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, TITLES, settle, shoot
+from tests.browser.conftest import RUN, TITLES, open_sample, settle, shoot
 
 
 def choose_in_strip(page: Page, place: int, name: str) -> None:
@@ -20,8 +20,8 @@ def drop(page: Page, place: int, path: Path, content: str) -> None:
     settle(page)
 
 
-def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, start_studio, tmp_path: Path) -> None:
-    page.goto(start_studio("--sample"))
+def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, studio: str, tmp_path: Path) -> None:
+    open_sample(page, studio)
     settle(page)
     choose_in_strip(page, 1, "lancet-p4de-2-nodes")
     choose_in_strip(page, 2, "GPT2-S-MoE")

@@ -7,16 +7,15 @@ from tests.browser.conftest import settle
 PERSON = ".st-key-people"
 
 
-def test_a_typed_name_is_known_in_another_session_of_the_browser(page: Page, start_studio) -> None:
-    address = start_studio()
-    page.goto(address)
+def test_a_typed_name_is_known_in_another_session_of_the_browser(page: Page, studio: str) -> None:
+    page.goto(studio)
     settle(page)
     page.locator(PERSON).get_by_role("button").first.click()
     page.get_by_role("textbox", name="Your name").fill("Ben")
     page.get_by_role("button", name="Set name").click()
     expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
     settle(page)
-    page.goto(f"{address}/review")  # without the session
+    page.goto(f"{studio}/review")  # without the session
     expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
     settle(page)
     assert "session=" not in page.url, "who only looks has no session of their own"

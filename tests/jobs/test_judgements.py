@@ -26,7 +26,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 @pytest.fixture
-def problem(own_data_folder: Path) -> Problem:
+def problem(own_data_folder: Path, warm_python: None) -> Problem:
     """Two layers of the sample's model, in which two experts get most tokens."""
     model = read_model(SAMPLES / "tiny-moe-alpha.json")
     rng = np.random.default_rng(0)

@@ -36,6 +36,7 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance, never
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
+from tests import everything
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
@@ -55,8 +56,12 @@ def why_not() -> str:
         return str(error)
 
 
-REFUSED = why_not()
-needs_testbed = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
+REFUSED = why_not() if everything.WANTED else "only `make everything` builds testbeds"
+
+
+def needs_testbed(test: Callable) -> Callable:
+    """Mark a test that builds a testbed: for root, and for `make everything`."""
+    return pytest.mark.everything(pytest.mark.skipif(bool(REFUSED), reason=REFUSED)(test))
 
 
 def own_namespaces(process: int | None = None) -> list[str]:

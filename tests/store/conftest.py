@@ -1,4 +1,4 @@
-"""The same tests against SQLite and, where its programs are installed, a PostgreSQL of their own."""
+"""The same tests against SQLite and, in `make everything` and with its programs installed, a PostgreSQL of their own."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.address
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.everything)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database."""
     if request.param == "sqlite":

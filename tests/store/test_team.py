@@ -291,6 +291,7 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path):
     db.close()
 
 
+@pytest.mark.everything
 def test_a_connection_that_is_cut_off_is_said_in_a_line_and_the_next_one_works(postgres: str) -> None:
     db, other = Database(postgres), Database(postgres)
     with pytest.raises(LostError, match="does not answer") as refused, db.reading() as connection:

@@ -51,7 +51,7 @@ def filled(folder: Folder, db: Database) -> Folder:
     return folder
 
 
-@pytest.mark.parametrize("across", [False, True], ids=["same", "other"])
+@pytest.mark.parametrize("across", [False, pytest.param(True, marks=pytest.mark.everything)], ids=["same", "other"])
 def test_a_backup_comes_back_as_it_was(filled, db, url, across, request, tmp_path, monkeypatch) -> None:
     file = tmp_path / "backup.zip"
     made = backup(db, filled.path, file)
