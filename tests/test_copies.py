@@ -16,12 +16,11 @@ from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.work import works_of
-from engine.validate import check_plan
-from engine.validate.plan import rows_of_layer
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.cases.examples import examples
+from tests.cases.samples import in_nodes
+from tests.oracles.plans import check_plan, rows_of_layer
 from tests.strategies import make_model, placements, problems
-from tests.systems.samples import in_nodes
 
 UNITS = st.sampled_from(("gpu", "node"))
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.samples import sample
 from tests.strategies import seeds
-from tests.systems.samples import sample
 
 
 def numbered(tokens: int, sequence: np.ndarray | None = None, rank: np.ndarray | None = None) -> RoutingTrace:

@@ -1,67 +1,85 @@
 """`solve KERNEL`: one kernel on its bare mathematical problem, JSON in and JSON out (see docs/kernels.md)."""
 
+import math
 import time
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from engine.errors import InputError
-from engine.result import Status
-from engine.schema import TOO_FAR_APART, long_json_text
-from engine.solve import (
-    affinity,
-    assign,
-    coactivation,
-    colocate,
-    order,
-    partition,
-    pipeline_degree,
-    popularity,
-    priority,
-    replicate,
-    replicate_devices,
-    travel,
-    two_tier,
-    weight_gradients,
-)
-from engine.solve.instance import Face, Options
+from engine.result import Result, Status, Stop
+from engine.schema import TOO_FAR_APART, Frozen, long_json_text
 
-KERNELS: dict[str, Face] = order.KERNELS | assign.KERNELS | colocate.KERNELS | affinity.KERNELS
-KERNELS |= coactivation.KERNELS
-KERNELS |= popularity.KERNELS | replicate_devices.KERNELS | replicate.KERNELS
-KERNELS |= pipeline_degree.KERNELS
-KERNELS |= partition.KERNELS
-KERNELS |= priority.KERNELS
-KERNELS |= weight_gradients.KERNELS
-KERNELS |= travel.KERNELS
-KERNELS |= two_tier.KERNELS
+PLACING, SCHEDULING = "engine.solve.placing", "engine.solve.scheduling"
 
-__all__ = ["KERNELS", "Options", "solve"]
+KERNELS: dict[str, str] = {
+    "order": SCHEDULING,
+    "assign": PLACING,
+    "colocate": PLACING,
+    "colocate-heterogeneous": PLACING,
+    "affinity": PLACING,
+    "coactivation": PLACING,
+    "popularity": PLACING,
+    "replicate-devices": PLACING,
+    "replicate": PLACING,
+    "pipeline-degree": SCHEDULING,
+    "partition": SCHEDULING,
+    "partition-axes": SCHEDULING,
+    "priority": SCHEDULING,
+    "weight-gradients": SCHEDULING,
+    "travel": SCHEDULING,
+    "two-tier": SCHEDULING,
+}
+"""Every kernel with the module that has its schema and its call; that module imports a kernel when it is asked for."""
+
+
+class Options(Frozen):
+    """Options of every kernel.
+
+    time_limit: seconds
+    exact: True asks for a proof, from the kernels that have a choice
+    """
+
+    time_limit: float = Field(default=60, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    exact: bool = True
+
+
+Face = tuple[type[Frozen], Callable[[Any, Options, Stop], tuple[Result, dict[str, Any]]]]
+"""The schema of a kernel's instances, and a function that answers one with the result and the solution as JSON."""
+
+
+def face(kernel: str) -> Face:
+    """The schema and the call of a kernel. Raises InputError for an unknown name."""
+    if kernel not in KERNELS:
+        raise InputError(f"there is no kernel '{kernel}' (there are: {', '.join(KERNELS)})")
+    return import_module(KERNELS[kernel]).FACES[kernel]
 
 
 def solve(kernel: str, instances: Any, options: Options) -> Any:
     """Answer one instance (an object) or several (an array); raises InputError for anything malformed."""
-    if kernel not in KERNELS:
-        raise InputError(f"there is no kernel '{kernel}' (there are: {', '.join(KERNELS)})")
+    schema_and_call = face(kernel)
     if isinstance(instances, list):
-        return [_answer(kernel, instance, options, f"instance {index}") for index, instance in enumerate(instances)]
-    return _answer(kernel, instances, options, kernel)
+        return [_answer(schema_and_call, each, options, f"instance {index}") for index, each in enumerate(instances)]
+    return _answer(schema_and_call, instances, options, kernel)
 
 
-def _answer(kernel: str, instance: Any, options: Options, where: str) -> dict[str, Any]:
-    schema, function = KERNELS[kernel]
+def _answer(schema_and_call: Face, instance: Any, options: Options, where: str) -> dict[str, Any]:
+    schema, call = schema_and_call
     parsed = schema.from_dict(instance, where)
     deadline = time.monotonic() + options.time_limit
     try:
-        # Numbers that overflow on the way are found below, where what came of them is not finite.
+        # Numbers that overflow on the way are found below, as the answer is not finite then.
         with np.errstate(all="ignore"):
-            result, solution = function(parsed, options, lambda: time.monotonic() > deadline)
+            result, solution = call(parsed, options, lambda: time.monotonic() > deadline)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except (ValidationError, OverflowError):
         raise InputError(f"{where}: {TOO_FAR_APART}") from None
-    # The deadline is the only thing that stops a kernel here.
+    # Nothing but the deadline stops a kernel here.
     status = Status.TIME_LIMIT if result.status is Status.CANCELLED else result.status
     answer = {
         "status": status.value,
@@ -75,3 +93,21 @@ def _answer(kernel: str, instance: Any, options: Options, where: str) -> dict[st
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return answer
+
+
+def require_at_most(most: int, **sizes: int) -> None:
+    """Refuse an instance that could not be answered within a second or two of any time limit.
+
+    most: the largest allowed product of the sizes
+    sizes: the sizes that the work or the memory is proportional to, by name
+    """
+    if math.prod(sizes.values()) > most:
+        names = " × ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in sizes.items())
+        raise InputError(f"{names} are too many to be answered within a time limit; at most {most:,} together")
+
+
+def matrix(rows: tuple[tuple[float, ...], ...], name: str) -> np.ndarray:
+    """float64[row, column]; raises InputError when the rows differ in length or there are none."""
+    if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
+        raise InputError(f"{name} must be a matrix with rows of equal length")
+    return np.array(rows, dtype=np.float64)

@@ -1,6 +1,6 @@
-"""Whether a plan that comes in or goes out keeps the rules. What it breaks is one line that says what and where.
+"""Refuses a plan that breaks a rule, by one line that names the fault and its place.
 
-Fast enough for every door: whole layers at a time, and nothing is simulated (`check_plan` recomputes a plan's time too).
+Fast enough for every door: whole layers at a time, and nothing is simulated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,13 @@ from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.network import Network
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem, make_problem
 from engine.provenance import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
 from engine.simulate.training.pricing import expert_groups
 from engine.simulate.work import traffic_both_ways, work_of
 from engine.training import TrainingStep
-from engine.validate.joint_order import check_joint_order
 from engine.validate.schedules import (
     Ports,
     Sends,
@@ -38,15 +37,15 @@ from engine.workload import Workload
 
 
 def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = True) -> None:
-    """Raise InputError, one line that says what and where, unless the plan is legal on the problem.
+    """Raise InputError, one line that names the fault and its place, unless the plan is legal on the problem.
 
-    Always checked: sizes, memory, that sends leave their GPU in the order of their phases, that a phase of a matched or
-    two-tier order is a matching, and what a training step cuts and moves. A plan may be tried on another recording than it was
-    made for, which its orders then carry scaled; so that their bytes are the traffic's is checked where recording and model
-    are the plan's own, and that its phases are long enough where cluster and costs are too.
+    Always checked: sizes, memory, sends in the order of their phases, phases of a matched or two-tier order as matchings, and
+    the parts of a training step. A plan may be tried on another recording than its own, and its orders then carry scaled bytes;
+    so their bytes are checked only with the plan's own recording and model, and the length of its phases only if cluster and
+    costs are its own too.
 
-    source: where the plan comes from, such as a file's name; its own name unless given
-    drawn: whether the problem's cluster is one that was drawn, or only stands for so many GPUs of any kind
+    source: the origin of the plan, such as a file's name; its own name unless given
+    drawn: False if the problem's cluster only stands for so many GPUs of any kind
     """
     problem.check_plan(plan)
     problem = problem.as_planned(plan)
@@ -73,10 +72,12 @@ def refuse_broken_launch(
     step: TrainingStep | None = None,
     sources: Sequence[str] = (),
 ) -> None:
-    """Raise InputError, see `refuse_broken`, unless all plans of a launch, which are for as many GPUs, are legal. Whether they
-    fit the drawn GPUs is not asked of plans for another cluster: they run on ranks.
+    """Raise InputError, see `refuse_broken`, unless all plans of a launch, for equally many GPUs, are legal.
 
-    cluster: as drawn, where the launch knows it; sources: where each plan comes from
+    Plans for another cluster need not fit the drawn GPUs, as they run on ranks.
+
+    cluster: as drawn, if the launch knows it
+    sources: the origin of each plan
     """
     gpus = plans[0].placement.gpus
     problems = {False: make_problem(workload, any_gpus(gpus), model, Datasheet(), second, step=step)}
@@ -89,14 +90,18 @@ def refuse_broken_launch(
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What a plan says of one of its models. problem: that model's own; inputs: roles of its recording and model among the
-    plan's inputs; whose: how a message about it begins."""
+    """The part of a plan for one of its models.
+
+    problem: the model's own
+    inputs: roles of its recording and model among the plan's inputs
+    prefix: the beginning of a message about it
+    """
 
     problem: Problem
     placement: Placement
     order: SendOrder
     inputs: tuple[str, str]
-    whose: str = ""
+    prefix: str = ""
 
 
 def _parts(plan: Plan, problem: Problem) -> Iterator[_Part]:
@@ -107,12 +112,12 @@ def _parts(plan: Plan, problem: Problem) -> Iterator[_Part]:
 
 
 def _check_layers(part: _Part, plan: Plan, problem: Problem) -> None:
-    """A placement for this very model is of the model's own MoE layers."""
+    """A placement for this model is of the model's own MoE layers."""
     if not has_inputs_of(plan, problem, part.inputs[1:]):
         return
     for layer, (said, own) in enumerate(zip(part.placement.model_layers, part.problem.model.moe_layers, strict=True)):
         if said != own:
-            raise IllegalError(f"{part.whose}layer {layer} is said to be model layer {said}, but the model's is {own}")
+            raise IllegalError(f"{part.prefix}layer {layer} is said to be model layer {said}, but the model's is {own}")
 
 
 def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None:
@@ -146,7 +151,7 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
                 if timed:
                     check_durations(sends, mode, ports)
             except IllegalError as error:
-                raise IllegalError(f"{part.whose}layer {layer}, {kind}: {error}") from None
+                raise IllegalError(f"{part.prefix}layer {layer}, {kind}: {error}") from None
 
 
 def _knows_cluster(plan: Plan, problem: Problem, drawn: bool) -> bool:
@@ -169,3 +174,55 @@ def _traffic(part: _Part, plan: Plan) -> dict[str, np.ndarray]:
         )
     work = work_of(part.placement, part.problem, plan.execution, plan.travel)
     return {"dispatch": work.dispatch, "combine": work.combine}
+
+
+def check_joint_order(plan: Plan, network: Network | None, timed: bool) -> None:
+    """Raise IllegalError unless the joint order of two models is one.
+
+    In every layer all four schedules count the same phases, the sends of both models in a phase are a matching together, and
+    the combine of a model comes after its own dispatch, and for the second model after the dispatch of the first as well.
+    Each model's own bytes are checked with its part of the plan.
+
+    network: the network with the ports, None if it is unknown which GPUs have links of their own
+    timed: True if phases must be long enough for the network
+    """
+    order_a, order_b = plan.send_order, plan.send_order_b
+    layers = zip(order_a.dispatch, order_b.dispatch, order_a.combine, order_b.combine, strict=True)
+    for layer, schedules in enumerate(layers):
+        try:
+            _check_joint_layer(schedules, network, timed)
+        except IllegalError as error:
+            raise IllegalError(f"layer {layer}, both models together: {error}") from None
+
+
+def _check_joint_layer(schedules: tuple[Schedule, ...], network: Network | None, timed: bool) -> None:
+    dispatch_a, dispatch_b, combine_a, combine_b = schedules
+    if any(not np.array_equal(schedule.duration, dispatch_a.duration) for schedule in schedules):
+        raise IllegalError("the dispatches and combines of a joint order have the same phases")
+    for name, combine, waits_for in (
+        ("first", combine_a, (dispatch_a,)),
+        ("second", combine_b, (dispatch_a, dispatch_b)),
+    ):
+        last = max(int(schedule.phase.max(initial=-1)) for schedule in waits_for)
+        if combine.sends and combine.phase.min() <= last:
+            raise IllegalError(
+                f"the combine of the {name} model begins in phase {combine.phase.min()}, but waits for a dispatch that ends "
+                f"in phase {last}"
+            )
+    sends = _together(schedules)
+    ports = Ports(*network.ports(sends.src, sends.dst), network.capacity) if network is not None else None
+    check_matching(sends, ports)
+    if timed:
+        check_durations(sends, "joint", ports)
+
+
+def _together(schedules: tuple[Schedule, ...]) -> Sends:
+    """The sends of all four schedules; those between two GPUs in one phase count as one transfer."""
+    src, dst, phase, size = (
+        np.concatenate([getattr(schedule, name) for schedule in schedules]) for name in ("src", "dst", "phase", "bytes")
+    )
+    gpus = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+    keys, which = np.unique((phase.astype(np.int64) * gpus + src) * gpus + dst, return_inverse=True)
+    return Sends(
+        keys // gpus % gpus, keys % gpus, np.bincount(which, size, len(keys)), keys // gpus**2, schedules[0].duration
+    )

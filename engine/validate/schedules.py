@@ -14,8 +14,12 @@ RELATIVE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Sends:
-    """The sends of a schedule as arrays. src, dst, phase: int64[send]; bytes: float64[send]; duration: float64[phase]
-    seconds."""
+    """The sends of a schedule as arrays.
+
+    src, dst, phase: int64[send]
+    bytes: float64[send]
+    duration: float64[phase] seconds
+    """
 
     src: np.ndarray
     dst: np.ndarray
@@ -35,7 +39,11 @@ class Sends:
 
 @dataclass(frozen=True, eq=False)
 class Ports:
-    """The ports that sends leave by and arrive at. out, into: int64[send], indices into capacity: float64[port] bytes/s."""
+    """The ports that sends leave by and arrive at.
+
+    out, into: int64[send], indices into capacity
+    capacity: float64[port] bytes/s
+    """
 
     out: np.ndarray
     into: np.ndarray
@@ -54,8 +62,10 @@ def node_ports(sends: Sends, network: Network) -> Ports:
 
 
 def between_nodes(traffic: np.ndarray, network: Network) -> np.ndarray:
-    """float64[src, dst] bytes between nodes, each under the number of its first GPU; 0 inside them. traffic: float64[src, dst]
-    bytes."""
+    """float64[src, dst] bytes between nodes, each under the number of its first GPU; 0 inside them.
+
+    traffic: float64[src, dst] bytes
+    """
     summed, node = np.zeros_like(traffic), network.domain
     np.add.at(summed, (node[:, None], node[None, :]), traffic)
     return np.where(np.eye(len(traffic), dtype=bool), 0.0, summed)
@@ -87,9 +97,11 @@ def check_listing(sends: Sends) -> None:
 
 
 def check_matching(sends: Sends, ports: Ports | None) -> None:
-    """In every phase a port (of a two-tier order all of a node's together) sends to at most one peer and receives from at most
-    one. ports: None where it is unknown which GPUs have links of their own; then a GPU may have two peers, one over the fabric
-    and one over its links."""
+    """In every phase a port (all ports of a node in a two-tier order) sends to at most one peer and receives from at most one.
+
+    ports: None if it is unknown which GPUs have links of their own; a GPU may then have two peers, one over the fabric and
+        one over its links
+    """
     most = 2 if ports is None else 1
     out, into = (sends.src, sends.dst) if ports is None else (ports.out, ports.into)
     for verb, port, gpu, peer in (
@@ -108,7 +120,10 @@ def check_matching(sends: Sends, ports: Ports | None) -> None:
 
 
 def check_bytes(sends: Sends, traffic: np.ndarray) -> None:
-    """Every byte is sent, none twice. traffic: float64[src, dst] bytes, the diagonal is ignored."""
+    """Every byte is sent, none twice.
+
+    traffic: float64[src, dst] bytes, the diagonal is ignored
+    """
     gpus = len(traffic)
     wanted = np.where(np.eye(gpus, dtype=bool), 0.0, traffic)
     sent = np.bincount(sends.src * gpus + sends.dst, sends.bytes, gpus * gpus).reshape(gpus, gpus)
@@ -121,8 +136,8 @@ def check_bytes(sends: Sends, traffic: np.ndarray) -> None:
 
 
 def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
-    """Every phase is long enough for its sends: of a shared order for all that a port moves, of others for each at the slower
-    of its two ports' rates."""
+    """Every phase is long enough: in a shared order for all bytes of a port, in others for each send at the slower of its two
+    ports' rates."""
     duration, capacity = sends.duration, ports.capacity
     slack = duration * (1 + RELATIVE) + RELATIVE * duration.sum() * 1e-3
     if mode != "shared":
@@ -144,18 +159,3 @@ def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
                 f"phase {sends.phase[first]} lasts {duration[sends.phase[first]]:g} s, but GPU {gpu[first]} needs "
                 f"{needed[first]:g} s to {verb} {moved[first]:.12g} bytes in it"
             )
-
-
-def carried_at_most(
-    begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The moments at which a send of a port begins or ends (float64[moment], ascending), and the bytes that the port can have
-    carried by then (float64[moment]).
-
-    begin, end: float64[send] seconds; capacity: bytes/s of one send alone; share: float64[sends], the part of it that so many
-    reach together, the last for more.
-    """
-    moments = np.unique(np.concatenate([begin, end]))
-    there = [int(((begin <= moment) & (end > moment)).sum()) for moment in moments[:-1]]
-    rates = [capacity * share[min(max(sends, 1), len(share)) - 1] for sends in there]
-    return moments, np.concatenate([[0.0], np.cumsum(rates * np.diff(moments))])

@@ -21,7 +21,7 @@ from engine.systems import SYSTEMS, run
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad, TrafficMatrix
 from tests.app.test_pages import ROOT, open_sample, visit
-from tests.systems.samples import sample_problem
+from tests.cases.samples import sample_problem
 
 MODEL, CLUSTER = model_presets()["Mixtral-8x7B"].model, cluster_presets()["hgx-h100-8"].cluster
 

@@ -22,8 +22,8 @@ from engine.simulate import simulate
 from engine.store import simulated
 from tests.app.test_pages import ROOT, visit
 from tests.app.test_what_if_page import titles
+from tests.cases.samples import linear_plan
 from tests.studies.test_what_if import small
-from tests.systems.samples import linear_plan
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace
 from tests.app.test_disks import said
 from tests.app.test_launch_page import ANOTHER, JOB, plan, problem_of
 from tests.app.test_pages import press, visit
-from tests.systems.samples import sample_problem
+from tests.cases.samples import sample_problem
 
 pytestmark = pytest.mark.slow
 

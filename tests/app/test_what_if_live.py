@@ -19,9 +19,9 @@ from engine.store.problems import problem_arguments
 from engine.units import seconds
 from tests.app.test_pages import ROOT, offered_plans, open_sample, visit
 from tests.app.test_what_if_page import button, choose, titles
+from tests.cases.samples import linear_plan
 from tests.strategies import cluster_of, make_gpu, make_model
 from tests.studies.test_what_if import small
-from tests.systems.samples import linear_plan
 
 pytestmark = pytest.mark.slow
 

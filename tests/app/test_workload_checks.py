@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from engine import store
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 from tests.app.test_pages import ROOT, open_sample, press, visit
-from tests.systems.samples import sample
+from tests.cases.samples import sample
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import numpy as np
 from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
-from engine.validate.affinity import check_affinity
 from tests.benchmarks.alternating import alternating
-from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
+from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
+from tests.oracles.placing import check_affinity
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 

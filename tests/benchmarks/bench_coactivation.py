@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
-from engine.validate.coactivation import check_coactivation
-from tests.placement.coactivation_cases import topic_tokens
+from tests.cases.placements import topic_tokens
+from tests.oracles.placing import check_coactivation
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 GPUS, SEEDS = 8, (0, 1, 2)

@@ -7,7 +7,7 @@ import numpy as np
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.validate import check_colocation, check_colocation_heterogeneous
+from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 
 SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
 TIME_LIMIT = 20.0

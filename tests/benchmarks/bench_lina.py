@@ -24,8 +24,8 @@ from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
-from engine.validate import check_devices
 from engine.workload import RoutingTrace
+from tests.oracles.placing import check_devices
 from tests.simulate.test_two_phase import SAMPLES
 
 OTHER_SECONDS = 0.017

@@ -13,8 +13,8 @@ from engine.overlap.operator_axes import latest_last, range_problem
 from engine.overlap.partition import partition
 from engine.overlap.partition_axes import count_axes, partition_axes
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
-from tests.overlap.capacity_passing import even_bounds, kept_with_passing
-from tests.overlap.order_search import best_order_seconds
+from tests.oracles.capacity_passing import even_bounds, kept_with_passing
+from tests.oracles.order_search import best_order_seconds
 
 ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual", "layer_norm")
 MOE = ("gate", "dispatch", "experts", "combine", "aggregate", "residual")

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
-from engine.validate import check_weight_gradients
+from tests.oracles.overlapping import check_weight_gradients
 
 TIME_LIMIT = 10.0
 

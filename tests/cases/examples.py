@@ -1,4 +1,4 @@
-"""How many examples a property test tries: a fifth in `make test`, all in `make everything`."""
+"""The number of examples of a property test: a fifth in `make test`, all in `make everything`."""
 
 import os
 
@@ -7,11 +7,12 @@ EVERYTHING = "SWITCHYARD_TEST_EVERYTHING"
 FEWEST = 8
 
 
-def examples(full: int) -> int:
+def examples(full: int, fewest: int = FEWEST) -> int:
     """The number of hypothesis examples for a property test.
 
-    full: the number that `make everything` tries; `make test` tries a fifth of it, at least `FEWEST`.
+    full: the number that `make everything` tries; `make test` tries a fifth of it
+    fewest: the least that `make test` tries; fewer if an example plans with several systems
     """
     if EVERYTHING in os.environ:
         return full
-    return min(full, max(FEWEST, full // 5))
+    return min(full, max(fewest, full // 5))

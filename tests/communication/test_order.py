@@ -1,4 +1,4 @@
-"""Orders of one all-to-all, judged by `engine.validate.check_schedule` and by an LP over all matchings."""
+"""Orders of one all-to-all, judged by `tests.oracles.communication` and by an LP over all matchings."""
 
 from itertools import permutations
 
@@ -12,8 +12,8 @@ from engine.communication.algorithm1 import algorithm1
 from engine.communication.order import matched_bound, order, shared_bound
 from engine.errors import InputError, StoppedError
 from engine.result import Status
-from engine.validate import check_schedule
 from tests.cases.examples import examples
+from tests.oracles.communication import check_schedule
 
 EXACT = 1e-9
 KINDS = ("integer", "fractional", "sparse", "zero rows", "single hot", "spread", "permuted sums", "all zero")

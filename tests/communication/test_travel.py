@@ -1,20 +1,23 @@
-"""Rows of a dispatch: against a reading token by token, and what must hold whatever the placement."""
+"""Rows of a dispatch against a count token by token, and their mean where only chances are known."""
+
+from itertools import combinations
+from math import comb, prod
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.communication.travel import Stops, places_of, rows_by_chance, rows_of_tokens, rows_to_all
+from engine.communication.travel import Stops, places_of, rows_by_chance, rows_of_tokens, rows_to_all, touched_by_chance
 from engine.costs import Datasheet
 from engine.network import Network, off_diagonal
 from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
-from engine.validate.plan import rows_of_layer
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
-from tests.strategies import clusters, make_model, placements, problems, travels
-from tests.systems.samples import in_nodes
+from tests.cases.samples import in_nodes
+from tests.oracles.plans import rows_of_layer
+from tests.strategies import clusters, make_model, placements, problems, seeds, travels
 
 UNITS = ("copies", "gpu", "node")
 
@@ -88,7 +91,7 @@ def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
 @settings(max_examples=examples(60), deadline=None)
 @given(placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
 def test_by_chance_is_certain_where_it_is(case, unit):
-    """With one expert per token, what it touches is known: rows by chance are then the rows of the tokens in the mean."""
+    """With one expert per token, rows by chance are the rows of the tokens in the mean."""
     problem, placement = case
     trace = problem.workload
     first = RoutingTrace("first", trace.experts[:, :, :1], trace.num_experts, source_rank=trace.source_rank)
@@ -145,3 +148,48 @@ def test_every_row_of_an_all_gather_reaches_every_gpu_once_and_crosses_once_a_no
     for gpu, mine in enumerate(domain):
         even = rows[domain == mine].sum() / sizes[mine]
         assert abs(np.where(away, moved, 0)[gpu].sum() - even * (len(sizes) - 1)) < len(sizes)
+
+
+def by_enumeration(weight: np.ndarray, k: int, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probability of every expert and of every place, over all sets of k experts."""
+    sets = list(combinations(range(len(weight)), k))
+    chance = np.array([prod(weight[expert] for expert in chosen) for chosen in sets])
+    chance /= chance.sum()
+    present = np.array(
+        [sum(p for p, chosen in zip(chance, sets, strict=True) if e in chosen) for e in range(len(weight))]
+    )
+    missed = np.array([prod(1 - share[expert] for expert in chosen) for chosen in sets])
+    return present, 1 - chance @ missed
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), seeds)
+def test_against_all_sets(experts, k, places, seed):
+    k, rng = min(k, experts), np.random.default_rng(seed)
+    weight = rng.gamma(1.5, size=experts) + 0.05
+    share = rng.dirichlet(np.ones(places), experts)
+    present, touched = by_enumeration(weight, k, share)
+    # Loads are all that is known of the weights
+    assert touched_by_chance(present * 1000, k, share) == pytest.approx(touched, abs=2e-4)
+
+
+def test_equal_loads_are_combinatorics():
+    """256 experts, 8 a token, 4 nodes of 64: 4 · (1 − C(192, 8) / C(256, 8))."""
+    touched = touched_by_chance(np.ones(256), 8, np.eye(4)[np.arange(256) // 64])
+    assert touched.sum() == pytest.approx(4 * (1 - comb(192, 8) / comb(256, 8)), rel=1e-9)
+
+
+def test_many_layers_at_once_are_each_by_itself():
+    rng = np.random.default_rng(3)
+    load, share = rng.zipf(1.6, (5, 24)).clip(0, 40).astype(float), np.eye(6)[np.arange(24) // 4]
+    whole = touched_by_chance(load, 4, share)
+    for layer in range(5):
+        assert whole[layer] == pytest.approx(touched_by_chance(load[layer], 4, share), abs=1e-4)
+
+
+def test_an_expert_that_every_token_has_and_one_that_none_has():
+    share = np.eye(3)
+    assert touched_by_chance(np.array([100.0, 100.0, 0.0]), 2, share) == pytest.approx([1, 1, 0], abs=1e-4)
+    # More copies than tokens can have: the recording counted something twice, and the rest is shared out
+    assert touched_by_chance(np.array([150.0, 25.0, 25.0]), 2, share) == pytest.approx([1, 0.5, 0.5], abs=1e-4)
+    assert touched_by_chance(np.zeros(3), 2, share).tolist() == [0, 0, 0]

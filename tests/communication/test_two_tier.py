@@ -1,4 +1,4 @@
-"""Two-tier orders, judged by `engine.validate.check_relayed` and by a linear program over all relays."""
+"""Two-tier orders, judged by `tests.oracles.communication` and by a linear program over all relays."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from scipy.optimize import linprog
 from engine.communication.order import order
 from engine.communication.steps import Steps
 from engine.communication.two_tier import FEWEST_PARTS, two_tier
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.network import Network
 from engine.result import Status
-from engine.validate import IllegalError, check_relayed
 from tests.cases.examples import examples
+from tests.oracles.communication import check_relayed
 from tests.strategies import networks, traffics
 
 EXACT = 1e-9

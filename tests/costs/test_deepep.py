@@ -28,9 +28,9 @@ from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all
-from engine.validate import check_plan
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.oracles.plans import check_plan
 
 pytestmark = pytest.mark.skipif(not measured_exchanges(FOLDER), reason="aiconfigurator-core is not installed")
 

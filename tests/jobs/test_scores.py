@@ -23,10 +23,11 @@ from engine.store.problems import problem_arguments, problem_from
 from engine.systems import SYSTEMS, run
 from engine.systems.joint import instance_of
 from engine.systems.pieces import to_placement
-from engine.validate import check_joint, check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from tests.cases.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
+from tests.oracles.placing import check_joint
+from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu
-from tests.systems.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 

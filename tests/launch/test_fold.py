@@ -13,7 +13,7 @@ from engine.systems import SYSTEMS, run
 from engine.validate.schedules import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
-from tests.systems.test_colocated import pair_of_samples
+from tests.cases.two_models import pair_of_samples
 
 pytestmark = pytest.mark.slow
 

@@ -36,9 +36,9 @@ from engine.problem import Problem
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import INFERENCE_KINDS, NETWORK_KINDS, Timeline
-from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.launch.plans import MODES, plan_in, skewed
+from tests.oracles.plans import check_plan
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from engine.launch.step.layout import Choice, Layout, Rows, Slices, Value, choic
 from engine.model import MoEModel
 from engine.training import TrainingStep
 from tests.cases.examples import examples
-from tests.overlap.capacity_passing import kept_with_passing
+from tests.oracles.capacity_passing import kept_with_passing
 
 CPU = torch.device("cpu")
 MODEL = MoEModel(name="tiny", layers=2, experts=6, experts_per_token=2, d_model=8, d_ff=8)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.overlap.partition import Range, group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
 from engine.result import Result, Status
-from engine.validate import IllegalError, check_partition
 from tests.cases.examples import examples
-from tests.overlap.order_search import best_order_seconds
+from tests.oracles.order_search import best_order_seconds
+from tests.oracles.overlapping import check_partition
 
 COMP, COMM = False, True
 fast = settings(max_examples=examples(60), deadline=None)

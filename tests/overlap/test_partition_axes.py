@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.overlap.operator_axes import (
     FLOW,
     GATES,
@@ -19,8 +19,8 @@ from engine.overlap.operator_axes import (
 )
 from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, partition_axes
 from engine.result import Status
-from engine.validate import IllegalError, check_axes
 from tests.cases.examples import examples
+from tests.oracles.overlapping import check_axes
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from engine.overlap import pipeline_degree as module
 from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_degree, pipeline_seconds
 from engine.overlap.pipemoe_printed import algorithm1, best_case, cases, pipemoe_printed
 from engine.result import Status
-from engine.validate import check_pipeline
 from tests.cases.examples import examples
+from tests.oracles.overlapping import check_pipeline
 
 WAYS = [(1, "dispatch-first"), (1, "interleaved"), (2, "dispatch-first")]
 NUMBERS = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")

@@ -1,4 +1,4 @@
-"""Weight gradients under all-to-alls: against every assignment, a linear programme, and what must not change the answer."""
+"""Weight gradients under all-to-alls against every assignment, a linear programme, and changes that must not matter."""
 
 from itertools import pairwise, product
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ortools.sat.python.cp_model import UNKNOWN
 from scipy.optimize import linprog
 
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.overlap.partition_axes import overlappable
 from engine.overlap.weight_gradients import (
     WeightGradientInstance,
@@ -24,13 +24,13 @@ from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_b
 from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
 from engine.result import Status, never
-from engine.validate import IllegalError, check_weight_gradients
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
 from tests.cases.examples import examples
+from tests.oracles.overlapping import check_weight_gradients
 
 EXACT = 1e-9
 ROUNDED = 1e-7
-"""What CP-SAT's rounding to integers may take from an answer for up to ten durations."""
+"""Loss of an objective to CP-SAT's rounding to integers, for up to ten durations."""
 
 
 def worth(instance: WeightGradientInstance, alltoall_of_dw: np.ndarray) -> float:
@@ -49,7 +49,7 @@ def every_assignment(instance: WeightGradientInstance) -> float:
 
 
 def splittable(instance: WeightGradientInstance) -> float:
-    """The optimum where a dW may be split at will, by a linear programme over what runs where."""
+    """The optimum if a dW may be split at will, by a linear programme."""
     w, m = instance.allowed.shape
     per_alltoall = np.tile(np.eye(m), w)
     per_dw = np.repeat(np.eye(w), m, axis=1)

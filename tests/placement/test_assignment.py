@@ -1,4 +1,4 @@
-"""One expert to a GPU: against every permutation, and against what must not change the answer."""
+"""One expert to a GPU against every permutation, and under changes that must not matter."""
 
 from itertools import permutations
 
@@ -12,24 +12,7 @@ from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, random_assignment, sorted_assignment
 from engine.result import Status
 from tests.cases.examples import examples
-
-SPEEDS = (1.0, 0.8, 0.5, 0.4)
-
-
-def routing(gpus: int, experts: int, seed: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens float64[gpu, expert] and the relative speed float64[gpu] of a random mixed cluster."""
-    rng = np.random.default_rng(seed)
-    if kind == "integer":
-        tokens = rng.integers(0, rng.integers(2, 30), (gpus, experts)).astype(np.float64)
-    elif kind == "float":
-        tokens = rng.random((gpus, experts))
-    else:
-        tokens = np.exp(2 * rng.standard_normal((gpus, experts))) * rng.integers(0, 2, (gpus, experts))
-    return tokens, rng.choice(SPEEDS, gpus)
-
-
-def mixed_instance(tokens: np.ndarray, speed: np.ndarray, computation: float = 1.0) -> AssignmentInstance:
-    return AssignmentInstance.from_tokens(tokens, computation * tokens.sum(axis=0) / speed[:, None], speed, speed)
+from tests.cases.placements import mixed_instance, routing
 
 
 def brute_force(instance: AssignmentInstance) -> float:
@@ -124,7 +107,7 @@ def test_theorem_5_1_holds_where_one_number_decides():
 
 
 def test_large_instances_meet_both_thresholds_at_once():
-    """At n = 80 the exact optimum is checked by what it must beat: swaps of any two experts, and both single bounds."""
+    """At n = 80 no swap of two experts may beat the optimum, and it meets both single bounds."""
     instance = mixed_instance(*routing(80, 80, 1, "skewed"))
     result = assign(instance)
     solution = result.solution
@@ -135,17 +118,6 @@ def test_large_instances_meet_both_thresholds_at_once():
             assert instance.cost(swapped) >= result.objective
     lowest = instance.compute.min(axis=0).max() + 2 * instance.network().min(axis=0).max()
     assert result.objective >= lowest
-
-
-@pytest.mark.parametrize("after", [0, 1, 5, 20])
-def test_cancelled_search_has_a_legal_answer_and_a_valid_bound(after):
-    instance = mixed_instance(*routing(40, 40, 2, "skewed"))
-    asked = iter(range(10**6))
-    result = assign(instance, stop=lambda: next(asked) >= after)
-    optimum = assign(instance).objective
-    assert result.status is Status.CANCELLED
-    assert sorted(result.solution) == list(range(40))
-    assert result.bound <= optimum <= result.objective == instance.cost(result.solution)
 
 
 def test_no_tokens_at_all():

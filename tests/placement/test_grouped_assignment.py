@@ -14,7 +14,7 @@ from engine.placement.baselines import linear_assignment, sorted_assignment
 from engine.placement.grouped_assignment import assign_groups
 from engine.result import Status
 from engine.solver import solve
-from tests.placement.test_assignment import SPEEDS, mixed_instance, routing
+from tests.cases.placements import SPEEDS, mixed_instance, routing
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +130,10 @@ def test_a_real_layer_on_four_speeds():
     assert by_rule > result.objective
 
 
-@pytest.mark.parametrize(("experts", "gpus", "after"), [(64, 8, 0.0), (64, 8, 0.2), (128, 32, 2.0), (256, 64, 0.5)])
+@pytest.mark.parametrize(
+    ("experts", "gpus", "after"),
+    [(64, 8, 0.0), (64, 8, 0.2), (256, 64, 0.5), pytest.param(128, 32, 2.0, marks=pytest.mark.everything)],
+)
 @pytest.mark.clock
 def test_cancelled_within_half_a_second(experts, gpus, after):
     instance, slots = four_speeds(experts, gpus, 1)
@@ -195,3 +198,17 @@ def test_solver_passes_on_an_exception_of_the_caller():
     model, _ = knapsack()
     with pytest.raises(KeyboardInterrupt):
         solve(model, 60.0, stop=stop)
+
+
+@pytest.mark.parametrize(("gpus", "experts"), [(4, 3), (5, 2), (5, 4), (6, 1)])
+@pytest.mark.parametrize("kind", ["integer", "float", "skewed"])
+def test_idle_gpus_equal_every_choice(gpus, experts, kind):
+    for seed in range(3):
+        instance = mixed_instance(*routing(gpus, experts, seed, kind), computation=[0.2, 1.0, 3.0][seed])
+        slots = np.ones(gpus, dtype=np.int64)
+        result = assign_groups(instance, slots, exact_slots=False)
+        assert result.status is Status.OPTIMAL
+        assert np.bincount(result.solution, minlength=gpus).max() == 1
+        assert result.solution.shape == (experts,)
+        assert result.objective == instance.cost(result.solution) == pytest.approx(brute_force(instance, slots, False))
+        assert result.bound == result.objective

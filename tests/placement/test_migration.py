@@ -11,8 +11,8 @@ from engine.errors import IllegalError, InputError
 from engine.network import Network
 from engine.placement.migration import break_even, moved, transfers
 from engine.simulate.flows import all_to_all
-from engine.validate.replication import check_transfers
 from tests.cases.examples import examples
+from tests.oracles.placing import check_transfers
 from tests.strategies import networks, seeds
 
 

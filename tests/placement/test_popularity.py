@@ -1,4 +1,4 @@
-"""Expert popularity predicted from paths: against counting token by token, and against what must not change it."""
+"""Expert popularity predicted from paths against counting token by token, and under changes that must not matter."""
 
 from pathlib import Path
 
@@ -7,20 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
 from engine.placement.popularity import estimate_devices, most_popular, profile_paths
 from engine.result import Status
-from engine.validate import IllegalError
-from engine.validate.devices import check_popularity
 from tests.cases.examples import examples
+from tests.oracles.placing import check_popularity
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
 
 
 @st.composite
 def cases(draw) -> dict:
-    """A recording, a batch and what to predict; some choices missing, some paths of the batch unseen."""
+    """A recording, a batch and a layer to predict; some choices missing, some paths of the batch unseen."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     experts, depth = draw(st.integers(1, 5)), draw(st.integers(2, 6))
     path_length = draw(st.integers(1, depth - 1))

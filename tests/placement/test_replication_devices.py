@@ -1,4 +1,4 @@
-"""Experts on devices with replicas: against every hosting, simple rules, and what must not change the answer."""
+"""Experts on devices with replicas against every hosting, simple rules, and changes that must not matter."""
 
 from itertools import combinations, combinations_with_replacement
 
@@ -7,20 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.placement.devices import kernel
 from engine.placement.devices.kernel import lower_bound, replicate_devices
 from engine.placement.devices.search import largest_load, pack_devices, replicas_of_expert
 from engine.result import Status
-from engine.validate import IllegalError
-from engine.validate.devices import check_devices
 from tests.cases.examples import examples
+from tests.oracles.placing import check_devices
 
 pytestmark = pytest.mark.slow
 
 EXACT = 1e-9
 ROUNDED = 1e-8
-"""What CP-SAT's rounding to integers may take from a bound for a handful of experts on a device."""
+"""Loss of a bound to CP-SAT's rounding to integers, for a handful of experts on a device."""
 
 
 def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
@@ -219,16 +218,6 @@ def test_lina_leaves_a_slot_for_everybody():
     assert check_devices(hosting, popularity, 4, 3) == pytest.approx(79)
     for method in ("lina", "best"):
         assert replicate_devices(popularity, 4, 3, method=method, exact=False).objective == pytest.approx(79)
-
-
-@pytest.mark.parametrize("after", [0, 1, 5, 40, 300])
-def test_cancelled_search_has_a_legal_answer_and_a_valid_bound(after):
-    popularity = zipf(8, 3)
-    asked = iter(range(10**6))
-    result = replicate_devices(popularity, 4, 3, stop=lambda: next(asked) >= after)
-    assert result.status is Status.CANCELLED or result.gap <= EXACT
-    assert check_devices(result.solution, popularity, 4, 3) == pytest.approx(result.objective, rel=EXACT)
-    assert result.bound <= replicate_devices(popularity, 4, 3, exact=False).objective
 
 
 @pytest.mark.clock

@@ -6,7 +6,7 @@ import pytest
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.reproduce.pipemoe import MOST_PARTS, TABLE_VI, WHY_DIFFERENT, table_iv, table_vi
-from engine.validate import check_pipeline
+from tests.oracles.overlapping import check_pipeline
 
 GPUS = (16, 32, 64)
 

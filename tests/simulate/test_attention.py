@@ -12,8 +12,8 @@ from engine.errors import InputError
 from engine.plan import Placement
 from engine.problem import MEMORY_SHARE, Problem
 from engine.simulate import bound_of_plan, simulate
-from engine.validate import check_plan
 from engine.workload import RoutingTrace
+from tests.oracles.plans import check_plan
 from tests.simulate.test_work import coherent, top_one
 from tests.strategies import cluster_of, make_gpu, make_model
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.compare.figures import metrics
 from engine.compare.what_if import outlook
 from engine.costs import Datasheet
+from engine.errors import IllegalError
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
@@ -24,12 +25,12 @@ from engine.store import load_timeline, save_timeline
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
-from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.two_models import pair_of_samples, plan_of, planned_pairs
+from tests.oracles.plans import check_timeline
 from tests.simulate.test_inference import planned
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
-from tests.systems.test_colocated import pair_of_samples, plan_of, planned_pairs
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.simulate.inference import exchanges
 from engine.simulate.work import Work
-from engine.validate import check_flows
 from tests.cases.examples import examples
+from tests.oracles.communication import check_flows
 from tests.simulate import reference
 from tests.simulate.test_flows import contended
 from tests.strategies import make_gpu, networks, seeds

@@ -11,8 +11,8 @@ from engine.plan import Schedule
 from engine.plan.plan import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
-from engine.validate import check_flows
 from tests.cases.examples import examples
+from tests.oracles.communication import check_flows
 from tests.simulate.test_flows import fabric, naive_rates, naive_reached, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 

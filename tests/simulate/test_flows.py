@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from engine.cluster import Efficiency, lost
 from engine.communication.order import order, random_order, shortest_first
 from engine.communication.two_tier import two_tier
+from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.simulate.flows import Flows, all_to_all
-from engine.validate import IllegalError, check_flows
 from tests.cases.examples import examples
+from tests.oracles.communication import check_flows
 from tests.strategies import networks, seeds, traffics
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from engine.cluster import Cluster, Node
 from engine.communication.order import random_order
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.network import off_diagonal
 from engine.plan import Placement, Plan, Schedule, SendOrder
@@ -24,9 +24,9 @@ from engine.simulate.work import traffic_both_ways, work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
-from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.oracles.plans import check_plan
 from tests.strategies import NEEDS_ROWS, clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from engine.reproduce.lina import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRIN
 from engine.result import Status
 from engine.simulate.priority import POLICIES, schedule_network
 from engine.simulate.streams import run_streams
-from engine.validate import check_streams
 from tests.cases.examples import examples
+from tests.oracles.streams import check_streams
 
 TENTH = 0.05 * MS + 1e-12
 times = st.integers(0, 12).map(float)

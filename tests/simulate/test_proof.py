@@ -10,8 +10,8 @@ from engine.plan import Claim, Plan
 from engine.result import Status
 from engine.systems import SYSTEMS, run
 from engine.units import share
+from tests.cases.samples import chained, problem_of
 from tests.strategies import cluster_of, make_gpu
-from tests.systems.samples import chained, problem_of
 
 ANY, OWN = "placement and order", "order"
 

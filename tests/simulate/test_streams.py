@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams, shared_rates
-from engine.validate import check_streams
 from tests.cases.examples import examples
+from tests.oracles.streams import check_streams
 
 MOST_COLLECTIVES = 4
 EXCLUSIVE = ("priority", "fifo")

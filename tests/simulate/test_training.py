@@ -14,7 +14,7 @@ from engine.costs import Datasheet
 from engine.costs.choice import Combined
 from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.profiled import Profiled
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.transformer import transformer_step
@@ -27,10 +27,10 @@ from engine.simulate.training.pricing import expert_groups, route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
-from engine.validate import IllegalError, check_step
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
-from tests.overlap.capacity_passing import even_bounds, kept_with_passing, sent
+from tests.oracles.capacity_passing import even_bounds, kept_with_passing, sent
+from tests.oracles.training import check_step
 from tests.strategies import cluster_of, clusters, make_gpu, make_model
 
 pytestmark = pytest.mark.slow

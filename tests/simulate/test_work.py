@@ -13,11 +13,11 @@ from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import carriers, work_of
-from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.samples import in_nodes
+from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, make_model, problems
-from tests.systems.samples import in_nodes
 
 
 def coherent(placement: Placement) -> Plan:

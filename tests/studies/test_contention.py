@@ -23,11 +23,11 @@ from engine.simulate.work import works_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import silent
 from engine.systems.pieces import best_order, linear_placement
-from engine.validate import check_plan
 from engine.workload import TrafficMatrix
+from tests.cases.samples import in_nodes
+from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, make_model
 from tests.studies.test_what_if import small, step_problem
-from tests.systems.samples import in_nodes
 
 GPUS, SIZE = 6, 1e5
 

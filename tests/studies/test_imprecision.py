@@ -7,8 +7,8 @@ from engine.compare.imprecision import ImprecisionPoint, check_levels, contender
 from engine.errors import InputError
 from engine.simulate import simulate
 from engine.systems import SYSTEMS, run
+from tests.cases.two_models import pair_of_samples
 from tests.studies.test_what_if import small, step_problem
-from tests.systems.test_colocated import pair_of_samples
 
 BRIEF = {"aurora": {"time_limit": 1.0}}
 

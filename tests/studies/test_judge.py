@@ -16,7 +16,7 @@ from engine.simulate import simulate
 from engine.simulate.serving import serve_as_measured
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
-from tests.systems.samples import EIGHT, sample, sample_problem
+from tests.cases.samples import EIGHT, sample, sample_problem
 from tests.verdict.hand import loads, log, plan_of, problem_of
 
 UNEVEN = loads("uneven", [6000.0, 1000.0, 1000.0, 2000.0])

@@ -21,8 +21,8 @@ from engine.errors import InputError
 from engine.formats import read_workload
 from engine.problem import MEMORY_SHARE, make_problem
 from engine.workload import ExpertLoad
+from tests.cases.samples import sample, sample_problem
 from tests.strategies import cluster_of, make_gpu, make_model
-from tests.systems.samples import sample, sample_problem
 from tests.verdict.hand import loads, log, plan_of, problem_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"

@@ -11,7 +11,7 @@ from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
-from tests.systems.test_colocated import pair_of_samples
+from tests.cases.two_models import pair_of_samples
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""What a studio answers that has the toy system: run by `test_toy_system` in a copy of the studio, prints one JSON object."""
+"""Asks a studio that has the toy system: run by `test_toy_system` in a copy of the studio, prints one JSON object."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ INPUTS = [
 
 
 def command(*arguments: str) -> str:
-    """What a command that must succeed prints."""
+    """The output of a command that must succeed."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -45,7 +45,7 @@ def command_line() -> dict[str, Any]:
 
 
 def optimise_page() -> dict[str, Any]:
-    """Its box and its options on Optimise, and the table of candidate plans once it has run beside the linear placement."""
+    """Its box and its options on Optimise, and the table of candidate plans after it and the linear placement have run."""
     app = AppTest.from_file(Path("app/main.py").resolve(), default_timeout=120).run()
     next(button for button in app.button if button.label == "Open the sample").click()
     app.run()

@@ -1,6 +1,7 @@
-"""The system that brings experts together: what it saves on planted tokens, where it refuses, and what it says."""
+"""The co-activation system: rows saved on planted tokens, refusals, and notes."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,15 +17,17 @@ from engine.result import Status
 from engine.simulate import simulate
 from engine.simulate.work import works_of
 from engine.systems import SYSTEMS, run
-from engine.validate import check_plan
+from engine.systems.base import Outcome
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.samples import in_nodes
+from tests.oracles.plans import check_plan
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems
-from tests.systems.samples import in_nodes
 
 SETTINGS = {"time_limit": 2.0}
 
 
+@cache
 def planted(unit: str, tokens: int = 1200, layers: int = 2) -> Problem:
     """Sixteen experts in four teams of four that lie as far apart as they can; a token takes four of one team, seldom two."""
     rng = np.random.default_rng(5)
@@ -36,10 +39,14 @@ def planted(unit: str, tokens: int = 1200, layers: int = 2) -> Problem:
     return make_problem(trace, in_nodes(4, 2, 8e6), make_model(layers, 16, 4), Datasheet(), travel=Travel(unit=unit))
 
 
+@cache
+def planned(unit: str) -> Outcome:
+    return run(SYSTEMS["coactivation"], planted(unit), SETTINGS)
+
+
 @pytest.mark.parametrize("unit", ["gpu", "node"])
 def test_planted_teams_are_found_and_save_rows(unit):
-    problem = planted(unit)
-    outcome = run(SYSTEMS["coactivation"], problem, SETTINGS)
+    problem, outcome = planted(unit), planned(unit)
     plan = outcome.result.solution
     assert plan.travel == Travel(unit=unit)
     assert check_plan(plan, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
@@ -54,7 +61,7 @@ def test_planted_teams_are_found_and_save_rows(unit):
 def test_it_gains_nothing_where_every_copy_travels_alone():
     """The placement that is best for rows is no better than contiguous blocks for copies, and says nothing else."""
     problem = planted("gpu")
-    plan = run(SYSTEMS["coactivation"], problem, SETTINGS).result.solution
+    plan = planned("gpu").result.solution
     copies = replace(problem, travel=None)
     alone = plan.model_copy(update={"travel": None, "claim": None})
     linear = run(SYSTEMS["linear"], copies).result.objective
@@ -79,7 +86,7 @@ def test_what_it_cannot_plan_for():
         run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30, 4), deadline=None)
 @given(problems(travelling=True), st.sampled_from(("gpu", "node")))
 def test_on_any_cluster_the_plan_is_legal_and_above_its_bound(problem, unit):
     problem = replace(problem, travel=Travel(unit=unit))

@@ -1,4 +1,4 @@
-"""Two models on one cluster: what `simulate` says keeps the rules, and no placement or order gets below the bound."""
+"""Two models on one cluster: timelines keep the rules, and no placement or order gets below the bound."""
 
 import numpy as np
 import pytest
@@ -7,63 +7,25 @@ from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
-from engine.errors import InputError
+from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem, make_problem
-from engine.result import Provenance
+from engine.problem import make_problem
 from engine.simulate import bound_of_plan, simulate
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement
-from engine.validate import IllegalError, check_timeline, refuse_broken
+from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
-from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
-from tests.systems.samples import EIGHT, sample, sample_model
+from tests.cases.samples import EIGHT, sample, sample_model
+from tests.cases.two_models import pair_of_samples, pairs, plan_of, planned_pairs
+from tests.oracles.plans import check_timeline
+from tests.strategies import cluster_of, make_gpu, make_model
 
 pytestmark = pytest.mark.slow
 
 PAIRED = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
-
-
-@st.composite
-def pairs(draw, **options) -> Problem:
-    """Two models of as many layers and experts on one cluster."""
-    cluster = draw(clusters(**options))
-    gpus = len(cluster.gpus)
-    experts, layers = draw(st.integers(gpus, 2 * gpus)), draw(st.integers(1, 3))
-    first, second = (draw(traces(layers, experts, gpus)) for _ in range(2))
-    return make_problem(
-        first,
-        cluster,
-        make_model(layers, experts, first.k),
-        draw(cost_models(cluster)),
-        second=(second, make_model(layers, experts, second.k)),
-    )
-
-
-def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
-    orders = [
-        phased_order(model_placement, side, mode, lambda: False)
-        for model_placement, side in ((placement, problem), (placement_b, problem.second))
-    ]
-    return Plan(
-        name="two",
-        placement=placement,
-        send_order=orders[0],
-        placement_b=placement_b,
-        send_order_b=orders[1],
-        provenance=Provenance(optimiser="test"),
-    )
-
-
-@st.composite
-def planned_pairs(draw):
-    problem = draw(pairs())
-    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
-    chosen = (draw(placements(*sizes)) for _ in range(2))
-    return plan_of(problem, *chosen, draw(st.sampled_from(("matched", "concurrent")))), problem
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -94,22 +56,7 @@ def test_a_broken_timeline_is_noticed():
             check_timeline(timeline, plan, problem)
 
 
-def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
-    rng = np.random.default_rng(1)
-    cards = [make_gpu(send=rate * 1e9, receive=rate * 1e9) for rate in (12.5, 10, 6.25, 5)] * (gpus // 4)
-    popular = rng.dirichlet(np.full(experts, 0.5), size=4)
-    chosen = [
-        np.stack([rng.choice(experts, size=400, p=popular[2 * model + layer]) for layer in range(2)], axis=1)
-        for model in range(2)
-    ]
-    first, second = (
-        RoutingTrace(f"trace {i}", choices[:, :, None].astype(np.int16), experts) for i, choices in enumerate(chosen)
-    )
-    model = make_model(2, experts)
-    return make_problem(first, cluster_of(*cards), model, Datasheet(), second=(second, model))
-
-
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20, 4), deadline=None)
 @given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
 def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
     options = {"seed": seed} if "seed" in system.options.model_fields else {}
@@ -121,11 +68,11 @@ def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem,
     assert result.bound <= result.objective * (1 + 1e-9)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12, 4), deadline=None)
 @given(st.data(), pairs(most=3))
 def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
     """The bound of one run holds for random placements of as many slots, in any order."""
-    bound = run(SYSTEMS["aurora"], problem, {"time_limit": 0.2}).result.bound
+    bound = run(SYSTEMS["aurora"], problem, {"time_limit": 0.1}).result.bound
     layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
     slots = -(-experts // gpus)
     for _ in range(3):
@@ -142,13 +89,14 @@ def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
 
 def test_aurora_beats_what_it_is_compared_with_and_the_papers_method():
     problem = pair_of_samples(8, 16)
-    objectives = {system.name: run(system, problem).result.objective for system in PAIRED}
+    outcomes = {system.name: run(system, problem) for system in PAIRED}
+    objectives = {name: outcome.result.objective for name, outcome in outcomes.items()}
     assert min(objectives, key=objectives.get) == "aurora", objectives
-    note = run(SYSTEMS["aurora"], problem).notes["paper's method (decoupled), relative to ours"]
+    note = outcomes["aurora"].notes["paper's method (decoupled), relative to ours"]
     assert note.value >= 1
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40, 4), deadline=None)
 @given(pairs(linked=False), st.integers(0, 99))
 def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
     """A layer's estimate serves the first model first, so the bound of all orders is never above it."""
@@ -191,7 +139,7 @@ def test_two_models_that_do_not_fit_the_memory_together():
 
 
 def test_uneven_slots_share_the_memory_between_both_models():
-    """Fast GPUs with room for six experts per layer, slow ones for four: what fits together is planned, not refused."""
+    """Fast GPUs have room for six experts per layer, slow ones for four: both models fit together and are planned."""
     model = make_model(2, 8)
     cards = [
         make_gpu(send=rate * 1e9, memory=2 * room * model.bytes_per_expert * 1.01 / 0.9)

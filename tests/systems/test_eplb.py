@@ -22,10 +22,11 @@ from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.systems.eplb import slots_per_gpu, speed_of_gpu
 from engine.units import digits
-from engine.validate import check_plan, check_replication
 from tests.cases.examples import examples
+from tests.cases.samples import chained, problem_of, sample, sample_model, sample_problem, with_room_for
+from tests.oracles.placing import check_replication
+from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, problems
-from tests.systems.samples import chained, problem_of, sample, sample_model, sample_problem, with_room_for
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def test_more_spare_slots_never_balance_much_worse():
     assert reached[-1] > reached[0] + 0.2
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30, 4), deadline=None)
 @given(problems(), st.integers(0, 3), st.sampled_from(("even", "uneven")), st.sampled_from(("best", "eplb")))
 def test_any_plan_is_legal_and_takes_what_the_validator_says(problem, redundant, slots, algorithm):
     counts = slots_per_gpu(problem, redundant, slots)
@@ -161,6 +162,7 @@ def test_a_robust_plan_serves_its_worst_recording_better_than_eplb_on_the_mean()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
+@pytest.mark.everything
 def test_deepseek_r1_on_32_gpus():
     model = model_presets()["DeepSeek-R1"].model
     card = make_gpu(send=5e10, memory=2e11, flops=1e15, memory_bandwidth=4e12)

@@ -11,18 +11,21 @@ from hypothesis import strategies as st
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.placement.transitions import transitions
+from engine.network import off_diagonal
+from engine.placement.affinity.bounds import within_limit
+from engine.placement.affinity.kernel import AffinityInstance, affinity
+from engine.placement.transitions import executed_hops, transitions
+from engine.plan import Placement
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
+from engine.systems.exflow import crossing_bytes, executed_instance
 from engine.units import share, size
-from engine.validate import check_affinity, check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.cases.examples import examples
-from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, traces
-from tests.systems.samples import (
+from tests.cases.samples import (
     EIGHT,
     chained,
     every_placement,
@@ -34,6 +37,13 @@ from tests.systems.samples import (
     walks,
     with_room_for,
 )
+from tests.oracles.placing import check_affinity
+from tests.oracles.plans import check_plan
+from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, traces
+
+pytestmark = pytest.mark.slow
+
+EVERYTHING = pytest.mark.everything
 
 SHORT = 0.2
 
@@ -53,7 +63,7 @@ def kept_share(gpu_of_expert: np.ndarray, trace: RoutingTrace, gpus: int, first_
 
 @st.composite
 def divisible(draw) -> Problem:
-    """Problems whose experts divide by the GPUs."""
+    """Problems with experts that divide by the GPUs."""
     cluster = draw(clusters(2, 4))
     gpus = len(cluster.gpus)
     experts, layers = gpus * draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -61,7 +71,7 @@ def divisible(draw) -> Problem:
     return Problem(trace, cluster, make_model(layers, experts, trace.k), draw(cost_models(cluster)))
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25, 4), deadline=None)
 @given(
     divisible(),
     st.sampled_from(("context-coherent", "vanilla")),
@@ -343,3 +353,93 @@ def test_recordings_without_hops_are_planned_all_the_same():
     outcome = exflow(problem)
     assert outcome.notes["affinity"].value.startswith("no token has experts in two layers running")
     assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective)
+
+
+def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: float = 0.4) -> RoutingTrace:
+    """Tokens with k different experts per layer, of which a few groups are popular together."""
+    rng = np.random.default_rng(seed)
+    popular = rng.dirichlet(np.full(experts, skew), size=(layers, 3))
+    topic = rng.integers(3, size=tokens)
+    chosen = np.empty((tokens, layers, k), dtype=np.int16)
+    for token, layer in np.ndindex(tokens, layers):
+        weight = popular[layer, topic[token]] + 1e-9
+        chosen[token, layer] = rng.choice(experts, size=k, replace=False, p=weight / weight.sum())
+    return RoutingTrace("routed", chosen, experts)
+
+
+def equal_gpus(count: int):
+    return cluster_of(*[make_gpu(send=1e9)] * count)
+
+
+def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:
+    """Bytes that change GPU in a simulated context-coherent pass: (between and within layers, all else). All else: the first
+    dispatch and the all-gathers."""
+    placement = Placement.from_gpu_of_expert(place, len(problem.cluster.gpus), problem.model.moe_layers)
+    work = work_of(placement, problem, "context-coherent")
+    rest = sum(off_diagonal(traffic).sum() for traffic in (work.dispatch[0], work.gather, work.prompt_gather))
+    return crossing_bytes(work) - rest, rest
+
+
+@settings(max_examples=examples(40, 4), deadline=None)
+@given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 3), (8, 2)]), st.integers(1, 3), st.integers(1, 4))
+def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(seed, sizes, k, layers):
+    experts, gpus = sizes
+    problem = problem_of(routed(seed, 60, layers, experts, k), equal_gpus(gpus))
+    place = np.argsort(np.random.default_rng(seed).random((layers, experts)), axis=1) % gpus
+    cost = executed_instance(problem).cost(place)
+    assert cost * problem.model.bytes_per_token == pytest.approx(executed_bytes(place, problem)[0])
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)])
+def test_the_plan_sends_as_little_as_any_placement(seed):
+    """Every placement of 4 experts on 2 GPUs in three layers, top-2, simulated."""
+    problem = problem_of(routed(seed, 200, 3, 4, 2), equal_gpus(2))
+    least = min(executed_bytes(place, problem)[0] for place in every_placement(3, 4, 2))
+    plan = run(SYSTEMS["exflow"], problem, {"time_limit": 0.3}).result.solution
+    assert plan.execution == "context-coherent"
+    assert executed_bytes(plan.placement.gpu_of_expert, problem)[0] == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)])
+@pytest.mark.parametrize(("layers", "gpus"), [(1, 3), (2, 3), (3, 2)])
+def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(seed, layers, gpus):
+    between, within = executed_hops(routed(seed, 150, layers, 6, 3).experts, 6)
+    instance = AffinityInstance(between, gpus, within=within)
+    result = affinity(instance, time_limit=0.3)
+    costs = [instance.cost(place) for place in every_placement(layers, 6, gpus)]
+    assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
+
+
+@settings(max_examples=examples(30, 4), deadline=None)
+@given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 2), (6, 3), (4, 4)]))
+def test_no_division_of_a_layer_keeps_more_than_its_limit(seed, sizes):
+    experts, gpus = sizes
+    count = np.random.default_rng(seed).integers(0, 9, size=(experts, experts)) * ~np.eye(experts, dtype=bool)
+    count = (count + count.T).astype(float)
+    limit = within_limit(count, gpus)
+    for (row,) in every_placement(1, experts, gpus):
+        assert (count * (row[:, None] == row)).sum() / 2 <= limit * (1 + 1e-9) + 1e-9
+
+
+def test_the_default_sends_less_than_the_other_counts_of_hops_on_a_recording_with_two_experts_a_token():
+    trace = sample("beta-code", 2000)
+    problem = problem_of(trace, EIGHT)
+    moved = {
+        hops: executed_bytes(
+            run(SYSTEMS["exflow"], problem, {"hops": hops, "time_limit": 1.0}).result.solution.placement.gpu_of_expert,
+            problem,
+        )[0]
+        for hops in ("executed", "all", "first")
+    }
+    assert moved["executed"] < min(moved["all"], moved["first"])
+
+
+def test_with_one_expert_a_token_the_copies_are_the_hops():
+    experts = sample("alpha-code", 500).experts
+    between, within = executed_hops(experts, 16)
+    assert not (within * ~np.eye(16, dtype=bool)).any() and sample_model().experts_per_token == 1
+    chained = [
+        np.bincount(experts[:, layer, 0].astype(int) * 16 + experts[:, layer + 1, 0], minlength=256).reshape(16, 16)
+        for layer in range(len(between))
+    ]
+    np.testing.assert_array_equal(between, chained)

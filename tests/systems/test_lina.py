@@ -12,10 +12,11 @@ from engine.simulate.two_phase import TwoPhaseOptions, two_phase
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.units import digits, ratio, share
-from engine.validate import check_devices, check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.samples import chained, problem_of, sample_problem, walks, with_room_for
+from tests.oracles.placing import check_devices
+from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu
-from tests.systems.samples import chained, problem_of, sample_problem, walks, with_room_for
 
 FOUR = cluster_of(*[make_gpu()] * 4)
 

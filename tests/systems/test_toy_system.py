@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from engine.systems import run
-from engine.validate import check_plan
+from engine.cli import main
+from engine.systems import SYSTEMS, run
 from tests.cases.examples import examples
+from tests.cases.samples import SAMPLES
+from tests.oracles.plans import check_plan
 from tests.strategies import planned_or_skipped, problems
 from tests.systems import toy
 
@@ -26,7 +28,7 @@ SOURCE = Path(toy.__file__)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `studio_with_toy` found in a copy of the studio with the toy's file and its line."""
+    """The findings of `studio_with_toy` in a copy of the studio with the toy's file and its line."""
     studio = tmp_path_factory.mktemp("studio")
     for folder in ("engine", "app", "pages", "sample_traces"):
         shutil.copytree(ROOT / folder, studio / folder)
@@ -56,6 +58,19 @@ def test_it_is_short() -> None:
     assert len(SOURCE.read_text(encoding="utf-8").splitlines()) < 30
 
 
+def test_one_line_of_the_registry_makes_it_a_system(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (system,) = toy.SYSTEMS
+    monkeypatch.setitem(SYSTEMS, "toy", system)
+    inputs = ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", SAMPLES / "mixed-8.json"]
+    inputs += ["--model", SAMPLES / "tiny-moe-alpha.json", "--system", "toy", "--set", "slots=uneven", "--json"]
+    assert main(["plan", *map(str, inputs)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["plans"]
+    assert (row["system"], row["name"]) == ("toy", "Toy") and row["metrics"]["total"] > 0
+
+
+@pytest.mark.everything
 def test_the_command_line_has_it(answers: dict[str, Any]) -> None:
     line = answers["command line"]
     assert ",toy," in "".join(line["help"].split()), "among the names that --system takes"
@@ -65,12 +80,14 @@ def test_the_command_line_has_it(answers: dict[str, Any]) -> None:
     assert "toy" in systems and {"aurora", "linear"} <= set(systems)
 
 
+@pytest.mark.everything
 def test_the_comparison_has_it(answers: dict[str, Any]) -> None:
     linear, toy_row = answers["command line"]["compare"]["plans"]
     assert (linear["file"], toy_row["file"]) == ("linear.json", "toy.json") and toy_row["moved_experts"] > 0
     assert toy_row["speedup"] == pytest.approx(linear["metrics"]["total"] / toy_row["metrics"]["total"])
 
 
+@pytest.mark.everything
 def test_optimise_has_it_with_its_options_and_its_plan_in_the_table(answers: dict[str, Any]) -> None:
     page = answers["page"]
     assert page["boxes"]["**Toy** · CONTRIBUTING.md"] is False, "nobody asked for it yet"
@@ -78,7 +95,7 @@ def test_optimise_has_it_with_its_options_and_its_plan_in_the_table(answers: dic
     assert set(page["plans"]) == {"Toy", "Linear placement"} and page["plans"]["Linear placement"] == "deployed"
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25, 4), deadline=None)
 @given(problems())
 def test_its_plans_are_legal(problem) -> None:
     (system,) = toy.SYSTEMS

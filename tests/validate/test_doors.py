@@ -1,4 +1,4 @@
-"""Every door where a plan comes in or goes out refuses a broken one by one line that says what and where."""
+"""Every door for plans, in or out, refuses a broken one by one line that names the fault and its place."""
 
 import json
 import re
@@ -21,12 +21,13 @@ from engine.store.problems import problem_arguments, save_inputs
 from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
 from tests.app.test_pages import press, visit
 from tests.app.test_step_page import said
+from tests.cases.broken_plans import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
 from tests.test_cli import CommandLine
-from tests.validate.broken import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
 
 pytestmark = pytest.mark.slow
 
 INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
+EVERYTHING = pytest.mark.everything
 KINDS = pytest.mark.parametrize("kind", BROKEN)
 
 
@@ -42,7 +43,7 @@ def written(folder: Path, plan: dict, name: str = "sent.json") -> Path:
 
 
 def broken(kind: str) -> tuple[dict, str]:
-    """A broken plan and the pattern of what is said of it."""
+    """A broken plan and the pattern of its refusal."""
     make, says = BROKEN[kind]
     return make(), says
 
@@ -60,7 +61,7 @@ def test_the_command_line_refuses_a_broken_plan(engine, tmp_path, command, kind)
 
 @KINDS
 def test_inputs_need_not_be_named_again(engine, tmp_path, kind):
-    """What the plan was made from is remembered, its cluster too."""
+    """The studio remembers the inputs of a plan, its cluster too."""
     save_inputs(problem())
     plan, says = broken(kind)
     for command in ("simulate", "launch"):
@@ -103,7 +104,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def saved(workspace: str, plan: dict, name: str) -> str:
-    """The id of a plan in the team's database, whose contents were changed there to these."""
+    """The id of a plan in the team's database, after its contents there were changed to these."""
     inputs = problem()
     save_inputs(inputs)
     fine = Plan.from_dict(legal() | {"name": name}, "plan")
@@ -120,7 +121,10 @@ def opened(plan: str) -> AppTest:
     return visit(app, "review")
 
 
-@KINDS
+@pytest.mark.parametrize(
+    "kind",
+    ["missing expert", "other bytes", *(pytest.param(kind, marks=EVERYTHING) for kind in ("shares", "no matching"))],
+)
 def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
     plan, says = broken(kind)
     app = opened(saved(workspace, plan, f"broken: {kind}"))
@@ -138,7 +142,8 @@ def test_a_page_opens_a_legal_plan_that_the_team_saved(workspace):
 
 
 @pytest.mark.parametrize(
-    ("page", "kind"), [("timeline", "no matching"), ("launch", "other bytes"), ("launch", "shares")]
+    ("page", "kind"),
+    [("timeline", "no matching"), ("launch", "other bytes"), pytest.param("launch", "shares", marks=EVERYTHING)],
 )
 def test_a_page_refuses_a_broken_plan_of_the_session(own_data_folder, monkeypatch, page, kind):
     """As the result of its job was changed after it had been written."""

@@ -1,4 +1,4 @@
-"""Plans at the doors: what every system makes passes, also elsewhere than where it was made, and each fault is one line."""
+"""Plans at the doors: every system's plans pass, also on other inputs than their own, and each fault is one line."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.goal import Goal
@@ -18,13 +17,11 @@ from engine.provenance import input_digests
 from engine.result import Provenance
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.base import System
-from engine.training import usual_step
 from engine.validate import refuse_broken
-from engine.workload import RoutingTrace
 from tests.cases.examples import examples
-from tests.strategies import NEEDS_ROWS, cluster_of, make_gpu, make_model, planned_or_skipped, problems
-from tests.systems.samples import sample_problem
-from tests.systems.test_colocated import pairs
+from tests.cases.samples import mixed_problem, sample_problem, training_problem
+from tests.cases.two_models import pairs
+from tests.strategies import NEEDS_ROWS, planned_or_skipped, problems
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +40,7 @@ WITHOUT_CHOICES = [system for system in ONE_MODEL if not any(system is chosen fo
 
 
 def planned(system: System, problem: Problem, **options) -> Plan:
-    """What a system plans, as it comes out of a file."""
+    """A system's plan, as it is read from a file."""
     known = system.options.model_fields
     chosen = {name: value for name, value in (SHORT | options).items() if name in known}
     plan = planned_or_skipped(lambda: run(system, problem, chosen).result.solution)
@@ -54,31 +51,24 @@ def planned(system: System, problem: Problem, **options) -> Plan:
 
 
 @pytest.mark.parametrize("system", WITHOUT_CHOICES, ids=lambda system: system.name)
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=examples(5, 2), deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes(system, problem):
     refuse_broken(planned(system, problem), problem)
 
 
 @pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
-@settings(max_examples=examples(4), deadline=None)
+@settings(max_examples=examples(4, 2), deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
     refuse_broken(planned(system, problem, **options), problem)
 
 
 @pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=examples(5, 2), deadline=None)
 @given(problem=pairs(most=4))
 def test_what_a_system_plans_for_two_models_passes(system, problem):
     refuse_broken(planned(system, problem), problem)
-
-
-def training_problem() -> Problem:
-    """A small step on four GPUs, routed as recorded."""
-    problem = sample_problem("alpha-code", cluster=cluster_of(*[make_gpu(send=1e9, flops=1e12, memory=1e11)] * 4))
-    step = usual_step(problem.model, 4).model_copy(update={"batch": 4, "routing": "recorded"})
-    return make_problem(problem.workload, problem.cluster, problem.model, problem.cost, step=step)
 
 
 @pytest.mark.parametrize("system", TRAINING.values(), ids=lambda system: system.name)
@@ -96,19 +86,9 @@ def test_what_is_planned_for_several_recordings_passes(name):
 # Plans away from where they were made
 
 
-def mixed_problem(trace_seed: int = 0) -> Problem:
-    """Skewed routing of two layers on two nodes with links and four GPUs of several rates."""
-    rng = np.random.default_rng(trace_seed)
-    chosen = np.minimum(rng.geometric(0.3, (200, 2, 1)) - 1, 7).astype(np.int16)
-    cards = [make_gpu(kind, rate) for kind, rate in enumerate((1e6, 8e5, 5e5, 4e5))]
-    nodes = tuple(Node(name=f"node-{at}", gpus=tuple(cards[at : at + 2]), link_bandwidth=3e6) for at in (0, 2))
-    cluster = Cluster(name="mixed", nodes=nodes)
-    return Problem(RoutingTrace("skewed", chosen, 8), cluster, make_model(2, 8), Datasheet())
-
-
 @pytest.fixture(scope="module", params=["matched", "shared", "two-tier", "sequential"])
 def ordered(request) -> tuple[Plan, Problem]:
-    """A plan with sends in some order, and what it was made for."""
+    """A plan with sends in some order, and its problem."""
     problem = mixed_problem()
     if request.param == "sequential":
         return planned(SYSTEMS["sjf"], problem), problem
@@ -255,7 +235,7 @@ def test_phases_that_are_listed_out_of_turn(matched):
 
 
 def test_shares_of_replicas_that_do_not_add_up():
-    """They are equal by definition: what is sent to one replica too much lacks another, and no file can say otherwise."""
+    """Shares are equal by definition: bytes too many for one replica are missing at another, and no file can say otherwise."""
     problem = mixed_problem()
     plan = planned(SYSTEMS["eplb"], problem, order="matched", redundant=2)
     assert not plan.placement.single

@@ -1,4 +1,4 @@
-"""Plan files changed by hand, place by place: one line, or a plan whose simulated time is right for what it says now."""
+"""Plan files changed by hand, place by place: one line, or a plan with the right simulated time for its new contents."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,11 +17,13 @@ from engine.provenance import has_inputs_of
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training.pricing import expert_groups, graph_of
 from engine.systems import run, systems_for
-from engine.validate import check_plan, check_step, check_timeline, refuse_broken
+from engine.validate import refuse_broken
 from tests.cases.examples import examples
+from tests.cases.samples import mixed_problem, training_problem
 from tests.formats.fuzzing import EXAMPLES, LONGEST_LINE
 from tests.formats.mutations import places_in, with_change
-from tests.validate.test_refusal import mixed_problem, training_problem
+from tests.oracles.plans import check_plan, check_timeline
+from tests.oracles.training import check_step
 
 pytestmark = pytest.mark.slow
 

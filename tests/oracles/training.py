@@ -1,0 +1,169 @@
+"""Checks of training steps: every operator runs in full, after its inputs, and no stream does two things at once."""
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+
+from engine.errors import IllegalError
+from engine.overlap.operator_graph import Operator, OperatorGraph
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.timeline import Timeline
+
+PART = re.compile(r"^(.*) · part (\d+) of (\d+)$")
+Span = tuple[float, float]
+
+
+def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: OperatorGraph) -> float:
+    """Check the simulated timeline of a training step against the operators (`graph`) and return its seconds. Raises
+    IllegalError with the first broken rule. Operators that take no time leave no event and are not looked for."""
+    total, ran, wanted = 0.0, defaultdict(set), {}
+    gradients = _gradients(plan, problem, graph)
+    for resource in range(len(timeline.resources)):
+        mine = timeline.events[timeline.events["resource"] == resource]
+        labels = [timeline.labels[row] for row in mine.index]
+        spans = list(zip(labels, mine["start"].tolist(), mine["end"].tolist(), mine["kind"].tolist(), strict=True))
+        total = max([total, *(end for _, _, end, _ in spans)])
+        parts, cut = _parts(spans)
+        slack = 1e-9 * timeline.total
+        wanted |= cut
+        for name, own in parts.items():
+            ran[name] |= set(own)
+        _check_order(parts, cut, graph, slack)
+        _check_compute([(start, end, label) for label, start, end, kind in spans if kind not in NETWORK], slack)
+        _check_network(spans, plan, slack)
+        reduced = mine[mine["kind"] == "all_reduce"]
+        names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
+        _check_gradients(
+            list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)),
+            parts,
+            gradients,
+            graph,
+            slack,
+        )
+    _check_whole(ran, wanted, graph)
+    return total
+
+
+NETWORK = ("dispatch", "combine", "all_reduce")
+MOE = ("dispatch", "experts", "combine")
+
+
+def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
+    """Operator -> part -> when it ran, and into how many parts it is said to be cut; all-reduces are looked at elsewhere.
+    A part that takes no time on a GPU leaves no event there."""
+    span_of_part: dict[str, dict[int, Span]] = defaultdict(dict)
+    cut: dict[str, int] = {}
+    for label, start, end, kind in spans:
+        if kind == "all_reduce":
+            continue
+        match = PART.match(label)
+        name, part, parts = (match[1], int(match[2]), int(match[3])) if match else (label, 1, 1)
+        if part in span_of_part[name]:
+            raise IllegalError(f"{label} runs twice")
+        if not 1 <= part <= parts or cut.setdefault(name, parts) != parts:
+            raise IllegalError(f"{label}: there is no such part")
+        span_of_part[name][part] = (start, end)
+    return span_of_part, cut
+
+
+def _check_whole(ran: dict[str, set[int]], cut: dict[str, int], graph: OperatorGraph) -> None:
+    """Every operator with work runs somewhere, in all its parts. A GPU without experts spends no time on any, and neither
+    does a part with tokens that find all experts full."""
+    known = {operator.name: operator for operator in graph.operators}
+    for name in ran:
+        if name not in known:
+            raise IllegalError(f"{name} is no operator of the step")
+    for operator in graph.operators:
+        if _has_work(operator) and operator.phase != "all_reduce" and operator.name not in ran:
+            raise IllegalError(f"{operator.name} never runs")
+        if operator.name in ran and len(ran[operator.name]) < cut[operator.name] and operator.kind not in MOE:
+            raise IllegalError(f"{operator.name}: not every part of it runs")
+
+
+def _has_work(operator: Operator) -> bool:
+    return bool(operator.gemms or operator.moved)
+
+
+def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: OperatorGraph, slack: float) -> None:
+    for dependency in graph.dependencies:
+        before, after = parts.get(dependency.before), parts.get(dependency.after)
+        if not before or not after:
+            continue
+        if cut[dependency.before] == cut[dependency.after] > 1:
+            # Cut alike, so in one stretch: part follows part. (Two stretches of equal parts follow each other anyway.)
+            late = any(after[part][0] < before[part][1] - slack for part in before if part in after)
+        else:
+            late = min(start for start, _ in after.values()) < max(end for _, end in before.values()) - slack
+        if late:
+            raise IllegalError(f"{dependency.after} starts before {dependency.before} has ended")
+
+
+def _check_compute(spans: list[tuple[float, float, str]], slack: float) -> None:
+    spans = sorted(spans)
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start < end - slack:
+            raise IllegalError(f"{first} and {second} are computed at once")
+
+
+def _check_network(spans: list, plan: Plan, slack: float) -> None:
+    """No two all-to-alls run at once, nor two all-reduces; one of each only if the policy shares the network."""
+    lanes = {
+        "all-to-alls": sorted((s, e, label) for label, s, e, kind in spans if kind in ("dispatch", "combine")),
+        "all-reduces": sorted((s, e, label) for label, s, e, kind in spans if kind == "all_reduce"),
+    }
+    if plan.priority.policy in ("priority", "fifo"):
+        lanes = {"collectives": sorted(lanes["all-to-alls"] + lanes["all-reduces"])}
+    for what, own in lanes.items():
+        for (_, end, first), (start, _, second) in pairwise(own):
+            if start < end - slack:
+                raise IllegalError(f"two {what} at once: {first} and {second}")
+
+
+def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple[str, float, list[str]]]:
+    """Name, bytes and makers of every gradient that is reduced; where every expert is held several times, theirs too."""
+    gradients = [
+        (operator.name, operator.sent, [edge.before for edge in graph.dependencies if edge.after == operator.name])
+        for operator in graph.operators
+        if operator.phase == "all_reduce"
+    ]
+    if plan.placement.slots[0].sum() > plan.placement.experts:
+        gradients += [
+            (
+                f"all_reduce.{operator.name}",
+                operator.parameters * problem.model.bytes_per_number,
+                [f"dw.{operator.name}"],
+            )
+            for operator in graph.operators
+            if operator.kind == "experts" and operator.phase == "forward"
+        ]
+    return gradients
+
+
+def _check_gradients(
+    reduced: list[tuple[str, float, float, float]],
+    parts: dict[str, dict[int, Span]],
+    gradients: list[tuple[str, float, list[str]]],
+    graph: OperatorGraph,
+    slack: float,
+) -> None:
+    """All gradients are reduced, to the byte, none before it is there, and the update waits for all of them."""
+    if not reduced:  # one GPU, or no time
+        return
+    update = next((operator.name for operator in graph.operators if operator.phase == "update"), None)
+    if update in parts and parts[update][1][0] < max(end for _, _, end, _ in reduced) - slack:
+        raise IllegalError("the update starts before the last all-reduce has ended")
+    wanted, reduced_bytes = sum(size for _, size, _ in gradients), sum(size for *_, size in reduced)
+    if abs(reduced_bytes - wanted) > 1e-9 * wanted:
+        raise IllegalError(f"{reduced_bytes:g} bytes of gradients are reduced, but there are {wanted:g}")
+    there = {
+        name: max([end for maker in makers if maker in parts for _, end in parts[maker].values()], default=0.0)
+        for name, _, makers in gradients
+    }
+    sent = 0.0
+    for label, start, _, size in sorted(reduced, key=lambda all_reduce: all_reduce[1]):
+        if start < there[label.split(" · ")[0].split(" and ")[0]] - slack:
+            raise IllegalError(f"{label} starts before its gradient is there")
+        sent += size
+        if sent > (1 + 1e-9) * sum(own for name, own, _ in gradients if there[name] <= start + slack):
+            raise IllegalError(f"{label} reduces more than the gradients that are there")

@@ -1,0 +1,426 @@
+"""`solve KERNEL`: JSON in, JSON out. Kernels have tests of their own; here are the shape of every answer, small ones by hand,
+options, and arrays of instances."""
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError
+from engine.overlap import pipeline_degree
+from engine.overlap.weight_gradients import kernel as weight_gradients
+from engine.placement.coactivation import instance as coactivation
+from engine.placement.replication import instance as replication
+from engine.placement.replication import kernel as replicate
+from engine.simulate.priority import schedule_network
+from engine.solve import KERNELS, face
+from engine.solve.placing import CoactivationInstance, ReplicateInstance
+from engine.solve.scheduling import PipelineDegreeInstance, WeightGradientsInstance
+from tests.benchmarks.bench_weight_gradients import backward_pass
+from tests.cases.examples import examples
+from tests.cases.kernels import (
+    AFFINITY,
+    AXES,
+    CHAIN,
+    COACTIVATION,
+    DEVICES,
+    FOUR,
+    GRADIENTS,
+    INSTANCES,
+    LAYER,
+    LOAD,
+    ORDER,
+    POPULARITY,
+    PRIORITY,
+    REPLICATE,
+    SPLIT,
+    TRAVEL,
+    TWO_TIER,
+    gradients_of,
+)
+from tests.cases.placements import permutation_affinity, random_tokens
+from tests.oracles.overlapping import check_axes
+from tests.oracles.placing import check_coactivation, check_replication
+from tests.oracles.recomputed import bound_of_order, carried_out, held_against_the_rules
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+BACKWARD = backward_pass(12, 0)
+
+
+DEEP = dict(zip(LAYER, (0.01, 1, 4, 0.02, 1, 9, 64), strict=True))
+ORDER_OF_FOUR = {"traffic": [[9e6, 1e6, 0, 4e6], [2e6, 0, 5e6, 1e6], [0, 3e6, 0, 8e6], [6e6, 1e6, 2e6, 0]]}
+COSTS = [{}, {"cost_node": 9}, {"cost_gpu": 2, "cost_node": 3.5}, {"cost_gpu": 3}]
+NODES = {"transitions": permutation_affinity(4, 8, 400).tolist(), "gpus": 4, "gpus_per_node": 2}
+TOKENS = {
+    "experts": random_tokens(3, 30, 8, 3, 0, missing=0.05).tolist(),
+    "source_gpu": [token % 4 for token in range(30)],
+    "gpus": 4,
+}
+EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
+OPTIMAL = [
+    *[
+        ("order", ORDER_OF_FOUR | {"bandwidth": rate, "mode": mode})
+        for rate in (1e9, 7, [3e9, 1e9, 2e9, 5e8])
+        for mode in ("matched", "shared")
+    ],
+    (
+        "assign",
+        {"tokens": [[4, 1, 0], [2, 6, 1], [0, 3, 9]], "bandwidth": [10, 5, 20], "seconds_per_token": [0.1, 0.3, 0.05]},
+    ),
+    *[("affinity", NODES | costs | {"staged": staged}) for costs in COSTS for staged in (False, True)],
+    ("affinity", {"transitions": permutation_affinity(2, 8, 400).tolist(), "gpus": 8}),
+    *[
+        ("coactivation", TOKENS | more)
+        for more in ({}, {"cap": 1.5}, {"gpus_per_node": 2, "travel": "node"}, {"expert_count": 16})
+    ],
+    ("replicate-devices", DEVICES),
+    ("replicate-devices", DEVICES | {"algorithm": "best"}),
+    ("popularity", POPULARITY),
+    ("weight-gradients", gradients_of(BACKWARD)),
+    ("partition-axes", AXES),
+    *[("travel", TRAVEL | {"travel": travel}) for travel in ("copies", "gpu", "node")],
+]
+
+
+@pytest.mark.parametrize(("kernel", "instance"), OPTIMAL)
+def test_an_optimal_answer_says_so(solver, kernel, instance):
+    answer = solver.checked(kernel, instance, EXACT, status="OPTIMAL")
+    if kernel == "weight-gradients":
+        return  # proven to the solver's tolerance
+    assert answer["bound"] == pytest.approx(answer["objective"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "instance", "wanted"),
+    [
+        ("order", {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2]}, {"objective": 12.0}),
+        (
+            "order",
+            {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2], "mode": "shared"},
+            {"objective": 6.0},
+        ),
+        *[
+            (
+                "order",
+                {"traffic": traffic, "bandwidth": 2, "mode": mode},
+                {"objective": 0, "bound": 0, "status": "OPTIMAL", "phases": []},
+            )
+            for traffic in ([[0]], [[5]], [[0, 0], [0, 0]], [[3, 0], [0, 4]])
+            for mode in ("matched", "shared")
+        ],
+        ("assign", {"tokens": [[7]], "bandwidth": [1], "seconds_per_token": [2]}, {"objective": 14}),
+        ("assign", {"tokens": [[0, 0], [0, 0]], "bandwidth": [1, 1], "seconds_per_token": [2, 2]}, {"objective": 0}),
+        # Expert 0 of a sends much and receives little: it shares with the expert of b that does the opposite.
+        (
+            "colocate",
+            {"send_a": [9, 1], "recv_a": [1, 9], "send_b": [8, 2], "recv_b": [2, 8]},
+            {"partner": [1, 0], "objective": 11},
+        ),
+        # Experts 0 and 2 belong together, and 1 and 3: 10 of the 33 hops leave only when they are split up.
+        ("affinity", AFFINITY, {"status": "OPTIMAL", "objective": 6, "gpu_hops": 6, "node_hops": 0}),
+        # Experts 0 and 2 fire together, and 1 and 3: only tokens that are not at home send a row, two of five.
+        (
+            "coactivation",
+            COACTIVATION,
+            {"status": "OPTIMAL", "objective": 2, "rows": [2], "gpu_of_expert": [[0, 1, 0, 1]]},
+        ),
+        # Expert 0 has three quarters of all tokens, so its GPU has at least 1.5 times the mean.
+        (
+            "coactivation",
+            COACTIVATION | {"experts": [[[0, 1], [0, 2], [0, 3], [0, -1], [0, -1]]], "cap": 1.2},
+            {"status": "INFEASIBLE", "imbalance": [1.5]},
+        ),
+        (
+            "replicate",
+            {"load": [[2, 1, 1]], "slots": 4, "gpus": 2},
+            {"status": "OPTIMAL", "objective": 1.0, "bound": 1.0},
+        ),
+        (
+            "replicate",
+            {"load": [[4, 3, 2, 1, 1, 1]], "slots": 8, "gpus": 3, "slots_of_gpu": [4, 2, 2], "speed": [2, 1, 1]},
+            {},
+        ),
+        ("replicate-devices", DEVICES | {"algorithm": "lina"}, {}),
+        ("replicate-devices", {"popularity": [0, 0, 0], "devices": 2, "max_experts_per_device": 2}, {"objective": 0}),
+        ("popularity", POPULARITY | {"top_k": 3}, {"objective": 6.0}),
+        *[
+            ("pipeline-degree", DEEP | way, wanted)
+            for way, wanted in (
+                ({}, {"degree": 20, "status": "OPTIMAL"}),
+                ({"streams": 2}, {"status": "OPTIMAL"}),
+                ({"order": "interleaved"}, {"status": "OPTIMAL"}),
+                ({"algorithm": "printed"}, {"degree": 2, "status": "FEASIBLE"}),
+            )
+        ],
+        ("weight-gradients", GRADIENTS, {"alltoall_of_dw": [0, 1], "objective": 19, "bound": 19, "status": "OPTIMAL"}),
+        (
+            "weight-gradients",
+            GRADIENTS | {"algorithm": "greedy"},
+            {"alltoall_of_dw": [-1, 0], "objective": 10, "bound": 19, "status": "FEASIBLE"},
+        ),
+        ("weight-gradients", SPLIT, {"objective": 22, "bound": 22.0, "status": "OPTIMAL"}),
+        *[
+            (
+                "weight-gradients",
+                instance,
+                {"objective": 0, "bound": 0, "status": "OPTIMAL", "alltoall_of_dw": [-1] * len(instance["dw"])},
+            )
+            for instance in (
+                {"alltoall": [], "dw": [], "allowed": []},
+                {"alltoall": [1, 2], "dw": [], "allowed": []},
+                {"alltoall": [], "dw": [1, 2], "allowed": [[], []]},
+                {"alltoall": [], "dw": [1, 2], "allowed": []},
+                {"alltoall": [0], "dw": [0], "allowed": [[1]]},
+                {"alltoall": [3], "dw": [4], "allowed": [[0]]},
+            )
+        ],
+        # The first part's 1, the network's 4.5, the last part's 1.5; the operator that cannot be cut comes behind.
+        (
+            "partition",
+            CHAIN,
+            {
+                "objective": 8,
+                "bound": 8,
+                "status": "OPTIMAL",
+                "ranges": [{"first": 0, "last": 2, "parts": 2}, {"first": 3, "last": 3, "parts": 1}],
+            },
+        ),
+        # The first part's 1 and the network's 4.5; then 2 and 1, uncut. The bound is the one of all ranges.
+        ("partition", CHAIN | {"max_range": 2}, {"objective": 8.5, "bound": 8, "status": "FEASIBLE"}),
+        (
+            "partition-axes",
+            {"domains": {"x": [0, "0"]}, "constraints": [{"tensors": ["x"], "allowed": [["0"]]}], "count": True},
+            {"axis_of_tensor": {"x": "0"}, "solutions": 1},
+        ),
+        *[
+            ("priority", PRIORITY | {"policy": policy} | more, {"objective": 3, "finish": 8})
+            for policy in ("priority", "fair", "fifo")
+            for more in ({}, {"micro_op": None}, {"micro_op": 5}, {"overhead": 0})
+        ],
+        (
+            "priority",
+            {"alltoall": [], "allreduce": []},
+            {"status": "OPTIMAL", "objective": 0, "finish": 0, "events": []},
+        ),
+        # Experts of one GPU share a row.
+        *[
+            ("travel", TRAVEL | {"gpu_of_expert": [2] * 4, "source_gpu": [0, 0], "travel": travel}, {"objective": rows})
+            for travel, rows in (("copies", 5), ("gpu", 2), ("node", 2))
+        ],
+    ],
+)
+def test_by_hand(solver, kernel, instance, wanted):
+    solver.checked(kernel, instance, **wanted)
+
+
+def test_a_proof_only_if_it_is_asked_for(solver):
+    solver.checked("weight-gradients", SPLIT, SEARCH, objective=22, bound=24.0, status="FEASIBLE")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_array_in_is_an_array_out_in_the_same_order(solver, kernel):
+    instance = INSTANCES[kernel]
+    alone, answers = solver.checked(kernel, instance), solver.answer(kernel, [instance, instance])
+    assert [set(answer) for answer in answers] == [set(alone)] * 2 and solver.answer(kernel, []) == []
+
+
+def test_arrays_keep_their_order(solver):
+    instances = [{"traffic": (np.ones((n, n)) * 6).tolist(), "bandwidth": 2} for n in (1, 3, 2)]
+    answers = solver.answer("order", instances)
+    assert [answer["objective"] for answer in answers] == [pytest.approx(3 * (n - 1)) for n in (1, 3, 2)]
+
+
+LIMITED = {
+    "order": {"traffic": np.random.default_rng(3).integers(1, 10**6, (48, 48)).tolist(), "bandwidth": 1e6},
+    "colocate": dict(zip(FOUR, np.random.default_rng(3).random((4, 60)).tolist(), strict=True)),
+    "colocate-heterogeneous": {"cost": np.random.default_rng(3).random((9, 9, 9)).tolist()},
+    "replicate": REPLICATE,
+    "replicate-devices": {"popularity": (1 / np.arange(1, 33)).tolist(), "devices": 16, "max_experts_per_device": 3},
+    "weight-gradients": gradients_of(backward_pass(24, 8)),
+    "pipeline-degree": LAYER,
+    "partition": {"ops": CHAIN["ops"][:3] * 50},
+    "partition-axes": AXES | {"count": True},
+}
+
+
+@pytest.mark.parametrize("kernel", LIMITED)
+def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver, kernel):
+    answer = solver.checked(kernel, LIMITED[kernel], '{"time_limit": 1e-9}', status="TIME_LIMIT")
+    if kernel == "partition":
+        assert answer["bound"] < answer["objective"] == 8 * 50
+    if kernel == "partition-axes":
+        assert answer["solutions"] is None
+    if kernel == "replicate-devices":
+        assert answer["bound"] < answer["objective"]
+
+
+@pytest.mark.parametrize(("kernel", "instance"), [each for each in OPTIMAL if each[0] == "order"])
+def test_orders_meet_the_bound_of_every_order(solver, kernel, instance):
+    answer = solver.checked(kernel, instance)
+    assert all(set(phase) == {"duration", "sends"} for phase in answer["phases"])
+    assert all(set(send) == {"src", "dst", "bytes"} for phase in answer["phases"] for send in phase["sends"])
+    assert answer["bound"] == pytest.approx(bound_of_order(instance, answer), rel=1e-9)
+
+
+def test_order_is_matched_unless_told_otherwise(solver):
+    answer = solver.checked("order", {"traffic": [[0, 4, 4], [0, 0, 0], [0, 0, 0]], "bandwidth": [1, 4, 4]})
+    assert all(len(phase["sends"]) == 1 for phase in answer["phases"])
+
+
+@pytest.mark.parametrize("more", [{}, {"cap": 1.5}, {"gpus_per_node": 2, "travel": "node"}, {"expert_count": 16}])
+def test_rows_and_imbalance_of_coactivation_layer_by_layer(solver, more):
+    problem = TOKENS | more
+    answer = solver.checked("coactivation", problem, EXACT)
+    place, experts, source = (
+        np.array(table) for table in (answer["gpu_of_expert"], problem["experts"], problem["source_gpu"])
+    )
+    wanted = check_coactivation(place, experts, source, 4, problem.get("gpus_per_node"), problem.get("travel", "gpu"))
+    assert (answer["rows"], answer["imbalance"]) == (wanted[0], pytest.approx(wanted[1]))
+    assert len(answer["gpu_of_expert"][0]) == more.get("expert_count", 8)
+
+
+# The schemas, which name the options of kernels without importing them
+
+
+def test_the_options_of_the_schemas_are_those_of_the_kernels():
+    assert all(face(kernel) for kernel in KERNELS)
+    for schema, field, known in (
+        (CoactivationInstance, "travel", coactivation.Travel),
+        (ReplicateInstance, "split", replication.Split),
+        (ReplicateInstance, "algorithm", replicate.Algorithm),
+        (WeightGradientsInstance, "algorithm", weight_gradients.Algorithm),
+        (PipelineDegreeInstance, "streams", pipeline_degree.Streams),
+        (PipelineDegreeInstance, "order", pipeline_degree.Order),
+    ):
+        assert get_args(schema.model_fields[field].annotation) == get_args(known)
+    assert pipeline_degree.MOST_PARTS in [
+        getattr(rule, "le", None) for rule in PipelineDegreeInstance.model_fields["max_degree"].metadata
+    ]
+
+
+def test_one_kernel_is_loaded_without_the_others():
+    code = (
+        "import json, sys; from engine.solve import Options, solve\n"
+        f"solve('assign', json.loads('{json.dumps(INSTANCES['assign'])}'), Options())\n"
+        "loaded = {'torch', 'numba', 'ortools', 'networkx', 'engine.placement.affinity', 'engine.overlap', 'engine.simulate'}\n"
+        "sys.exit(' '.join(loaded & set(sys.modules)) or 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stderr.strip()) == (0, "")
+
+
+def test_through_a_real_process(warm_python):
+    def run(text: str, *more: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "engine", "solve", "order", *more]
+        return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True)
+
+    good = run(json.dumps(ORDER), "--options", '{"time_limit": 10, "seed": 0, "exact": true}')
+    assert (good.returncode, good.stderr) == (0, "")
+    held_against_the_rules("order", ORDER, json.loads(good.stdout))
+    bad = run('{"traffic": ')
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+    assert bad.stderr.startswith("error: ") and "Traceback" not in bad.stderr
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_two_tier_answers_are_carried_out_byte_by_byte(solver, data):
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    numbers = st.one_of(st.just(0), st.integers(1, 10**6))
+    rates = st.lists(st.sampled_from([5e9, 1.25e10]), min_size=sum(sizes), max_size=sum(sizes))
+    row = st.lists(numbers, min_size=sum(sizes), max_size=sum(sizes))
+    instance = {
+        "traffic": data.draw(st.lists(row, min_size=sum(sizes), max_size=sum(sizes))),
+        "bandwidth": data.draw(st.one_of(st.floats(1, 1e11), rates)),
+        "link_bandwidth": data.draw(st.sampled_from([4.5e11, 1e9])),
+        "gpus_per_node": sizes,
+    }
+    makespan, bound = carried_out(instance, answer := solver.checked("two-tier", instance))
+    assert answer["objective"] == pytest.approx(makespan, rel=1e-9)
+    assert answer["bound"] == pytest.approx(bound, rel=1e-9)
+
+
+def test_nodes_of_one_size_need_one_number(solver):
+    answers = [solver.checked("two-tier", TWO_TIER | {"gpus_per_node": sizes}) for sizes in ([2, 2], 2)]
+    assert answers[0]["phases"] == answers[1]["phases"]
+    makespan, bound = carried_out(TWO_TIER | {"gpus_per_node": 2}, answers[1])
+    assert (answers[1]["objective"], answers[1]["bound"]) == (
+        pytest.approx(makespan, rel=1e-9),
+        pytest.approx(bound, rel=1e-9),
+    )
+
+
+@pytest.mark.parametrize("split", ["equal", "free"])
+@pytest.mark.parametrize("loads", [[LOAD], [LOAD, LOAD[::-1]]])
+def test_replicas_for_one_and_several_loads(solver, split, loads):
+    instance = ({"load": LOAD} if len(loads) == 1 else {"loads": loads}) | {"slots": 16, "gpus": 8, "split": split}
+    best = solver.checked("replicate", instance, SEARCH)
+    usual = solver.checked("replicate", instance | {"algorithm": "eplb"})
+    for answer in (best, usual):
+        balance = check_replication(np.array(answer["physical_to_logical"]), np.array(loads, float), 8, split=split)
+        assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
+        assert answer["objective"] <= answer["bound"] <= 1
+    assert best["objective"] >= usual["objective"] * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("more", [{}, {"tensors": ["x", "z"], "allowed": [[0, 1]]}])
+def test_axes_are_counted_and_found_where_there_are_any(solver, more):
+    instance = AXES | {"constraints": [*AXES["constraints"], *([more] if more else [])], "count": True}
+    rules = [(constraint["tensors"], constraint["allowed"]) for constraint in instance["constraints"]]
+    count = 0
+    for chosen in product(*instance["domains"].values()):
+        try:
+            check_axes(dict(zip(instance["domains"], chosen, strict=True)), instance["domains"], rules)
+            count += 1
+        except IllegalError:
+            continue
+    status = "INFEASIBLE" if more else "OPTIMAL"
+    answer = solver.checked("partition-axes", instance, status=status, satisfiable=not more, objective=0, bound=0)
+    assert answer["solutions"] == count == (0 if more else 2) and (answer["axis_of_tensor"] is None) == bool(more)
+
+
+def test_priority_by_hand(solver):
+    instance = PRIORITY | {"micro_op": 2.5, "overhead": 0.5}
+    answer = solver.checked("priority", instance, status="FEASIBLE", objective=1, bound=0, finish=9)
+    keys = ("kind", "index", "piece", "start", "end")
+    rows = [("allreduce", 0, 0, 0, 3), ("alltoall", 0, 0, 3, 6), ("allreduce", 0, 1, 6, 9)]
+    assert answer["events"] == [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair", "fifo"])
+def test_events_of_priority_are_those_of_the_kernel(solver, policy):
+    rng = np.random.default_rng(5)
+    alltoall, allreduce = rng.random((4, 2)) * [9, 1], rng.random((5, 2)) * [9, 3]
+    instance = {"alltoall": alltoall.tolist(), "allreduce": allreduce.tolist(), "micro_op": 0.4, "policy": policy}
+    result = schedule_network(alltoall, allreduce, 0.4, 0.0, policy)
+    answer = solver.checked("priority", instance, objective=result.objective, bound=result.bound)
+    starts = [event["start"] for event in answer["events"]]
+    assert starts == sorted(starts) and answer["finish"] == max(event["end"] for event in answer["events"])
+    for index in range(5):
+        own = [event["piece"] for event in answer["events"] if (event["kind"], event["index"]) == ("allreduce", index)]
+        assert own == list(range(int(np.ceil(allreduce[index, 1] / 0.4))))
+
+
+@pytest.mark.parametrize(
+    ("travel", "fabric", "links", "most"),
+    [
+        ("copies", {(1, 2): 1, (1, 3): 1, (2, 1): 1}, {(1, 0): 1, (2, 3): 1}, 2),
+        ("gpu", {(1, 2): 1, (1, 3): 1, (2, 1): 1}, {(1, 0): 1, (2, 3): 1}, 2),
+        # GPU 1 is the second of its node and enters the other at GPU 3; GPU 2 the first, and enters at GPU 0
+        ("node", {(1, 3): 1, (2, 0): 1}, {(1, 0): 1, (3, 2): 1, (0, 1): 1, (2, 3): 1}, 1),
+    ],
+)
+def test_travel_by_hand(solver, travel, fabric, links, most):
+    answer = solver.checked("travel", TRAVEL | {"travel": travel}, status="OPTIMAL", objective=most, bound=most)
+    for name, wanted in (("fabric", fabric), ("links", links)):
+        rows = answer[name]
+        assert {(a, b): rows[a][b] for a in range(4) for b in range(4) if rows[a][b]} == wanted, name
