@@ -20,7 +20,7 @@ LEFT_OVER = pytest.StashKey[list[str]]()
 
 settings.register_profile("repeatable", derandomize=True)
 if "SWITCHYARD_FUZZ" not in os.environ:
-    # The same commit passes or fails everywhere. What only luck finds is looked for in long runs, see `tests.formats.fuzzing`.
+    # The same commit passes or fails everywhere. What only luck finds is looked for in long runs, see `tests.cases.fuzzing`.
     settings.load_profile("repeatable")
 
 

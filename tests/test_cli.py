@@ -18,7 +18,7 @@ from engine.cluster import Cluster
 from engine.formats import read_plan
 from engine.goal import Goal
 from engine.systems import SYSTEMS
-from tests.formats.measured.test_nccl_tests import printed
+from tests.cases.files import nccl_test_log as printed
 from tests.strategies import NEEDS_ROWS
 
 pytestmark = pytest.mark.slow

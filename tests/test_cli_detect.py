@@ -8,8 +8,7 @@ import torch
 
 from engine.catalogue import gpu_types
 from engine.formats import read_cluster
-from tests.formats.measured.test_nccl_pairs import pair_log
-from tests.formats.test_nvidia_topo import everywhere, printed
+from tests.cases.files import everywhere, pair_log, printed
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 from tests.test_cli import CommandLine
 

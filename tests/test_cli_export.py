@@ -7,7 +7,7 @@ import pytest
 
 from engine.compare.figures import Metrics
 from engine.formats import read_plan
-from tests.formats.placements import checkers
+from tests.cases import checkers
 from tests.test_cli import CLUSTER, INPUTS, MODEL, SAMPLES, CommandLine
 
 BOTH = ["--model", MODEL, "--cluster", CLUSTER]

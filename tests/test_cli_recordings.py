@@ -7,8 +7,8 @@ from engine.formats import read_workload
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.workload import RoutingTrace
-from tests.formats.checks.recordings import SAMPLES
-from tests.formats.tensorrt_llm import recordings as tensorrt_llm
+from tests.cases import tensorrt_llm
+from tests.cases.recordings import SAMPLES
 from tests.test_cli import CommandLine
 
 BETA = SAMPLES / "beta-man.npz"

@@ -32,8 +32,8 @@ from engine.store import team
 from engine.store.database import Database
 from engine.workload import RoutingTrace
 from tests.app.conftest import Fields
+from tests.cases.teams import plan_of
 from tests.faults import ENDS, REFUSALS, How, failing
-from tests.store.test_team import plan_of
 
 TOKEN = "of-a-test"
 CLUSTER, MODEL = cluster_presets()["mixed-8"].cluster, model_presets()["Mixtral-8x7B"].model

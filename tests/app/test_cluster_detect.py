@@ -9,7 +9,7 @@ import torch
 from streamlit.testing.v1 import AppTest
 
 from tests.app.test_pages import ROOT, press, visit
-from tests.formats.test_nvidia_topo import everywhere, printed
+from tests.cases.files import everywhere, printed
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 
 LISTED = "".join(f"GPU {at}: NVIDIA H100 80GB HBM3 (UUID: GPU-{at})\n" for at in range(8))

@@ -17,7 +17,7 @@ from engine.plan import Plan
 from tests.app.test_launch_page import problem_of
 from tests.app.test_pages import chooser, visit
 from tests.app.test_step_page import said
-from tests.jobs.launched import finish, request_of
+from tests.cases.launched import finish, request_of
 
 pytestmark = pytest.mark.slow
 

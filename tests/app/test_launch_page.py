@@ -38,7 +38,7 @@ from engine.timeline import Timeline
 from engine.training import usual_step
 from tests.app.test_pages import ROOT, open_sample, press, visit
 from tests.app.test_step_page import enter, field, said
-from tests.jobs.launched import fail, finish, request_of
+from tests.cases.launched import fail, finish, request_of
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
 

@@ -14,7 +14,7 @@ from engine.costs.pair_cluster import PairCluster, held_against
 from tests.app.test_cluster_detect import TYPE, choose, gpus
 from tests.app.test_drop_zone import answers, complaints
 from tests.app.test_pages import ROOT, visit
-from tests.formats.measured.test_nccl_pairs import NODES, pair_log, two_nodes
+from tests.cases.files import NODES, pair_log, two_nodes
 from tests.strategies import make_gpu
 
 TITLE = "Measured pairs"

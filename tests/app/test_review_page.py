@@ -33,7 +33,7 @@ from tests.app.test_pages import chooser, press, visit
 from tests.app.test_people import visitor
 from tests.app.test_step_page import said
 from tests.app.test_verdict_line import gain
-from tests.jobs.launched import finish, request_of
+from tests.cases.launched import finish, request_of
 from tests.webhook_service import Service, serving, soon
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from engine.jobs import runner
 from engine.jobs.protocol import Progress
 from engine.jobs.runner import Job, State
 from engine.jobs.worker import HANDLERS
-from tests.jobs.test_jobs import LONG, WORKER, until
+from tests.cases.jobs import LONG, WORKER, until
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import numpy as np
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
 from engine.overlap.pipemoe_printed import best_case, cases, line_of
 from engine.reproduce.pipemoe import MOST_PARTS, TUTEL, WHY_DIFFERENT, runnable, table_iv, table_vi
-from tests.reproduce.test_pipemoe import GPUS, walked
+from tests.cases.pipemoe import GPUS, walked
 
 REAL = np.concatenate([np.arange(2, 100, 0.001), np.geomspace(100, 1e5, 20_000)])
 """Degrees among which the sub-problems are solved to global optimality."""

@@ -8,8 +8,8 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import RUN, settle, shoot
+from tests.cases import checkers
 from tests.cases.samples import sample
-from tests.formats.placements import checkers
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 GPUS, LAYERS, EXPERTS = 8, 8, 16

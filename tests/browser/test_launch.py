@@ -11,7 +11,7 @@ from engine.launch.preparation.place_checks import testbed_fault
 from engine.launch.rank.failure import log_of
 from engine.launch.running.processes import WORKER
 from tests.browser.conftest import begins_at, held, settle, shoot
-from tests.jobs.test_jobs import until
+from tests.cases.jobs import until
 
 RANKS = 3
 SOON = 60_000

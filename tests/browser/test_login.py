@@ -19,7 +19,7 @@ from engine.store import team
 from engine.store.database import Database
 from tests.browser.conftest import free_port, settle, shoot
 from tests.browser.test_access import faults_in_either_theme
-from tests.store.test_team import plan_of
+from tests.cases.teams import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")
 

@@ -10,7 +10,7 @@ from engine.jobs import runner
 from engine.jobs.protocol import living_worker
 from tests.browser.conftest import TITLES, begins_at, held, settle, shoot
 from tests.browser.test_training import choose_in_strip
-from tests.jobs.test_jobs import until
+from tests.cases.jobs import until
 
 
 def type_values(page: Page, label: str, text: str) -> None:

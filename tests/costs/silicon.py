@@ -1,4 +1,4 @@
-"""What tests of the measured tables share."""
+"""The mark of tests that need the measured tables."""
 
 import pytest
 

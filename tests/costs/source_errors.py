@@ -1,6 +1,6 @@
-"""How far the cost sources are from real GPUs, and so from each other.
+"""Errors of the cost sources against real GPUs, and so against each other.
 
-The measured tables of `silicon` are the truth. What is learned is learned from every second size and held against the
+The measured tables of `silicon` are the truth. Sources learn from every second size and are held against the
 sizes between.
 """
 
@@ -30,7 +30,7 @@ from engine.costs.silicon import (
 from engine.model import MoEModel
 
 GATED = (2, 8)
-"""Experts per token of the MoE layers compared: those of families whose experts have three matrices."""
+"""Experts per token of the MoE layers compared: families with three matrices an expert."""
 
 COLUMNS = ["gpu", "operation", "source", "mean", "worst", "points"]
 
@@ -81,7 +81,7 @@ def _summary(errors: np.ndarray) -> tuple[float, float, int]:
 
 
 def _half_of(table: GemmTable, kind: str, dtype: str) -> GemmTimes:
-    """The GEMMs whose three sizes are all at even places of the grid."""
+    """The GEMMs with all three sizes at even places of the grid."""
     half = np.meshgrid(table.m[::2], table.n[::2], table.k[::2], indexing="ij")
     columns = [*(axis.ravel() for axis in half), table.seconds[::2, ::2, ::2].ravel()]
     return GemmTimes(gpu=kind, dtype=dtype, points=tuple(np.column_stack(columns).tolist()))

@@ -1,4 +1,6 @@
-"""The measured tables: their units, interpolation between and beyond sizes, and what has no measurement."""
+"""AIConfigurator's measured kernels as costs: GEMMs, fused experts, and sizes between the measured ones."""
+
+from itertools import product
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,14 +10,18 @@ from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, packaged
 from engine.cluster import Cluster, Node
-from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon
+from engine.compare.trust.collectives import skew_errors
+from engine.costs import AlphaBeta, CostProfile, Datasheet, GemmTimes, Line, MeasuredTimes, Profiled, Silicon, silicon
+from engine.costs.fused_experts import FusedExperts, KernelTable, kernel_rows, kernel_table
 from engine.costs.gemm_table import REACH, GemmTable
+from engine.costs.scaled import Scaled
 from engine.costs.silicon import GEMM_DTYPES, LEFT_OUT_ERROR, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
 from tests.cases.examples import examples
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import left_out_errors
+from tests.serving.samples import DEEPSEEK, QWEN, h200
 from tests.strategies import make_gpu
 
 COST = Silicon()
@@ -279,3 +285,165 @@ def test_without_the_package_everything_else_works(monkeypatch):
             assert float(cost.gemm(gpu("H100"), 1, 64, 64, "bf16")) > 0
     finally:
         silicon._data_folder.cache_clear()
+
+
+TABLE = KernelTable(
+    experts=np.array([4.0, 16.0]),
+    tokens=(np.array([2.0, 8.0]), np.array([2.0, 8.0])),
+    share=(np.array([1e-3, 2e-3]), np.array([4e-3, 8e-3])),
+)
+
+
+def test_sizes_between_measured_ones_are_interpolated_in_logarithms():
+    assert TABLE.seconds(np.array([2.0, 4.0, 8.0]), 4) == pytest.approx([1e-3, 2**0.5 * 1e-3, 2e-3])
+    assert TABLE.seconds(np.array([2.0, 8.0]), 8) == pytest.approx([2e-3, 4e-3])  # half-way between 4 and 16
+
+
+def test_outside_the_measured_sizes():
+    assert TABLE.seconds(np.array([0.0, 0.5]), 4) == pytest.approx([0, 1e-3])  # weights are read all the same
+    assert TABLE.seconds(np.array([80.0]), 4) == pytest.approx([2e-2])  # at the last throughput
+    assert TABLE.seconds(np.array([2.0]), 1) == TABLE.seconds(np.array([2.0]), 4)
+
+
+@needs_tables
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("model", [DEEPSEEK, QWEN], ids=lambda model: model.name)
+def test_balanced_rows_are_met(model, phase):
+    rows = kernel_rows("H200", model, phase)
+    balanced = rows[rows.distribution.isin(("balanced", "uniform"))]
+    assert len(balanced) > 40
+    table = kernel_table("H200", model, phase)
+    ours = np.array([row.experts_held * table.seconds(row.tokens, row.experts_held) for row in balanced.itertuples()])
+    errors = ours / balanced.seconds.to_numpy() - 1
+    # Off only where more tokens were measured to take less time.
+    assert errors.min() > -1e-9 and np.mean(errors) < 0.02
+
+
+@needs_tables
+def test_wide_kernels_go_before_the_usual_ones():
+    """Balanced, 64 tokens on each of 32 H200: aiconfigurator's command line takes 7.07 ms for 61 layers."""
+    seconds = 8 * kernel_table("H200", DEEPSEEK, "decode").seconds(np.array(64.0), 8)
+    assert 61 * seconds == pytest.approx(7.072e-3, rel=2e-3)
+
+
+@needs_tables
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_power_law_rows_agree_with_the_sum_over_experts(phase):
+    errors = skew_errors("H200", DEEPSEEK, phase)
+    mine = errors[errors.held.between(4, 32)].groupby("exponent").error
+    assert set(mine.groups) == {0.6, 0.8, 1.01, 1.02, 1.2}
+    assert mine.apply(lambda error: error.abs().mean()).max() < 0.25
+    assert mine.mean().abs().max() < 0.1
+
+
+@needs_tables
+def test_it_stands_in_for_the_experts_alone():
+    cost, card, tokens = FusedExperts(Datasheet(), "decode", 8.0), gpu("H200"), np.array([0.0, 64.0, 128.0])
+    assert cost.expert_ffn(card, tokens, DEEPSEEK)[1] < Datasheet().expert_ffn(card, tokens, DEEPSEEK)[1]
+    assert cost.gate(card, tokens, DEEPSEEK) == pytest.approx(Datasheet().gate(card, tokens, DEEPSEEK))
+    assert cost.aggregate(card, tokens, DEEPSEEK) == pytest.approx(Datasheet().aggregate(card, tokens, DEEPSEEK))
+    cluster = h200(1)
+    assert cost.all_to_all(cluster, 1e6) == Datasheet().all_to_all(cluster, 1e6)
+    assert cost.source.startswith("experts: fused kernels of SGLang (decode), measured") and "datasheet" in cost.source
+    assert cost.digest != FusedExperts(Datasheet(), "decode", 9.0).digest
+
+
+@needs_tables
+def test_gpus_that_only_the_package_has_have_their_kernels():
+    tokens = np.array([16.0])
+    here, faster = (kernel_table(kind, QWEN, "decode").seconds(tokens, 16)[0] for kind in ("H200", "GB200"))
+    assert here / 3 < faster < here
+
+
+@needs_tables
+def test_what_was_not_measured_is_named():
+    assert kernel_table("V100-32", DEEPSEEK, "decode") is None
+    alpha = model_presets()["tiny-moe-alpha"].model
+    assert kernel_table("H200", alpha, "decode") is None
+    with pytest.raises(InputError, match="no measured fused kernels for tiny-moe-alpha in bf16 on H200"):
+        FusedExperts(Datasheet(), "decode", 2.0).expert_ffn(gpu("H200"), np.ones(1), alpha)
+
+
+def test_all_else_is_as_the_source_prices_it():
+    tokens = np.array([1.0, 64.0])
+    lines = {kind: {"H200": Line(alpha=alpha, beta=1e-15)} for kind, alpha in (("gemm", 1e-6), ("gate", 5e-6))}
+    profile = CostProfile(name="p", origin="a test", ranks=8, **lines)
+    for rest in (AlphaBeta(profile), Scaled(Datasheet(), tokens=2.0)):
+        cost, card = FusedExperts(rest, "decode", 8.0), gpu("H200")
+        assert cost.gate(card, tokens, DEEPSEEK) == pytest.approx(rest.gate(card, tokens, DEEPSEEK))
+        assert cost.aggregate(card, tokens, DEEPSEEK) == pytest.approx(rest.aggregate(card, tokens, DEEPSEEK))
+        assert cost.attention(card, tokens, 9, DEEPSEEK) == pytest.approx(rest.attention(card, tokens, 9, DEEPSEEK))
+
+
+GPU = make_gpu()
+M, N, K = (1, 8, 64), (16, 512), (32, 128, 1024)
+
+
+def power_law(m, n, k):
+    """Straight in the logarithms, so that interpolation meets it exactly everywhere."""
+    return 1e-7 * m**0.9 * n**0.7 * k**0.8
+
+
+POINTS = [(m, n, k, power_law(m, n, k)) for m, n, k in product(M, N, K)]
+
+
+def profiled(points, **changes) -> Profiled:
+    gemm = (GemmTimes(gpu="type-0", dtype="bf16", points=points),)
+    return Profiled(MeasuredTimes(name="grid", origin="a test", gemm=gemm, **changes))
+
+
+def test_a_complete_grid_is_recognised_in_any_order():
+    table = GemmTable.of(POINTS[::-1])
+    assert (table.m.tolist(), table.n.tolist(), table.k.tolist()) == (list(M), list(N), list(K))
+    assert table.seconds[1, 0, 2] == power_law(8, 16, 1024)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        POINTS[1:],  # a corner is missing
+        [*POINTS[1:], POINTS[1]],  # as many, but one twice
+        [point for point in POINTS if point[1] == 16],  # one n only
+        [(m, 4 * m, 2 * m, 1.0) for m in range(1, 9)],  # a diagonal
+    ],
+)
+def test_anything_else_is_no_grid(points):
+    assert GemmTable.of(points) is None
+
+
+def test_measured_times_on_a_grid_are_interpolated_between_shapes():
+    cost = profiled(POINTS)
+    m = np.array([1.0, 3.0, 20.0, 64.0])
+    for n, k in ((16, 32), (100, 32), (77, 500), (512, 1024)):
+        assert cost.gemm(GPU, m, n, k, "bf16") == pytest.approx(power_law(m, n, k))
+    assert float(cost.gemm(GPU, 0.0, 77, 500, "bf16")) == 0.0
+    # Wider than anything measured: at the edge's throughput.
+    assert float(cost.gemm(GPU, 8, 1024, 128, "bf16")) == pytest.approx(2 * power_law(8, 512, 128))
+
+
+def test_a_size_measured_several_times_counts_by_its_median_and_the_grid_stays_one():
+    more = [*POINTS, (8, 16, 32, 3 * power_law(8, 16, 32)), (8, 16, 32, 2 * power_law(8, 16, 32))]
+    assert float(profiled(more).gemm(GPU, 8, 16, 32, "bf16")) == pytest.approx(2 * power_law(8, 16, 32))
+    assert float(profiled(more).gemm(GPU, 64, 77, 500, "bf16")) == pytest.approx(power_law(64, 77, 500))
+
+
+def test_far_more_rows_than_measured_are_refused():
+    cost = profiled(POINTS)
+    assert float(cost.gemm(GPU, REACH * 64, 16, 32, "bf16")) == pytest.approx(REACH * power_law(64, 16, 32))
+    with pytest.raises(InputError, match="measured up to m = 64 and 320 is asked for") as caught:
+        cost.gemm(GPU, 5 * 64, 16, 32, "bf16")
+    assert "\n" not in str(caught.value)
+
+
+def test_more_rows_never_take_less_time_than_fewer():
+    bumpy = [(m, n, k, seconds * (5 if m == 8 else 1)) for m, n, k, seconds in POINTS]
+    seconds = profiled(bumpy).gemm(GPU, np.geomspace(1, 200, 50), 100, 100, "bf16")
+    assert (np.diff(seconds) >= 0).all()
+
+
+def test_shapes_that_form_no_grid_keep_to_the_nearest():
+    cost = profiled([point for point in POINTS if (point[1], point[2]) != (512, 1024)])
+    assert float(cost.gemm(GPU, 8, 16, 32, "bf16")) == pytest.approx(power_law(8, 16, 32))
+    start_up = power_law(1, 16, 32)
+    predicted = start_up + (power_law(8, 512, 128) - start_up) * 8
+    assert float(cost.gemm(GPU, 8, 512, 1024, "bf16")) == pytest.approx(predicted)

@@ -1,6 +1,7 @@
 """Choosing sources for a cluster, on the command line and in a job; and how far they are from each other."""
 
 import argparse
+import importlib
 import json
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets, gpu
-from engine.cli.inputs import read_cost
 from engine.cluster import Cluster, Node
 from engine.costs import (
     AlphaBeta,
@@ -131,8 +131,10 @@ def test_a_source_that_would_not_count_is_not_passed_over_in_silence():
 # The option
 
 
-def option(*names) -> argparse.Namespace:
-    return argparse.Namespace(cost=[str(name) for name in names])
+def cost_of(*names, cluster: Cluster = PAIR):
+    """The costs that the option makes of these names and files; importing the command line takes two seconds."""
+    option = argparse.Namespace(cost=[str(name) for name in names])
+    return importlib.import_module("engine.cli.inputs").read_cost(option, cluster)
 
 
 def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
@@ -140,28 +142,28 @@ def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
     profile.write_text(PROFILE.to_json())
     measured.write_text(NETWORK.measured.to_json())
     table.write_text("operation,gpu,dtype,m,n,k,seconds\ngemm,type-0,bf16,1,64,64,0.5\ngemm,type-0,bf16,9,64,64,0.7\n")
-    assert read_cost(option(), PAIR) == Datasheet()
-    assert read_cost(option("datasheet"), PAIR) == Datasheet()
-    assert read_cost(option(profile), PAIR) == AlphaBeta(PROFILE)
-    both = read_cost(option(table, measured), PAIR)
+    assert cost_of() == Datasheet()
+    assert cost_of("datasheet") == Datasheet()
+    assert cost_of(profile) == AlphaBeta(PROFILE)
+    both = cost_of(table, measured)
     assert both.connection == NETWORK
     assert float(both.gemm(GPU, 5, 64, 64, "bf16")) == pytest.approx(0.6)
-    assert "twice at most" in refused(lambda: read_cost(option(profile, measured, table), PAIR))
-    assert "no such file" in refused(lambda: read_cost(option(tmp_path / "missing.json"), PAIR))
-    assert "silicone" in refused(lambda: read_cost(option("silicone"), PAIR))
+    assert "twice at most" in refused(lambda: cost_of(profile, measured, table))
+    assert "no such file" in refused(lambda: cost_of(tmp_path / "missing.json"))
+    assert "silicone" in refused(lambda: cost_of("silicone"))
 
 
 @needs_tables
 def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
     one_node, four_nodes = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
-    assert read_cost(option("silicon"), one_node) == Silicon()
-    message = refused(lambda: read_cost(option("silicon"), four_nodes))
+    assert cost_of("silicon", cluster=one_node) == Silicon()
+    message = refused(lambda: cost_of("silicon", cluster=four_nodes))
     assert "the network" in message and "stop at one node" in message and "add the datasheet" in message
-    both = read_cost(option("silicon", "datasheet"), four_nodes)
+    both = cost_of("silicon", "datasheet", cluster=four_nodes)
     assert both == Combined(Silicon(), Datasheet())
     assert "aiconfigurator" in both.source and "roofline" in both.source
     unknown = Cluster(name="u", nodes=(Node(name="n", gpus=(gpu("V100-32"),)),))
-    assert "no tables of V100-32" in refused(lambda: read_cost(option("silicon"), unknown))
+    assert "no tables of V100-32" in refused(lambda: cost_of("silicon", cluster=unknown))
 
 
 # In a job

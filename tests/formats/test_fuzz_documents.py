@@ -1,4 +1,4 @@
-"""JSON of the studio, configs of models and texts of nvidia-smi that are nearly right: what they say, or one clear line."""
+"""JSON of the studio, configs of models and texts of nvidia-smi that are nearly right: each is read or gets one clear line."""
 
 import json
 import tempfile
@@ -27,12 +27,11 @@ from engine.plan import Plan
 from engine.schema import Frozen
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
+from tests.cases.files import BRIDGED, CUBE_MESH, DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, everywhere, printed
+from tests.cases.fuzzing import answer_or_one_line, any_input
+from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated, values_with
+from tests.cases.plan_files import PLAN
 from tests.costs.device_profiles import device_profile
-from tests.formats.fuzzing import answer_or_one_line, any_input
-from tests.formats.mutations import PIECES, changed_text, damaged, json_texts, mutated, values_with
-from tests.formats.placements.fuzz import PLAN
-from tests.formats.test_huggingface import DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE
-from tests.formats.test_nvidia_topo import BRIDGED, CUBE_MESH, everywhere, printed
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +111,7 @@ def test_any_document(kind, data):
 
 
 def said_by(document: object) -> str:
-    """What every page asks of a document, whatever numbers are in it."""
+    """Read a document as every page does."""
     match document:
         case Cluster():
             assert len(document.gpus) == len(document.node_of_gpu)

@@ -6,55 +6,10 @@ import pytest
 
 from engine.formats import read_cluster, read_model, read_plan
 from engine.model import MoEModel
-from tests.formats.faults import refused
+from tests.cases.files import DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, refused
 
 pytestmark = pytest.mark.slow
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "torch_dtype": "bfloat16",
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "n_shared_experts": 1,
-    "torch_dtype": "bfloat16",
-    "quantization_config": {"quant_method": "fp8"},
-}
-QWEN2_MOE = {
-    "model_type": "qwen2_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "experts_per_token": 4,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
 OLMOE = {
     "model_type": "olmoe",
     "hidden_size": 2048,
@@ -63,20 +18,6 @@ OLMOE = {
     "num_experts": 64,
     "num_experts_per_tok": 8,
     "torch_dtype": "float32",
-}
-LLAMA_4 = {
-    "model_type": "llama4",
-    "dtype": "float16",
-    "vision_config": {"hidden_size": 1},
-    "text_config": {
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 4,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "interleave_moe_layer_step": 2,
-    },
 }
 
 

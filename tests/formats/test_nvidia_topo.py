@@ -1,4 +1,4 @@
-"""What `nvidia-smi topo -m` prints on machines of several kinds, and texts that are something else."""
+"""Output of `nvidia-smi topo -m` on machines of several kinds, and other texts."""
 
 from pathlib import Path
 
@@ -10,51 +10,8 @@ from hypothesis import strategies as st
 from engine.catalogue import gpu_types, node_types
 from engine.catalogue.nvidia import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
 from engine.formats.nvidia_topo import parse_topology, read_topology
-from tests.formats.faults import refused as refused_by
-
-LEGEND = """
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
-  NV#  = Connection traversing a bonded set of # NVLinks
-
-NIC Legend:
-
-  NIC0: mlx5_0
-"""
-CUBE_MESH = [
-    "X NV1 NV1 NV2 NV2 SYS SYS SYS",
-    "NV1 X NV2 NV1 SYS NV2 SYS SYS",
-    "NV1 NV2 X NV2 SYS SYS NV1 SYS",
-    "NV2 NV1 NV2 X SYS SYS SYS NV1",
-    "NV2 SYS SYS SYS X NV1 NV1 NV2",
-    "SYS NV2 SYS SYS NV1 X NV2 NV1",
-    "SYS SYS NV1 SYS NV1 NV2 X NV2",
-    "SYS SYS SYS NV1 NV2 NV1 NV2 X",
-]
-"""DGX-1: six links a GPU, four peers linked, three not."""
-BRIDGED = ["X NV12 SYS SYS", "NV12 X SYS SYS", "SYS SYS X NV12", "SYS SYS NV12 X"]
-
-
-def everywhere(cell: str, gpus: int) -> list[str]:
-    return [" ".join("X" if a == b else cell for b in range(gpus)) for a in range(gpus)]
-
-
-def printed(rows: list[str], nics: int = 0, nic: str = "NIC", affinity: str = "NUMA", escapes: bool = False) -> str:
-    """The matrix in the layout of nvidia-smi: tabs, X between blanks, rows of the network cards without affinity."""
-    names = [f"GPU{at}" for at in range(len(rows))] + [f"{nic}{at}" for at in range(nics)]
-    tail = {"": "", "CPU": "\tCPU Affinity", "NUMA": "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"}[affinity]
-    own = {"": "", "CPU": "\t0-23,48-71", "NUMA": "\t0-47,96-143\t0\t\tN/A"}[affinity]
-    head = "\t" + "\t".join(names) + tail
-    lines = [f"\x1b[4m{head}\x1b[0m" if escapes else head]
-    for name, row in zip(names, rows, strict=False):
-        cells = [f" {cell} " if cell == "X" else cell for cell in row.split()]
-        lines.append("\t".join([name, *cells, *["PXB"] * nics]) + own)
-    for at in range(nics):
-        others = [" X " if at == other else "NODE" for other in range(nics)]
-        lines.append("\t".join([f"{nic}{at}", *["PXB"] * len(rows), *others]))
-    return "\n".join(lines) + "\n" + LEGEND
+from tests.cases.files import BRIDGED, CUBE_MESH, LEGEND, everywhere, printed
+from tests.cases.files import refused as refused_by
 
 
 def saved(folder: Path, text: str, name: str = "dgx.txt") -> Path:
@@ -230,7 +187,7 @@ def test_every_type_of_the_catalogue_has_its_links():
 
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1))
 def test_pace_of_an_equal_exchange(gpus, seed):
-    """Against the exchange written out: every GPU sends a byte to every other; a path carries what is on it one after
+    """Against the exchange written out: every GPU sends a byte to every other; a path carries its bytes one after
     another. Any numbering of the GPUs has the same pace, and a further link never slows it."""
     rng = np.random.default_rng(seed)
     upper = np.triu(rng.integers(0, 3, (gpus, gpus)), 1)

@@ -1,20 +1,39 @@
-"""What files are, by their content, and which of them are one recording."""
+"""Recognition of files: formats, glances, sources, names of recordings, and foreign files."""
 
 import io
 import json
+import struct
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.formats import identify, parts, read_workload
-from engine.formats.format import BELONGS, Format
+from engine.formats import (
+    format,
+    identify,
+    members,
+    number_lists,
+    parts,
+    read_cluster,
+    read_model,
+    read_plan,
+    read_workload,
+    source,
+    split_member,
+)
+from engine.formats.format import BELONGS, Format, Glance
 from engine.formats.known import FORMATS
-from engine.formats.recognition import MOST_FILES
+from engine.formats.recognition import MOST_FILES, STRANGERS
+from engine.formats.source import without_ids
+from tests.cases.files import refused
+from tests.cases.fuzzing import answer_or_one_line, any_input
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 STATISTICS = {"logical_count": [[0, 0], [1, 2]]}
@@ -146,7 +165,7 @@ def test_archives_that_grow_too_large_are_refused(tmp_path):
             archive.writestr(f"{number}.json", "{}")
     with pytest.raises(InputError, match=r"many\.zip: holds more than 4,096 files"):
         parts([tmp_path / "many.zip"], scratch)
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("large.csv", b"0" * 201 * 1024**2)
     with pytest.raises(InputError, match="200 MB in one"):
         parts([tmp_path / "bomb.zip"], scratch)
@@ -181,3 +200,240 @@ def test_a_file_that_is_named_twice_is_one(tmp_path):
     path = recording(tmp_path / "trace.npz")
     (part,) = parts([path, path])
     assert part.paths == (path,)
+
+
+def look_at(folder: Path, text: bytes) -> Glance:
+    path = folder / "file"
+    path.write_bytes(text)
+    return Glance(path)
+
+
+@pytest.mark.parametrize("after", [b"", b"\n", b" \n\n"])
+def test_one_object_on_a_line_is_the_whole_file(tmp_path, after):
+    look = look_at(tmp_path, b'\n {"a": [1]}' + after)
+    assert look.record == look.json == {"a": [1]}
+    assert look.keys == {"a"}
+
+
+@pytest.mark.parametrize("after", [b'\n{"a": 2}\n', b"\n\n3", b"\n" * 70_000 + b"x"])
+def test_what_follows_an_object_makes_lines_of_the_file(tmp_path, after):
+    look = look_at(tmp_path, b'{"a": [1]}' + after)
+    assert look.record == {"a": [1]}
+    assert look.json is None
+    assert look.keys == frozenset()
+
+
+def test_an_object_over_several_lines(tmp_path):
+    look = look_at(tmp_path, b'{\n"a": {}\n}\n')
+    assert (look.record, look.json) == ({}, {"a": {}})
+
+
+def test_a_first_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(format, "MAX_LINE_BYTES", 12)
+    look = look_at(tmp_path, b'{"a": {"b": {}}}')
+    assert look.first_line == '{"a": {"b":'
+    assert (look.record, look.json) == ({}, {"a": {"b": {}}})
+
+
+def test_lists_of_ids_are_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr(number_lists, "SHORTEST", 0)
+    for text in (b'{"topk_experts": [[1, 2]]}', b'{\n"topk_experts": [[1, 2]]}'):
+        look = look_at(tmp_path, text)
+        assert isinstance(look.json["topk_experts"], np.ndarray)
+        assert look.json["topk_experts"].tolist() == [[1, 2]]
+
+
+EXTENSIONS = (".npz", ".npy", ".csv", ".parquet", ".json")
+BEGINNINGS = (
+    b"",
+    b"PK\x03\x04",
+    b"PK\x05\x06",
+    b"\x93NUMPY\x01\x00",
+    b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', ",
+    b"PAR1",
+    b"token,layer,expert\n",
+    b"src,dst,bytes\n",
+    b"expert_0,expert_1\n",
+    b"1,2\n",
+    b'{"logical_count":',
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"\n\n",
+)
+
+
+def test_missing_file(tmp_path):
+    refused(tmp_path / "none.csv", "no such file")
+
+
+def test_empty_folder(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    refused(tmp_path / "folder.csv", "is an empty folder")
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_empty_file(tmp_path, extension):
+    path = tmp_path / f"trace{extension}"
+    path.touch()
+    refused(path, "empty")
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_too_large_a_file_is_not_read(tmp_path, extension):
+    path = tmp_path / f"huge{extension}"
+    with path.open("wb") as file:
+        file.truncate(300 * 1024**2)
+    refused(path, "300 MB", "200 MB", "cut the recording")
+
+
+@pytest.mark.parametrize("extension", [".npz", ".npy", ".parquet", ".log", ""])
+def test_content_counts_not_the_name(tmp_path, extension):
+    path = tmp_path / f"trace{extension}"
+    path.write_text("token,layer,expert\n0,0,1\n")
+    assert read_workload(path).experts.tolist() == [[[1]]]
+    with path.open("wb") as file:
+        np.save(file, np.zeros((3, 2), int))
+    assert read_workload(path).experts.shape == (3, 2, 1)
+
+
+@pytest.mark.parametrize("extension", [".npz", ".npy", ".parquet"])
+def test_unknown_bytes_under_a_binary_name(tmp_path, extension):
+    path = tmp_path / f"trace{extension}"
+    path.write_bytes(b"\0\1\2\3")
+    refused(path, "is not", extension)
+
+
+def test_utf16_text(tmp_path):
+    (tmp_path / "trace.csv").write_text("token,layer,expert\n0,0,1\n", encoding="utf-16")
+    refused(tmp_path / "trace.csv", "UTF-8")
+
+
+def test_newline_in_the_file_name_stays_out_of_the_message(tmp_path):
+    path = tmp_path / "a\nb.csv"
+    with pytest.raises(InputError) as caught:
+        read_workload(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_newline_in_a_key_stays_out_of_the_message(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(r'{"name": "x", "nodes": [], "a\nb": 1}')
+    refused(path, read=read_cluster)
+
+
+def test_split_member():
+    assert split_member("a/b.npz::intent") == (Path("a/b.npz"), "intent")
+    assert split_member("a/b.npz") == (Path("a/b.npz"), None)
+    for text in ("b.npz::", "::intent"):
+        with pytest.raises(InputError):
+            split_member(text)
+
+
+def test_member_of_a_file_that_has_none(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("token,layer,expert\n0,0,1\n")
+    refused(path, "one workload", member="intent")
+    assert members(path) == ()
+
+
+@given(
+    st.sampled_from(EXTENSIONS),
+    st.sampled_from(BEGINNINGS),
+    st.binary(max_size=300) | st.text('0123456789,.-eE\n" \r[]{}:nai', max_size=200).map(str.encode),
+    st.sampled_from((b"", b"PAR1")),
+)
+@any_input
+def test_random_bytes_parse_or_are_refused(extension, beginning, middle, end):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"fuzz{extension}"
+        path.write_bytes(beginning + middle + end)
+        for read in (read_workload, members, *((read_cluster, read_model, read_plan) if extension == ".json" else ())):
+            answer = answer_or_one_line(lambda read=read: read(path))
+            assert not isinstance(answer, str) or answer.startswith(path.name)
+
+
+@pytest.mark.parametrize("limit", ["MAX_KEYS", "MAX_VALUES"])
+def test_more_parts_than_memory_may_hold(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(source, limit, 2)
+    path = tmp_path / "cluster.json"
+    path.write_text('{"a": 1, "b": 2, "c": [3, 4]}')
+    refused(path, "has more than 2", read=read_cluster)
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [
+        (("routes-layer3.jsonl", "routes-layer12.jsonl"), "routes-layer#.jsonl"),
+        (("550e8400-e29b-41d4-a716-446655440000.npz", "0b9c1f6e-03aa-4c8e-9d7f-b1e1a2c3d4e5.npz"), "#.npz"),
+        (
+            ("chatcmpl-8f3adeadbeefcafe0123456789ab.json", "chatcmpl-0000000000000000000000000000.json"),
+            "chatcmpl-#.json",
+        ),
+        (("cmpl-AbC123xYzQrS.json", "cmpl-9ZZtop0aaaaBB.json"), "cmpl-#.json"),
+        (("step_100_rank0.npz", "step_20_rank13.npz"), "step_#_rank#.npz"),
+    ],
+)
+def test_files_of_one_recording(names, common):
+    assert {without_ids(Path(name)) for name in names} == {common}
+
+
+def test_other_words_are_other_recordings():
+    names = ("code.npz", "prose.npz", "deepseekv3-code.npz", "qwen3-code.npz", "beef.npz", "conversation.npz")
+    assert len({without_ids(Path(name)) for name in names}) == len(names)
+
+
+INDEX = {"metadata": {"total_size": 1}, "weight_map": {"model.layers.0.mlp.gate.weight": "model-00001.safetensors"}}
+HEADER = json.dumps({"model.embed_tokens.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+FILES = {
+    "tokenizer.json": ({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}}}, "a tokenizer"),
+    "tokenizer_config.json": ({"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>"}, "a tokenizer"),
+    "model.safetensors.index.json": (INDEX, "the index of a checkpoint"),
+    "generation_config.json": ({"eos_token_id": 1, "transformers_version": "4.46.3"}, "a generation_config.json"),
+    "model.safetensors": (struct.pack("<Q", len(HEADER)) + HEADER + b"\0\0", "weights of a model"),
+    "model.gguf": (b"GGUF\x03\0\0\0" + bytes(64), "GGUF"),
+    "report.nsys-rep": (b"\x0a\0NVIDIA" + bytes(64), "Nsight Systems"),
+    "report.sqlite": (b"SQLite format 3\0" + bytes(64) + b"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL", "Nsight Systems"),
+    "mlflow.db": (b"SQLite format 3\0" + bytes(64), "a database"),
+    "trace.json": ([{"ph": "X", "pid": 1, "ts": 1, "dur": 2, "name": "step"}], "a Chrome trace"),
+    "vllm.log": (
+        b"INFO 11-23 12:00:00 [loggers.py:111] Engine 000: Avg prompt throughput: 12.0 tokens/s, Running: 1 reqs\n",
+        "a log of vLLM",
+    ),
+    "sglang.log": (
+        b"[2026-11-23 12:00:00 TP0] Prefill batch. #new-seq: 1, #new-token: 6, #cached-token: 0\n",
+        "a log of SGLang",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_named_with_what_to_do(tmp_path, name):
+    content, named = FILES[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(InputError) as refused:
+        read_workload(path)
+    said = str(refused.value)
+    assert said.startswith(f"{name}: is ") and named in said and "Switchyard" not in said
+    assert "; " in said and "\n" not in said and len(said) < 300
+
+
+def test_every_one_has_a_file_above(tmp_path):
+    for known in STRANGERS:
+        assert any(named in known.is_ for _, named in FILES.values()), known.is_
+
+
+def test_a_placement_of_exflow_is_named(tmp_path):
+    path = tmp_path / "solution.csv"
+    path.write_text("Expert,Node\n0,0\n1,1\n")
+    with pytest.raises(
+        InputError, match=r"is an ExFlow placement, not a recording; .*Optimise page as what is deployed now"
+    ):
+        read_workload(path)
+    assert identify(path).kind == "plan"
+
+
+def test_a_config_json_stays_a_model(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mixtral", "transformers_version": "4.46.3", "num_local_experts": 8}))
+    assert identify(path).kind == "model"

@@ -1,4 +1,4 @@
-"""CSV and Parquet tables, good and bad."""
+"""CSV and Parquet tables of routing, loads and traffic, and counts of slots."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.formats import read_workload, tables
+from engine.formats.arrays import fold_slots
 from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
+from engine.formats.writers import write_csv, write_npy_traffic, write_parquet
+from engine.workload import TrafficMatrix
 from tests.cases.examples import examples
-from tests.formats.faults import refused
+from tests.cases.files import refused
 
 
 def csv(folder, text):
@@ -256,3 +259,42 @@ def test_a_text_of_too_many_rows(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
     path.write_text("token,layer,expert\n" + "0,0,1\n" * 4)
     refused(path, "4 rows")
+
+
+@pytest.mark.parametrize(
+    ("write", "extension"), [(write_csv, "csv"), (write_parquet, "parquet"), (write_npy_traffic, "npy")]
+)
+def test_round_trip(tmp_path, write, extension):
+    amounts = np.random.default_rng(1).random((3, 5, 5)) * 1e9
+    amounts[:, 4, :] = 0
+    amounts[:, :, 4] = 0
+    matrix = TrafficMatrix("mine", amounts, 512.0)
+    path = tmp_path / f"mine.{extension}"
+    write(matrix, path)
+    assert read_workload(path, bytes_per_token=512.0).digest == matrix.digest
+
+
+def test_folder_that_does_not_exist(tmp_path):
+    matrix = TrafficMatrix("mine", np.zeros((1, 2, 2)), 1.0)
+    for write in (write_csv, write_npy_traffic, write_parquet):
+        with pytest.raises(InputError, match=r"^out\.x: cannot be"):
+            write(matrix, tmp_path / "none" / "out.x")
+
+
+def test_slots_of_an_expert_add_up():
+    counts = np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    np.testing.assert_array_equal(
+        fold_slots(counts, np.array([[0, 1, 2, 0], [2, 2, 1, 0]]), 3), [[5, 2, 3], [8, 7, 11]]
+    )
+
+
+@given(st.data(), st.integers(1, 5), st.integers(0, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_as_counted_one_by_one(data, experts, redundant, layers, seed):
+    rng = np.random.default_rng(seed)
+    copies = data.draw(st.lists(st.integers(0, experts - 1), min_size=redundant, max_size=redundant))
+    slots = np.array([rng.permutation([*range(experts), *copies]) for _ in range(layers)])
+    counts = rng.integers(0, 9, (2, layers, slots.shape[1])).astype(float)
+    expected = np.zeros((2, layers, experts))
+    for source, layer, slot in np.ndindex(counts.shape):
+        expected[source, layer, slots[layer, slot]] += counts[source, layer, slot]
+    np.testing.assert_array_equal(fold_slots(counts, slots, experts), expected)

@@ -1,11 +1,9 @@
-"""Jobs as real processes: what a page sees while they run, fail, are cancelled, or outlive the server."""
+"""Jobs as real processes: the view of a page while they run, fail, are cancelled, or outlive the server."""
 
 import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,56 +14,11 @@ import pytest
 from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs import protocol, queue, runner
-from engine.jobs.protocol import Context, Progress, Request
+from engine.jobs.protocol import Context, Progress
 from engine.jobs.runner import Job, State
+from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
 
 pytestmark = pytest.mark.slow
-
-WORKER = "tests.jobs.handlers"
-ID = "20250102T030405000006-0123abcd"
-LONG = {"steps": 1000, "pause": 0.05}
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts jobs of `tests/jobs/handlers.py`; whatever still runs at the end of the test is killed."""
-    started = []
-
-    def begin(kind: str, arguments: dict | None = None) -> Job:
-        started.append(runner.start(kind, arguments or {}, tmp_path, module=WORKER))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        if job.folder.exists():
-            runner.cancel(job, grace=0)
-            assert runner.wait(job, 5).finished
-
-
-def until(condition, timeout=60.0):
-    """Wait for a condition and return what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return answer
-
-
-def by_hand(root: Path) -> Job:
-    """The folder of a job that no process works on."""
-    job = Job(ID, root / "jobs" / ID)
-    job.folder.mkdir(parents=True)
-    request = Request(kind="count", arguments={}, created=time.time())
-    (job.folder / protocol.REQUEST).write_text(request.to_json())
-    return job
-
-
-def in_another_process(code: str, *arguments: object) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=runner.PROJECT, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
 
 
 def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
@@ -261,7 +214,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: ascii(content[:12]))
 def test_a_damaged_file_is_no_surprise(tmp_path, content):
-    """Whichever it is, the job stands somewhere, and what cannot be read is said in a line."""
+    """Whichever it is, the job has a state, and a line says which file cannot be read."""
     for name in (protocol.PID, protocol.EXIT, protocol.ERROR, protocol.RESULT, protocol.PROGRESS, protocol.REQUEST):
         job = by_hand(tmp_path / name)
         (job.folder / protocol.PID).write_text(json.dumps({"pid": 2**22 + 1, "start": 0.0}))

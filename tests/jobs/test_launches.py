@@ -1,4 +1,4 @@
-"""Launches as jobs: what they note for lists, and a scheduler's job as one of this machine."""
+"""Launches as jobs: their notes for lists, and a scheduler's job as one of this machine."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ from engine.launch.running import clusters, local
 from engine.launch.running.clusters import Status
 from engine.launch.running.local import run_on_cluster
 from engine.result import never
-from tests.jobs.launched import request_of, simulated
+from tests.cases.launched import request_of, simulated
 from tests.launch.cluster_fakes import install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for
 from tests.launch.test_local import MODEL, plan_for, recording
@@ -79,7 +79,7 @@ def test_folders_are_listed_unread_newest_first(tmp_path):
 
 @pytest.fixture
 def on_slurm(tmp_path, monkeypatch):
-    """A launch for a stand-in of Slurm, asked twenty times per second; returns launch, destination, and what Slurm says."""
+    """A launch on a stand-in of Slurm, asked twenty times a second; return launch, destination and the folder of its state."""
     state = install_slurm(tmp_path, monkeypatch)
     (state / "queue").write_text("PENDING Resources")
     (shared := tmp_path / "shared").mkdir()

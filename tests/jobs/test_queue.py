@@ -1,5 +1,6 @@
-"""Only so many jobs at once, first come, first served, whoever started them and whoever dies meanwhile."""
+"""Jobs in line, first come, first served, from any studio and through any death; and the time that a job has left."""
 
+import importlib
 import json
 import os
 import signal
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from app.widgets import standing_in_words
 from engine.errors import InputError
 from engine.jobs import protocol, queue, runner
+from engine.jobs.protocol import Progress, append_progress, write_pid
 from engine.jobs.runner import Job, State
-from tests.jobs.test_jobs import LONG, WORKER, by_hand, in_another_process, start, until
+from engine.jobs.runtimes import seconds_left
+from tests.cases.jobs import LONG, WORKER, by_hand, in_another_process, until
 
-__all__ = ["start"]
 pytestmark = pytest.mark.slow
 
 
@@ -39,6 +40,7 @@ def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
     others = [start("count", {"steps": 5, "pause": 0.05}) for _ in range(3)]
     until(lambda: waiting(*others))
     assert [job.ahead for job in others] == [0, 1, 2] and not any(job.progress for job in others)
+    standing_in_words = importlib.import_module("app.widgets").standing_in_words  # Streamlit: half a second
     words = [standing_in_words(job, job.state) for job in (first, *others)]
     assert words == ["running", "waiting, next in line", "waiting, 1 before it", "waiting, 2 before it"]
     runner.cancel(first)
@@ -124,7 +126,7 @@ def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_p
 
 
 def by_hand_in_queue(root: Path, number: str) -> Job:
-    """A job that joined the queue, whose process is one that is gone."""
+    """A job that joined the queue and then lost its process."""
     job = by_hand(root)
     folder = job.folder.with_name(job.id.replace("20250102", f"2025010{number}"))
     job.folder.rename(folder)
@@ -170,3 +172,57 @@ def test_a_slot_is_free_again_however_its_holder_ends(tmp_path):
     slot = queue._free_slot(tmp_path / "jobs")
     assert slot is not None
     slot.release()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job on which this process works."""
+    job = by_hand(tmp_path)
+    write_pid(job.folder, os.getpid())
+    return job
+
+
+def report(job: Job, ago: float, done: float | None, expected: float | None = None) -> None:
+    append_progress(job.folder, Progress(time=time.time() - ago, done=done, expected=expected))
+
+
+def test_nothing_is_said_before_anything_is_done(job):
+    assert seconds_left(job) is None
+    report(job, 1.0, 0.0)
+    assert seconds_left(job) is None
+    report(job, 0.5, None)
+    assert seconds_left(job) is None
+
+
+def test_it_goes_on_as_it_went(job):
+    report(job, 40.0, 0.2)
+    report(job, 10.0, 0.6)
+    assert seconds_left(job) == pytest.approx(30.0 / 0.4 * 0.4 - 10.0, abs=1.0)
+
+
+def test_what_takes_longer_than_that_is_none_too_early(job):
+    report(job, 100.0, 0.0)
+    report(job, 90.0, 0.5)
+    assert seconds_left(job) == 0.0
+
+
+def test_what_is_expected_counts_until_the_job_shows_its_own_pace(job):
+    report(job, 5.0, 0.0, expected=60.0)
+    assert seconds_left(job) == pytest.approx(55.0, abs=1.0)
+    report(job, 0.0, 0.9, expected=60.0)
+    # Nine tenths in 5 s: what is left is hardly more than half a second, whatever was expected.
+    assert seconds_left(job) == pytest.approx(0.1 * (0.1 * 60 + 5), abs=0.2)
+
+
+def test_a_job_that_is_stopped_or_has_ended_says_nothing(job):
+    report(job, 10.0, 0.0)
+    report(job, 5.0, 0.5)
+    (job.folder / protocol.CANCELLED).touch()
+    assert seconds_left(job) is None
+    (job.folder / protocol.PID).unlink()
+    assert seconds_left(job) is None
+
+
+def test_a_report_of_a_version_that_expected_nothing_is_read(job):
+    (job.folder / protocol.PROGRESS).write_text('{"time": 1.0, "done": 0.25, "message": "layer 3"}\n')
+    assert job.progress.done == 0.25 and job.progress.expected is None

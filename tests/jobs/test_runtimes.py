@@ -1,4 +1,4 @@
-"""How long systems are said to take: as long as they were measured to take."""
+"""Runtimes of systems as said: those that were measured."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,7 @@ def nothing_noted(own_data_folder: Path) -> None:
 
 
 def test_what_a_page_proposes_was_measured_at_every_size():
-    """The file is what the benchmark writes. A system that it lacks, as a new one, says nothing before its first run."""
+    """The benchmark writes this file. A system that it lacks, as a new one, says nothing before its first run."""
     measured: dict[tuple, set] = {}
     for past in shipped():
         measured.setdefault(past.kind, set()).add((past.layers, past.experts, past.gpus))
@@ -49,7 +49,7 @@ def test_what_a_page_proposes_was_measured_at_every_size():
 
 @pytest.mark.parametrize("name", ["linear", "rcs", "aurora-printed", "lina"])
 def test_what_is_said_of_a_quick_system_is_what_it_takes(problem, name):
-    """On any machine and beside whatever else it does, so by an order of magnitude: a table of another unit or size is told."""
+    """On any machine and under any load, so by an order of magnitude: a table of another unit or size is told."""
     run(SYSTEMS[name], problem)  # what is loaded once
     seconds = bench_runtimes.measure(problem, SYSTEMS[name], most=5).seconds
     assert 0.1 < seconds / estimate(problem, SYSTEMS[name], {}) < 10

@@ -1,4 +1,4 @@
-"""Jobs that score many plans: what they return, what they keep on the way, and how they stop."""
+"""Jobs that score many plans: their answers, partial results and stops."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ FOUR = cluster_of(*[make_gpu()] * 4)
 
 
 class FakeContext:
-    """What a handler may ask of its job. It is asked to stop once it has kept `enough` partial results."""
+    """The part of a job that a handler may ask for. It is asked to stop once it has kept `enough` partial results."""
 
     def __init__(self, enough: float = np.inf) -> None:
         self.enough = enough

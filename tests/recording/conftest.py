@@ -27,7 +27,7 @@ def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where SGLang's recorder writes."""
+    """The folder into which SGLang's recorder writes."""
     (tmp_path / "server").mkdir()
     return tmp_path / "server"
 

@@ -19,7 +19,7 @@ import torch
 class StandIn:
     """A server in a thread, at `url`.
 
-    Answers are in `answers`, from path to a function of the request's JSON (None for GET) to what is sent: JSON, text, bytes,
+    Answers are in `answers`, from path to a function of the request's JSON (None for GET) to the reply: JSON, text, bytes,
     a `Reply`, or None for 404.
     """
 
@@ -145,7 +145,7 @@ class SGLang(StandIn):
         return text
 
     def _dump(self) -> str:
-        """What `torch.save` writes: for all ranks at once in the mode `stat`, by every rank in the others."""
+        """The dump of `torch.save`: for all ranks at once in the mode `stat`, by every rank in the others."""
         self.dumps += 1
         if self.info["expert_distribution_recorder_mode"] == "stat":
             counts = torch.full((2, self.layers, self.experts), self.dumps, dtype=torch.int32)
@@ -225,3 +225,12 @@ class Vllm(StandIn):
 
 def tokens_of(prompt: str | list[int]) -> int:
     return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+def fault(done: tuple[int, str, str]) -> str:
+    """The one line of a command that was refused."""
+    code, out, err = done
+    assert (code, out) == (2, ""), (code, out, err)
+    *_, line = err.splitlines()
+    assert line.startswith("error: ") and err.endswith("\n")
+    return line.removeprefix("error: ")

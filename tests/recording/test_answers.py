@@ -1,4 +1,4 @@
-"""Routing out of answers, by the command line: what is sent, what is kept, and every way in which a server can fail."""
+"""Routed experts recorded from the answers of a server, and any JSON that a server may send."""
 
 import base64
 import json
@@ -9,11 +9,16 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from engine.errors import InputError
 from engine.formats import read_workload
-from engine.recording import per_request
-from tests.recording.stand_in import Reply
-from tests.recording.test_recorder import fault
+from engine.model import MoEModel
+from engine.recording import per_request, sglang, vllm
+from engine.recording.server import Server
+from tests.cases.examples import examples
+from tests.recording.stand_in import Reply, fault
 
 pytestmark = pytest.mark.slow
 
@@ -266,3 +271,51 @@ def test_what_would_not_fit_into_a_readable_file_is_not_recorded(vllm, prompts, 
 )
 def test_options_that_do_not_go_together(record, options, part):
     assert part in fault(record(*options))
+
+
+TINY = MoEModel(name="tiny", layers=2, experts=4, experts_per_token=2, d_model=8, d_ff=8)
+SERVER = Server("http://nobody", 1)
+
+TEXTS = st.text(max_size=8) | st.binary(max_size=64).map(lambda data: base64.b64encode(data).decode())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=12,
+)
+META = st.fixed_dictionaries(
+    {"routed_experts": VALUES},
+    optional={"prompt_tokens": VALUES, "completion_tokens": VALUES, "routed_experts_dtype": VALUES},
+)
+ANSWERED = st.lists(st.fixed_dictionaries({"routed_experts": VALUES}) | VALUES, max_size=2)
+
+
+def choices_or_one_line(decode, *arguments: object) -> None:
+    try:
+        experts = decode(*arguments)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert experts.dtype == np.int16 and experts.ndim == 3 and experts.size
+
+
+@given(st.fixed_dictionaries({"meta_info": META | VALUES}) | VALUES)
+@settings(max_examples=examples(60), deadline=None)
+def test_any_answer_of_sglang(answer):
+    choices_or_one_line(sglang._routing, SERVER, answer, TINY)
+
+
+@given(st.fixed_dictionaries({"choices": ANSWERED | VALUES}, optional={"prompt_routed_experts": VALUES}) | VALUES)
+@settings(max_examples=examples(60), deadline=None)
+def test_any_answer_of_vllm(answer):
+    choices_or_one_line(vllm._routing, SERVER, answer)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["expert_distribution_recorder_mode", "enable_eplb", "tp_size", "pp_size"]), VALUES)
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_any_server_info(info):
+    try:
+        assert sglang.recorder_of(SERVER, info).files >= 1
+    except InputError as error:
+        assert "\n" not in str(error)

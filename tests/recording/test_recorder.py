@@ -1,7 +1,8 @@
-"""SGLang's recorder, by the command line: start, wait, stop, dump, fetch; and never left running."""
+"""SGLang's recorder by the command line: start, wait, stop, dump, fetch; its prompts; and the guide that says so."""
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -11,25 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cli import parser
 from engine.cli.record import HANG_UP
 from engine.errors import InputError
-from engine.recording import sglang
+from engine.model import MoEModel
+from engine.recording import GUIDES, prompts, sglang
 from engine.recording import sglang as client
+from engine.recording.estimate import ESTIMATES, estimate
+from engine.recording.guide import as_markdown
+from engine.recording.prompts import read_prompts
 from engine.recording.server import Server
-from tests.recording.stand_in import Reply, SGLang
+from engine.units import size
+from tests.cases.files import refused
+from tests.recording.stand_in import Reply, SGLang, fault
 
 pytestmark = pytest.mark.slow
 
+
 START, STOP, DUMP = (f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
-
-
-def fault(done: tuple[int, str, str]) -> str:
-    """The one line of a command that was refused."""
-    code, out, err = done
-    assert (code, out) == (2, ""), (code, out, err)
-    *_, line = err.splitlines()
-    assert line.startswith("error: ") and err.endswith("\n")
-    return line.removeprefix("error: ")
 
 
 def test_it_starts_waits_stops_dumps_and_fetches(sglang, folder, record, tmp_path):
@@ -194,3 +194,106 @@ def test_a_server_that_dies_meanwhile_is_one_line(sglang, record, tmp_path):
     with pytest.raises(InputError, match="may still be recording") as caught:
         client.record_window(Server(sglang.url, 5), 0.2, lambda: False, lambda done, message: None)
     assert "connection refused" in str(caught.value)
+
+
+def test_one_a_line(tmp_path):
+    (tmp_path / "p.txt").write_text('Explain MoE.\n\n  {"prompt": "taken as it is"}  \r\nletzte\u2028Zeile')
+    assert read_prompts(tmp_path / "p.txt") == ["Explain MoE.", '{"prompt": "taken as it is"}', "letzte\u2028Zeile"]
+
+
+def test_json_lines(tmp_path):
+    (tmp_path / "p.jsonl").write_text('"a"\n{"prompt": "two\\nlines", "max_tokens": 9}\n{"text": "c"}\n[5, 0, 7]\n')
+    assert read_prompts(tmp_path / "p.jsonl") == ["a", "two\nlines", "c", [5, 0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("{", "line 2: is not valid JSON"),
+        ('{"id": 7}', "line 2: needs 'prompt' or 'text', has 'id'"),
+        ('{"messages": []}', "chat template"),
+        ('{"prompt": ""}', "a text, or a list of token ids"),
+        ("[]", "a text, or a list of token ids"),
+        ("[1, -1]", "a text, or a list of token ids"),
+        ("[true]", "a text, or a list of token ids"),
+        ("3", "a text, or a list of token ids"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_lines_that_are_no_prompt(tmp_path, line, part):
+    (tmp_path / "p.jsonl").write_text(f'"a"\n{line}\n')
+    refused(tmp_path / "p.jsonl", part, read=read_prompts)
+
+
+def test_files_that_hold_none(tmp_path, monkeypatch):
+    refused(tmp_path / "none.txt", "no such file", read=read_prompts)
+    (tmp_path / "p.txt").write_text(" \n")
+    refused(tmp_path / "p.txt", "has no prompt", read=read_prompts)
+    (tmp_path / "p.txt").write_bytes(b"\xff\xfe")
+    refused(tmp_path / "p.txt", "not UTF-8", read=read_prompts)
+    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 1)
+    refused(tmp_path / "p.txt", "larger than", read=read_prompts)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "recording.md"
+WAYS = {way.key: way for guide in GUIDES for way in guide.ways}
+R1 = MoEModel(
+    name="DeepSeek-R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=7168, d_ff=2048
+)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_the_documentation_has_the_same_words(guide):
+    assert as_markdown(guide) in PAGE.read_text(), f"docs/recording.md: put as_markdown of {guide.name} in its place"
+
+
+def test_every_way_has_a_key_of_its_own_and_an_estimate():
+    assert sum(len(guide.ways) for guide in GUIDES) == len(WAYS)
+    assert set(WAYS) == set(ESTIMATES)
+
+
+@pytest.mark.parametrize(
+    ("way", "figure", "tokens", "passes", "ranks", "by_hand"),
+    [
+        ("sglang-stat", "62 MB", 0, 1000, 16, 1000 * 61 * 256 * 4),
+        ("sglang-per-pass", "62 MB", 0, 1000, 1, 1000 * 61 * 256 * 4),
+        ("sglang-per-token", "1952 bytes", 1, 0, 16, 61 * 8 * 4),
+        ("sglang-answers", "2.6 kB", 1, 0, 1, 61 * 8 * 4 * 4 / 3),
+        ("vllm-answers", "619 bytes", 1, 0, 1, 58 * 8 * 4 / 3),
+        ("vllm-ascend-answers", "619 bytes", 1, 0, 1, 58 * 8 * 4 / 3),
+        ("vllm-ascend-map", "68 kB", 0, 0, 1, 58 * (10 * 3 + 90 * 4 + 156 * 5)),
+        ("tensorrt-llm", "95 MB", 0, 100, 8, 100 * 8 * 58 * 256 * 8),
+        ("pytorch", "928 bytes", 1, 0, 1, 58 * 8 * 2),
+    ],
+)
+def test_the_figures_are_the_estimate_s(way, figure, tokens, passes, ranks, by_hand):
+    estimated = estimate(way, R1, tokens, passes, ranks)
+    assert estimated.bytes == pytest.approx(by_hand)
+    number, unit = figure.split()
+    assert estimated.bytes == pytest.approx(float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit], rel=0.02)
+    assert figure in " ".join(WAYS[way].size.split())
+
+
+def test_megatron_s_json_is_as_long_as_estimated():
+    """Against the length of Python's json for ids that are all equally frequent."""
+    ids = [[(token * 8 + choice) % 256 for choice in range(8)] for token in range(256)]
+    written = 58 * len(json.dumps(ids)) / 256
+    assert estimate("megatron", R1, 1).bytes == pytest.approx(written, rel=0.01)
+    assert f"{written / 1e3:.1f} kB" in WAYS["megatron"].size
+
+
+def test_an_estimate_says_how_it_comes_about():
+    estimated = estimate("sglang-answers", R1, tokens=100_000)
+    assert estimated.sum == "100,000 tokens × 61 layers × 8 experts × 4 bytes × 4/3 in base64"
+    assert size(estimated.bytes) == "260 MB"
+    wide = R1.model_copy(update={"experts": 384})
+    assert estimate("vllm-answers", wide, 1).bytes == 2 * estimate("vllm-answers", R1, 1).bytes
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=lambda way: way.key)
+def test_our_commands_can_be_typed(way):
+    if way.ours:
+        words = shlex.split(way.ours)
+        assert words[:3] == ["python", "-m", "engine"]
+        options = parser().parse_args(words[3:])
+        assert bool(options.sglang) != bool(options.vllm)

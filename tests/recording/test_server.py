@@ -50,7 +50,7 @@ def test_addresses_that_are_none(text, part):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed(other: StandIn, status):
-    """Neither to another host nor to another path of this one: what a person named is all that is asked."""
+    """Neither to another host nor to another path of this one: only the named address is asked."""
     named = StandIn()
     named.answers["/server_info"] = lambda body: Reply(status, "", {"Location": f"{other.url}/server_info"})
     other.answers["/server_info"] = lambda body: {"model_path": "elsewhere"}

@@ -1,4 +1,4 @@
-"""What tests of serving share: DeepSeek-V3's sizes, a small model with heads, and the steps they take."""
+"""Samples for tests of serving: DeepSeek-V3's sizes, a small model with heads, and the steps they take."""
 
 from engine.catalogue import node_types
 from engine.cluster import Cluster

@@ -1,13 +1,22 @@
-"""What a step of serving is: its tokens, and the load of its experts."""
+"""A step of serving: its sizes, its settings and its roofline."""
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from engine.catalogue import gpu
+from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.formats import is_huggingface, read_sizes
 from engine.serving import step as serving_step
-from engine.serving.step import ServingStep, load_of_step, recording_of_step
+from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import ServingStep, by_kind, load_of_step, recording_of_step, seconds_of
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.serving.samples import DECODE, PREFILL
+from tests.cases.files import DEEPSEEK_V3, MIXTRAL
+from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, QWEN, QWEN_SIZES
 from tests.strategies import make_model
 
 
@@ -85,3 +94,184 @@ def test_a_step_too_large_for_tokens_is_planned_by_loads(monkeypatch):
     loads = recording_of_step(log, PREFILL, model, gpus=2)
     assert isinstance(loads, ExpertLoad)
     assert loads.load == pytest.approx(load_of_step(log, PREFILL, model, gpus=2).load)
+
+
+LATENT = DEEPSEEK_V3 | {
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "tie_word_embeddings": False,
+}
+GROUPED = MIXTRAL | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(config: dict) -> TransformerSizes:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return read_sizes(path)
+
+    return of
+
+
+def test_latent_attention_is_read(read):
+    assert read(LATENT) == DEEPSEEK_SIZES
+
+
+def test_sparse_latent_attention_is_read(read):
+    sizes = read(LATENT | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128})
+    assert (sizes.sparse_keys, sizes.index_heads, sizes.index_size) == (2048, 64, 128)
+    assert sizes.kv_numbers == DEEPSEEK_SIZES.kv_numbers + 128
+    more = sizes.attention_weights(7168) - DEEPSEEK_SIZES.attention_weights(7168)
+    assert more == 64 * 128 * 1536 + (128 + 64) * 7168  # queries of the index heads, their keys and their weights
+
+
+def test_grouped_heads_are_read(read):
+    sizes = read(GROUPED)
+    assert (sizes.heads, sizes.kv_heads, sizes.head_size, sizes.value_size) == (32, 8, 128, 128)  # 4096 / 32
+    assert sizes.dense_d_ff == 14336 and not sizes.latent and not sizes.tied_embeddings
+    assert read(GROUPED | {"head_dim": 64}).head_size == 64
+    assert read({**GROUPED, "num_key_value_heads": None}).kv_heads == 32
+
+
+def test_sliding_windows_are_read_where_layers_have_them(read):
+    kinds = ["sliding_attention", "full_attention"] * 16
+    sizes = read(GROUPED | {"sliding_window": 128, "layer_types": kinds})
+    assert (sizes.window, sizes.windowed_layers) == (128, 16)
+    assert sizes.kept_numbers(1000, 32) == 16 * (1000 + 128) * sizes.kv_numbers
+    pattern = read(GROUPED | {"sliding_window": 128, "hybrid_layer_pattern": [0] + [1] * 31})
+    assert pattern.windowed_layers == 31
+    assert read(GROUPED | {"sliding_window": 4096}).windowed_layers == 0  # a setting that no layer has
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            LATENT | {"index_topk": 2048},
+            "config.json: sparse attention (DSA) needs sparse_keys, index_heads and index_size",
+        ),
+        (
+            GROUPED | {"ssm_state_size": 128},
+            "config.json, ssm_state_size: has layers of linear, state-space or other sparse",
+        ),
+        ({**GROUPED, "vocab_size": None}, "config.json: vocabulary is missing; none of vocab_size is there"),
+        (GROUPED | {"num_key_value_heads": 5}, "32 heads cannot share 5 key-value heads evenly"),
+        ({"model_type": "llama", "hidden_size": 64}, "is not an MoE model"),
+    ],
+)
+def test_what_cannot_be_used_is_named(read, config, message):
+    with pytest.raises(InputError, match=r"config\.json") as error:
+        read(config)
+    assert message in str(error.value)
+
+
+def test_which_files_are_of_hugging_face(tmp_path):
+    theirs, ours = tmp_path / "config.json", tmp_path / "ours.json"
+    theirs.write_text(json.dumps(GROUPED))
+    ours.write_text(DEEPSEEK.to_json())
+    assert is_huggingface(theirs) and not is_huggingface(ours)
+
+
+def test_the_cache_keeps_a_latent_for_all_heads_or_keys_and_values_of_each():
+    assert DEEPSEEK_SIZES.kv_numbers == 576
+    assert QWEN_SIZES.kv_numbers == 2 * 4 * 128
+
+
+def test_all_weights_together_are_what_the_models_are_named_for():
+    for model, sizes, billions in ((DEEPSEEK, DEEPSEEK_SIZES, 671), (QWEN, QWEN_SIZES, 30.5)):
+        experts = len(model.moe_layers) * model.experts * 3 * model.d_model * model.d_ff
+        assert (experts + sum(sizes.weights(model))) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_tied_embeddings_are_one_matrix():
+    tied = QWEN_SIZES.model_copy(update={"tied_embeddings": True})
+    assert QWEN_SIZES.weights(QWEN)[1] - tied.weights(QWEN)[1] == 151936 * 2048
+
+
+H200 = gpu("H200")
+IDEAL = Datasheet(compute_efficiency=1, memory_efficiency=1, launch=0)
+
+
+def timed(model, sizes, step, datasheet=IDEAL):
+    return {operator.name: operator for operator in RooflineOperators(model, sizes, H200, datasheet).operators(step)}
+
+
+def test_decode_attention_reads_every_key_and_value_once():
+    step = DECODE.model_copy(update={"kv_dtype": "bf16"})
+    bytes_read = (
+        48 * 64 * step.keys * 2 * 4 * 128 * 2
+    )  # layers, sequences, tokens, keys and values of 4 heads of 128, bf16
+    assert timed(QWEN, QWEN_SIZES, step)["attention"].seconds == pytest.approx(bytes_read / H200.memory_bandwidth)
+    halved = timed(QWEN, QWEN_SIZES, DECODE)["attention"].seconds
+    assert halved == pytest.approx(bytes_read / 2 / H200.memory_bandwidth)
+
+
+def test_prefill_attention_multiplies_half_the_square():
+    tokens, context, heads = PREFILL.tokens, PREFILL.context, 32
+    flops = 48 * 2 * tokens * (context + 1) / 2 * heads * (128 + 128)
+    assert timed(QWEN, QWEN_SIZES, PREFILL)["attention"].seconds == pytest.approx(flops / H200.flops_fp16)
+
+
+def test_latent_attention_decodes_with_absorbed_projections():
+    decode, prefill = timed(DEEPSEEK, DEEPSEEK_SIZES, DECODE), timed(DEEPSEEK, DEEPSEEK_SIZES, PREFILL)
+    assert "absorbed up-projections" in decode and "key-value up-projection" not in decode
+    assert "key-value up-projection" in prefill and "absorbed up-projections" not in prefill
+    # Queries and outputs meet the latent of 512, queries its rotary 64 as well.
+    flops = 61 * 2 * 64 * DECODE.keys * 128 * (512 + 64 + 512)
+    assert decode["attention"].seconds == pytest.approx(flops / H200.flops_fp16)
+
+
+def test_sparse_attention_reads_what_it_attends_to_and_every_index_key():
+    sparse = DEEPSEEK_SIZES.model_copy(update={"sparse_keys": 512, "index_heads": 1, "index_size": 128})
+    full, chosen = (timed(DEEPSEEK, sizes, DECODE) for sizes in (DEEPSEEK_SIZES, sparse))
+    assert chosen["attention"].seconds / full["attention"].seconds == pytest.approx(512 / DECODE.keys)
+    assert chosen["index"].seconds == pytest.approx(61 * 64 * DECODE.keys * 128 / H200.memory_bandwidth)
+    short = DECODE.model_copy(update={"context": 100, "output": 1})
+    assert timed(DEEPSEEK, sparse, short)["attention"] == timed(DEEPSEEK, DEEPSEEK_SIZES, short)["attention"]
+
+
+def test_layers_with_a_window_see_no_further():
+    windowed = QWEN_SIZES.model_copy(update={"window": 128, "windowed_layers": 24})
+    full, split = timed(QWEN, QWEN_SIZES, DECODE), timed(QWEN, windowed, DECODE)
+    assert (split["attention"].layers, split["attention in windows"].layers) == (24, 24)
+    assert split["attention"].seconds == pytest.approx(full["attention"].seconds / 2)
+    assert split["attention in windows"].seconds / split["attention"].seconds == pytest.approx(128 / DECODE.keys)
+
+
+def test_every_layer_is_counted_where_it_is():
+    operators = timed(DEEPSEEK, DEEPSEEK_SIZES, DECODE)
+    assert operators["attention"].layers == operators["output projection"].layers == 61
+    assert operators["shared experts"].layers == 58 and operators["dense FFN"].layers == 3
+    weights = 58 * 3 * 7168 * 2048 + 64 * 58 * (2 * 7168 + 3 * 2048)  # read once, and what goes in and comes out
+    assert operators["shared experts"].seconds == pytest.approx(weights / H200.memory_bandwidth)
+    assert "shared experts" not in timed(QWEN, QWEN_SIZES, DECODE) and "dense FFN" not in timed(
+        QWEN, QWEN_SIZES, DECODE
+    )
+
+
+def test_only_last_tokens_meet_the_vocabulary():
+    rows = {step.phase: timed(DEEPSEEK, DEEPSEEK_SIZES, step)["output head"].seconds for step in (DECODE, PREFILL)}
+    assert rows["prefill"] < rows["decode"]
+    assert rows["decode"] > 7168 * 129280 * 2 / H200.memory_bandwidth
+
+
+def test_kinds_add_up_to_the_whole():
+    operators = RooflineOperators(DEEPSEEK, DEEPSEEK_SIZES, H200).operators(DECODE)
+    assert sum(by_kind(operators).values()) == pytest.approx(seconds_of(operators))
+    assert set(by_kind(operators)) == {"embedding", "norm", "attention", "shared expert", "dense FFN", "head"}
+    assert {operator.origin for operator in operators} == {"datasheet"}
+
+
+def test_an_assumed_launch_is_paid_for_every_kernel_of_every_layer():
+    without = RooflineOperators(DEEPSEEK, DEEPSEEK_SIZES, H200, replace(Datasheet(), launch=0)).operators(DECODE)
+    with_it = RooflineOperators(DEEPSEEK, DEEPSEEK_SIZES, H200, Datasheet(launch=1e-5)).operators(DECODE)
+    kernels = {"shared experts": 2, "dense FFN": 2}
+    for slow, fast in zip(with_it, without, strict=True):
+        assert slow.seconds - fast.seconds == pytest.approx(1e-5 * slow.layers * kernels.get(slow.name, 1))

@@ -1,5 +1,5 @@
 """Any JSON for `solve`: an answer of finite numbers that the checks recompute, with its bound on the right side, or one
-line, in time and within the memory that `tests.formats.fuzzing` allows."""
+line, in time and within the memory that `tests.cases.fuzzing` allows."""
 
 import copy
 import json
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from engine.errors import InputError
 from engine.solve import KERNELS, Options, face, solve
 from engine.solve.scheduling import FACES
+from tests.cases.fuzzing import EXAMPLES, answer_or_one_line, any_input
 from tests.cases.kernels import EXTREMES, INSTANCES, instances, numbers, places
-from tests.formats.fuzzing import EXAMPLES, answer_or_one_line, any_input
-from tests.formats.mutations import VALUES, mutated
+from tests.cases.mutations import VALUES, mutated
 from tests.oracles.recomputed import held_against_the_rules
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.assignment import Matching, bottleneck_assignment
 from engine.placement.devices.search import search
 from engine.solve import Options, solve
-from tests.formats.fuzzing import answer_or_one_line
+from tests.cases.fuzzing import answer_or_one_line
 
 WIDE = [[1.0] * 2049]
 AXES = {"tensors": ["a", "b"], "allowed": [["x", "x"]] * 2**18}

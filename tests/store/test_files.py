@@ -1,19 +1,25 @@
-"""What is kept in the data folder comes back as it was, and no name leads out of the folder."""
+"""Files of the data folder: kept by digest, found again, private to their owner."""
 
 import json
+import os
+import stat
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from app.state.session import Session, write
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.compare.figures import Metrics, Migration, metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.jobs import tasks
+from engine.files import write_atomically
+from engine.jobs import runner, tasks
 from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.plan import Plan
@@ -25,6 +31,7 @@ from engine.serving.step import ServingStep
 from engine.simulate import events, simulate
 from engine.simulate.serving import serve
 from engine.store import served, simulated
+from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -190,7 +197,7 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
 
 
 def kept_problem() -> Problem:
-    """A small problem whose recording is in the data folder."""
+    """A small problem with its recording in the data folder."""
     model = MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64)
     cluster = cluster_presets()["mixed-8"].cluster.part([0, 2, 4])
     store.save_workload(WORKLOADS["trace"])
@@ -313,3 +320,41 @@ def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypa
     for path in (own_data_folder / "figures").iterdir():
         path.write_text('{"seconds": "late"}')
     assert served.load("step") is None
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_everything_in_the_data_folder_is_its_owners_alone(own_data_folder: Path) -> None:
+    store.save_workload(RoutingTrace("a trace", np.zeros((4, 1, 1), np.int16), 2))
+    store.save_document(cluster_presets()["mixed-8"].cluster)
+    with store.alone_with_sessions():
+        store.save_session("abcdefgh", write(Session()))
+    with database().reading():
+        pass
+    job = runner.start("count", {"steps": 1, "pause": 0}, own_data_folder, module="tests.jobs.handlers")
+    assert runner.wait(job, 60) is runner.State.DONE
+    files = [path for path in own_data_folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".npz", ".json", ".db", ".txt", ".jsonl"}
+    for path in (own_data_folder, *own_data_folder.rglob("*")):
+        assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_data_folder_of_an_older_version_is_closed(own_data_folder: Path) -> None:
+    (own_data_folder / "sessions").mkdir(parents=True)
+    own_data_folder.chmod(0o755)
+    assert mode(store.data_folder()) == 0o700
+
+
+def test_a_file_that_a_person_asked_for_is_as_their_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    write_atomically(tmp_path / "plan.json", "{}")
+    assert mode(tmp_path / "plan.json") == 0o644

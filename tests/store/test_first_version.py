@@ -1,4 +1,4 @@
-"""What the first version kept opens in this one: recordings, documents, plans, jobs, launches and sessions."""
+"""Files of the first version open in this one: recordings, documents, plans, jobs, launches and sessions."""
 
 import json
 import shutil

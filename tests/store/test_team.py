@@ -1,33 +1,23 @@
-"""What a team keeps: nothing changes that was said, nothing is lost when many write, and whoever comes later sees it all."""
+"""Workspaces, plans and reviews of a team: nothing said changes, concurrent writers lose nothing, and lists show it all."""
 
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from engine.errors import InputError
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
 from engine.store import database, tables, team
 from engine.store.database import Database, LostError
 from engine.store.team_approval import Place, place_of
-from engine.store.team_list import listed_plans
-
-
-def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
-    placement = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
-    return Plan(
-        name=name,
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test", seed=seed),
-        parent=parent,
-    )
+from engine.store.team_list import News, last_look, listed_plans, newest, news_of, note_look
+from tests.cases.teams import plan_of
 
 
 @pytest.fixture
@@ -206,7 +196,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, 
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:
-    """Do work(0), work(1) … side by side, each with a database of its own; what one raises is raised."""
+    """Do work(0), work(1) … side by side, each with a database of its own, and raise their errors."""
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(work, range(count)))
 
@@ -302,3 +292,140 @@ def test_a_connection_that_is_cut_off_is_said_in_a_line_and_the_next_one_works(p
     assert "\n" not in str(refused.value) and team.workspaces(db) == []
     db.close()
     other.close()
+
+
+SUMMARY = team.Summary("two nodes", "prose", 0.5, 0.75, "Linear placement")
+
+
+@pytest.fixture
+def room(db: Database) -> str:
+    return team.add_workspace(db, "Q4", "Ana").id
+
+
+def test_a_plan_is_listed_with_its_summary_and_the_state_of_its_newest_review(db, room):
+    first = team.save_plan(db, room, plan_of("first"), "Ana", "why", {"workload": "w"}, {}, SUMMARY)
+    second = team.save_plan(db, room, plan_of("second", 1), "Ben")
+    old, new = (team.open_review(db, first.number, question, "Ana").id for question in ("then?", "now?"))
+    team.decide(db, old, "rejected", "no", "Ben")
+    team.add_comment(db, old, "hm", "Ben")
+    for verdict in ("approved", "reopened", "approved"):
+        team.decide(db, new, verdict, "", "Ben")
+    elsewhere = team.save_plan(db, team.add_workspace(db, "other", "Ana").id, plan_of(), "Ana")
+    team.add_comment(db, team.open_review(db, elsewhere.number, "there?", "Ana").id, "there", "Ben")
+    listed = {plan.name: plan for plan in listed_plans(db, room)}
+    assert list(listed) == ["second", "first"]
+    assert listed["first"].summary == SUMMARY and listed["first"].summary.gain == 1.5
+    assert (listed["first"].review, listed["first"].state, listed["first"].comments) == (new, "approved", 0)
+    assert (listed["second"].summary, listed["second"].review, listed["second"].state) == (team.UNKNOWN, None, None)
+    assert listed["second"].summary.gain is None and listed["second"].number == second.number
+    team.decide(db, new, "reopened", "", "Ben")
+    team.add_comment(db, new, "hm", "Ben")
+    assert [(plan.state, plan.comments) for plan in listed_plans(db, room, "first")] == [("open", 1)]
+
+
+def test_plans_are_found_by_cluster_and_recording_too(db, room):
+    saved = team.save_plan(db, room, plan_of(), "Ana", summary=SUMMARY)
+    team.save_plan(db, room, plan_of(seed=1), "Ana")
+    for part in ("TWO", "pros"):
+        assert [plan.number for plan in listed_plans(db, room, part)] == [saved.number]
+
+
+def repeat_rows(db: Database, copies: int) -> None:
+    """Repeat the only saved plan with its review and comments under other ids: saved one by one they take seconds."""
+    made = (tables.plan, tables.saved_plan, tables.review, tables.comment)
+    with db.writing() as connection:
+        rows = [[dict(row) for row in connection.execute(sa.select(table)).mappings()] for table in made]
+        changes = [
+            [{"id": f"{copy:064}"}, {"number": 2 + copy, "plan": f"{copy:064}"}, {"id": f"{copy}", "saved": 2 + copy}]
+            for copy in range(copies)
+        ]
+        for place, table in enumerate(made[:3]):
+            connection.execute(sa.insert(table), [rows[place][0] | change[place] for change in changes])
+        comments = [{name: value for name, value in row.items() if name != "number"} for row in rows[3]]
+        connection.execute(
+            sa.insert(tables.comment), [row | {"review": f"{copy}"} for copy in range(copies) for row in comments]
+        )
+
+
+@pytest.mark.clock
+def test_hundreds_of_plans_of_a_large_model_are_listed_at_once(db, room):
+    inputs = {"in_use": {"experts_of_gpu": [[list(range(64))] * 8] * 61}}
+    saved = team.save_plan(db, room, plan_of(), "Ana", "", inputs, {}, SUMMARY)
+    review = team.open_review(db, saved.number, "?", "Ana").id
+    for comment in ("a", "b"):
+        team.add_comment(db, review, comment, "Ben")
+    repeat_rows(db, 299)
+    begun = time.perf_counter()
+    assert len(listed_plans(db, room)) == 300
+    assert time.perf_counter() - begun < 0.25
+
+
+def test_plans_of_the_first_version_are_summed_up_from_what_was_kept_with_them(url):
+    db = Database(url, "0001")
+    inputs = {"workload": "d" * 64, "names": {"d" * 64: "prose"}, "cluster": {"name": "two nodes"}}
+    figures = {"metrics": {"total": 0.25}}
+    with db.writing() as connection:
+        metadata = sa.MetaData()
+        metadata.reflect(connection)
+        who = {"by": "Ana", "at": 1.0}
+        insert = {name: sa.insert(metadata.tables[name]) for name in ("workspace", "plan", "saved_plan")}
+        connection.execute(insert["workspace"].values(id="w", name="w", **who))
+        for number, (kept, said) in enumerate([(inputs, figures), ({}, {})]):
+            plan = plan_of(seed=number)
+            connection.execute(insert["plan"].values(id=plan.id, body=plan.to_json()))
+            row = {"workspace": "w", "plan": plan.id, "name": "old", "note": "", "inputs": kept, "figures": said}
+            connection.execute(insert["saved_plan"].values(**row, **who, number=1 + number))
+    db.close()
+    db = Database(url)
+    listed = listed_plans(db, "w")
+    assert [plan.summary for plan in listed] == [team.UNKNOWN, team.Summary("two nodes", "prose", 0.25)]
+    assert team.find_saved(db, 1).inputs == inputs and listed[1].summary.gain is None
+    db.close()
+
+
+ANA, BEN = ("ana@example.org", "Ana"), ("Ben", "Ben")
+
+
+@pytest.fixture
+def review(db) -> team.Review:
+    saved = team.save_plan(db, team.add_workspace(db, "Q4", "Ana").id, plan_of(), "Ana")
+    return team.open_review(db, saved.number, "Ship it?", "Ana")
+
+
+def news_for(db, review: team.Review, reader: tuple[str, str]) -> News:
+    """News in the list, which must be those of the review itself."""
+    (listed,) = listed_plans(db, review.saved.workspace, reader=reader)
+    now = team.find_review(db, review.id)
+    assert listed.news == news_of(now, reader[1], last_look(db, reader[0], review.id))
+    return listed.news
+
+
+def look(db, review: team.Review, reader: tuple[str, str]) -> None:
+    note_look(db, reader[0], review.id, newest(team.find_review(db, review.id)))
+
+
+def test_what_others_add_is_new_until_one_has_looked(db, review):
+    assert news_for(db, review, ANA) == News() and news_for(db, review, BEN) == News(unseen=True)
+    look(db, review, ANA)
+    look(db, review, BEN)
+    assert not news_for(db, review, ANA) and not news_for(db, review, BEN)
+    for comment in ("a", "b"):
+        team.add_comment(db, review.id, comment, "Ben")
+    team.decide(db, review.id, "rejected", "no", "Ana")
+    team.note_thresholds(db, review.saved.plan, {"gain": 0.05}, {"gain": 0.15}, "Ben")
+    assert news_for(db, review, ANA) == News(comments=2, thresholds=1)
+    assert news_for(db, review, BEN) == News(decisions=1)
+    look(db, review, ANA)
+    assert not news_for(db, review, ANA) and news_for(db, review, BEN) == News(decisions=1)
+    assert listed_plans(db, review.saved.workspace)[0].news == News()
+
+
+def test_thresholds_are_kept_with_every_review_of_the_plan(db, review):
+    elsewhere = team.save_plan(db, team.add_workspace(db, "Q5", "Ben").id, plan_of(), "Ben")
+    other = team.save_plan(db, review.saved.workspace, plan_of(seed=1), "Ben")
+    reviews = [review, *(team.open_review(db, saved.number, "?", "Ben") for saved in (elsewhere, other))]
+    beat = team.pulse(db)
+    team.note_thresholds(db, review.saved.plan, {"gain": 0.05}, {"gain": 0.15}, "Ben")
+    changes = [team.find_review(db, review.id).thresholds for review in reviews]
+    assert [len(change) for change in changes] == [1, 1, 0] and team.pulse(db) != beat
+    assert (changes[0][0].before, changes[0][0].after, changes[0][0].by) == ({"gain": 0.05}, {"gain": 0.15}, "Ben")

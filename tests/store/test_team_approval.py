@@ -1,4 +1,4 @@
-"""Who approves what they asked for is told by their logins, and refused by the store where the operator wants so."""
+"""Approval of one's own plans: told by logins, and refused by the store if the operator forbids it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from engine.errors import InputError
 from engine.store import team
 from engine.store.team_approval import SETTING, Signature, is_forbidden, whose
 from engine.store.team_list import listed_plans
-from tests.store.test_team import plan_of
+from tests.cases.teams import plan_of
 
 ANA, BEN, CARA = "ana@example.org", "ben@example.org", "cara@example.org"
 

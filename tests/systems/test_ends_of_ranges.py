@@ -21,8 +21,8 @@ from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import TrainingStep
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
+from tests.cases.fuzzing import EXAMPLES, LONGEST_LINE
 from tests.cases.samples import mixed_problem
-from tests.formats.fuzzing import EXAMPLES, LONGEST_LINE
 
 pytestmark = pytest.mark.slow
 

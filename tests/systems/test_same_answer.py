@@ -17,7 +17,7 @@ from engine.result import GUARD, Guard, Status, never
 from engine.systems import SYSTEMS, run
 from engine.systems.base import CUT_SHORT
 from engine.workload import RoutingTrace
-from tests.systems.samples import SAMPLES, sample_problem
+from tests.cases.samples import SAMPLES, sample_problem
 
 MIXED = Cluster.from_json((SAMPLES / "mixed-8.json").read_text(encoding="utf-8"), "mixed-8")
 BUSY = 4

@@ -17,8 +17,8 @@ from engine.store import team
 from engine.store.database import Database
 from engine.upkeep.retention import DAY
 from engine.workload import RoutingTrace
+from tests.cases.teams import plan_of
 from tests.store.conftest import db, postgres, url  # noqa: F401  fixtures
-from tests.store.test_team import plan_of
 
 NOW = time.time()
 

@@ -1,4 +1,4 @@
-"""What goes and what stays: nothing that anybody refers to, nothing that is in use, and no more than was said."""
+"""Files that are deleted: none that is referred to or in use, and no more than was said."""
 
 import os
 
@@ -13,7 +13,7 @@ from engine.store.database import database
 from engine.upkeep import retention
 from engine.upkeep.health import use_by_kind
 from engine.upkeep.retention import Cleaning, Policy, clean
-from tests.store.test_team import plan_of
+from tests.cases.teams import plan_of
 from tests.upkeep.conftest import NOW, Folder, age, save
 
 OLD, NEW = 100, 1

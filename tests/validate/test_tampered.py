@@ -19,9 +19,9 @@ from engine.simulate.training.pricing import expert_groups, graph_of
 from engine.systems import run, systems_for
 from engine.validate import refuse_broken
 from tests.cases.examples import examples
+from tests.cases.fuzzing import EXAMPLES, LONGEST_LINE
+from tests.cases.mutations import places_in, with_change
 from tests.cases.samples import mixed_problem, training_problem
-from tests.formats.fuzzing import EXAMPLES, LONGEST_LINE
-from tests.formats.mutations import places_in, with_change
 from tests.oracles.plans import check_plan, check_timeline
 from tests.oracles.training import check_step
 

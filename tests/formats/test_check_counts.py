@@ -1,0 +1,399 @@
+"""Findings about counts of slots, copies, phases and profile rows, and the remedies that mend them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.formats import check_recording, read_workload
+from engine.formats.checks.copies import skew_of
+from engine.formats.checks.profile_rows import Stretch, distance_of_phases, profile_stretches
+from engine.formats.remedies import REMEDIES, mend, what_was_done
+from engine.formats.writers import write_recording
+from engine.plan import Placement
+from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
+from tests.cases.fuzzing import EXAMPLES
+from tests.cases.recordings import MODEL, SAMPLES, doubts, finding_of, random_load, random_trace, sample
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
+
+
+def placement(seed: int, layers: int = 6, experts: int = 16, spare: int = 4, gpus: int = 4) -> Placement:
+    """Every expert once and some twice, in any order."""
+    rng = np.random.default_rng(seed)
+    slots = np.stack([rng.permutation(np.r_[0:experts, rng.choice(experts, spare, False)]) for _ in range(layers)])
+    return Placement.from_slots(slots, np.full(gpus, (experts + spare) // gpus), experts, tuple(range(2, layers + 2)))
+
+
+def in_slots(trace: RoutingTrace, plan: Placement, seed: int) -> RoutingTrace:
+    """The trace as an engine with this plan would record it: for each choice one of the slots of its expert."""
+    rng, experts = np.random.default_rng(seed), np.empty_like(trace.experts)
+    for layer, row in enumerate(plan.experts_of_gpu):
+        slots = np.array([expert for held in row for expert in held])
+        for expert in range(plan.experts):
+            chosen = trace.experts[:, layer] == expert
+            experts[:, layer][chosen] = rng.choice(np.flatnonzero(slots == expert), chosen.sum())
+    return replace(trace, experts=experts, num_experts=20)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slots_are_folded_back_with_the_plan_that_ran(seed):
+    trace, plan = random_trace(seed), placement(seed)
+    recorded = in_slots(trace, plan, seed)
+    finding = finding_of(recorded, "slot-ids", MODEL)
+    assert (finding.severity, finding.remedy) == ("error", "fold-slots")
+    assert "4 of them redundant" in finding.message
+    folded = REMEDIES["fold-slots"].apply(recorded, plan)
+    assert folded.digest == trace.digest
+    loads = ExpertLoad("l", recorded.load, tuple(range(2, 8)), by_step=np.stack([recorded.load / 2] * 2))
+    mended = REMEDIES["fold-slots"].apply(loads, plan)
+    np.testing.assert_array_equal(mended.load, trace.load)
+    np.testing.assert_array_equal(mended.by_step.sum(axis=0), trace.load)
+    assert doubts(mended, MODEL) == doubts(trace, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"spare": 0}, "slots go up to 19, the plan that ran has 16"),
+        ({"layers": 5}, "has 6 layers, the plan that ran 5"),
+    ],
+)
+def test_another_plan_does_not_fold(sizes, says):
+    with pytest.raises(InputError, match=says):
+        REMEDIES["fold-slots"].apply(in_slots(random_trace(), placement(0), 0), placement(0, **sizes))
+
+
+def test_ids_of_the_model_are_experts():
+    assert finding_of(random_trace(), "slot-ids", MODEL) is None
+    assert finding_of(random_trace(experts=20), "slot-ids") is None
+
+
+@pytest.mark.parametrize("copies", [2, 3, 8])
+def test_counts_multiplied_by_data_parallelism(copies):
+    loads = random_load()
+    steps = np.random.default_rng(1).dirichlet(np.ones(3), loads.load.shape).transpose(2, 0, 1) * loads.load
+    many = replace(loads, load=loads.load * copies, by_step=steps * copies)
+    finding = finding_of(many, "multiplied-counts")
+    assert (finding.severity, finding.remedy) == ("warning", "divide-by-copies")
+    assert f"multiples of {copies}" in finding.message
+    assert REMEDIES["divide-by-copies"].title(many) == f"Divide all counts by {copies}"
+    mended = REMEDIES["divide-by-copies"].apply(many)
+    np.testing.assert_array_equal(mended.load, loads.load)
+    np.testing.assert_allclose(mended.by_step, steps)
+    assert doubts(mended) == []
+
+
+def test_few_or_broken_counts_have_no_common_factor():
+    assert doubts(ExpertLoad("l", np.array([[10.0, 20.0], [20.0, 10.0]]), (0, 1))) == []
+    loads = random_load()
+    assert doubts(replace(loads, load=loads.load * 1.5)) == []
+
+
+def test_counts_in_blocks_of_128_with_totals_that_differ_are_rounded():
+    rounded = np.ceil(random_load(tokens=400_000_000).load / 128) * 128
+    loads = ExpertLoad("l", rounded, tuple(range(2, 8)))
+    assert finding_of(loads, "rounded-counts").severity == "ok"
+    assert finding_of(loads, "multiplied-counts") is None
+    with pytest.raises(InputError, match="not multiples"):
+        REMEDIES["divide-by-copies"].apply(loads)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
+def test_one_of_the_r1_statistics_was_rounded_by_deepep():
+    rounded = [path.stem for path in DATA.glob("*.json") if finding_of(read_workload(path), "rounded-counts")]
+    assert rounded == ["prefill_in2000out100"]
+
+
+def test_ranks_that_recorded_the_same_tokens():
+    trace = random_trace(tokens=300)
+    ranks = np.repeat(np.arange(3, dtype=np.int32), 100)
+    both = replace(
+        trace.part(np.r_[0:300, 0:300]), source_rank=np.concatenate([ranks * 2, ranks * 2 + 1]).astype(np.int32)
+    )
+    finding = finding_of(both, "copies")
+    assert finding.remedy == "drop-copies" and "Ranks 0 and 1" in finding.message and "3 such groups" in finding.message
+    mended = REMEDIES["drop-copies"].apply(both)
+    np.testing.assert_array_equal(mended.experts, trace.experts)
+    np.testing.assert_array_equal(mended.source_rank, ranks * 2 + np.arange(300) % 2)  # dealt in turn
+    assert doubts(mended) == []
+
+
+def test_blocks_of_the_same_tokens_one_after_another():
+    trace = random_trace(tokens=100)
+    assert "3 times the same 100 tokens" in finding_of(trace.part(np.arange(300) % 100), "copies").message
+    assert REMEDIES["drop-copies"].apply(trace.part(np.arange(300) % 100)).digest == trace.digest
+    assert finding_of(trace.part(np.arange(290) % 100), "copies") is None
+    assert finding_of(random_trace(tokens=50).part(np.arange(100) % 50), "copies") is None  # few tokens may come twice
+
+
+def test_sources_of_loads_that_counted_the_same():
+    counts = np.stack([random_load(seed).load for seed in (1, 1, 2, 2)])
+    loads = ExpertLoad(
+        "l", counts.sum(axis=0), tuple(range(6)), by_source=counts, by_step=np.stack([counts.sum(axis=0)])
+    )
+    assert finding_of(loads, "copies").remedy == "drop-copies"
+    mended = REMEDIES["drop-copies"].apply(loads)
+    np.testing.assert_array_equal(mended.load, counts[0] + counts[2])
+    np.testing.assert_array_equal(mended.by_source.sum(axis=0), mended.load)
+    np.testing.assert_allclose(mended.by_step.sum(axis=0), mended.load)
+
+
+def test_a_real_recording_has_no_copies():
+    trace = sample()
+    assert doubts(replace(trace, source_rank=(trace.sequence % 8).astype(np.int32))) == []
+
+
+def mixed(seed: int, shift: float) -> RoutingTrace:
+    """Prefill at random, decode with a liking for the first experts."""
+    rng = np.random.default_rng(seed)
+    liking = np.where(np.arange(3000) % 3 == 0, shift, 0)[:, None, None] * (np.arange(16) < 4)
+    experts = np.argsort(rng.random((3000, 4, 16)) - liking, axis=2)[:, :, :2].astype(np.int16)
+    return RoutingTrace("mixed", experts, 16, phase=np.where(np.arange(3000) % 3 == 0, DECODE, PREFILL).astype(np.int8))
+
+
+def test_phases_that_like_other_experts():
+    trace = mixed(0, 1.0)
+    keep = [finding.remedy for finding in check_recording(trace) if finding.code == "phases-mixed"]
+    assert keep == ["keep-prefill", "keep-decode"]
+    assert "Prefill (67 % of the tokens)" in finding_of(trace, "phases-mixed").message
+    loads = [trace.part(trace.phase == phase).load for phase in (PREFILL, DECODE)]
+    shares = [load / load.sum(axis=1)[:, None] for load in loads]
+    apart = np.abs(shares[0] - shares[1]).sum(axis=1).mean() / 2
+    assert distance_of_phases(trace)[0] == pytest.approx(apart)
+    for phase, remedy in ((PREFILL, "keep-prefill"), (DECODE, "keep-decode")):
+        kept = REMEDIES[remedy].apply(trace)
+        np.testing.assert_array_equal(kept.experts, trace.experts[trace.phase == phase])
+        assert finding_of(kept, "phases-mixed") is None
+
+
+def test_phases_that_differ_by_chance_alone():
+    trace = mixed(1, 0.0)
+    distance, chance = distance_of_phases(trace)
+    assert distance == pytest.approx(chance, rel=0.3)
+    assert finding_of(trace, "phases-mixed").severity == "ok"
+
+
+def test_nothing_is_said_of_phases_that_are_not_known():
+    assert finding_of(replace(mixed(0, 1.0), phase=None), "phases-mixed") is None
+    with pytest.raises(InputError, match="which phase"):
+        REMEDIES["keep-decode"].apply(replace(mixed(0, 1.0), phase=None))
+
+
+def with_rows(trace: RoutingTrace, *places: tuple[int, int], row: int = 77) -> RoutingTrace:
+    """The trace with so many copies of one of its tokens put in before the token at each place."""
+    order = np.arange(trace.tokens)
+    for place, count in sorted(places, reverse=True):
+        order = np.insert(order, place, np.full(count, row))
+    return trace.part(order)
+
+
+def test_8448_profile_rows_before_a_real_recording():
+    trace = sample()
+    profiled = with_rows(trace, (0, 8448), row=5000)
+    finding = finding_of(profiled, "profile-rows")
+    assert (finding.severity, finding.rows, finding.remedy) == ("warning", (0, 8448), "cut-profile-rows")
+    assert f"skew reads {skew_of(profiled.load):.1f}×, without them {skew_of(trace.load):.1f}×" in finding.message
+    assert "41 % of the recording" in finding.message
+    remedy = REMEDIES["cut-profile-rows"]
+    assert remedy.title(profiled) == "Cut the first 8,448 tokens"
+    mended = remedy.apply(profiled)
+    assert mended.digest == trace.digest
+    assert finding_of(mended, "profile-rows") is None
+
+
+def test_they_make_a_recording_of_256_experts_read_ten_times_its_skew():
+    trace = random_trace(tokens=4000, layers=2, experts=256, k=8)
+    profiled = with_rows(trace, (0, 1800))
+    assert skew_of(trace.load) < 1.4 and skew_of(profiled.load) > 9
+    assert skew_of(REMEDIES["cut-profile-rows"].apply(profiled).load) == pytest.approx(skew_of(trace.load), rel=1e-2)
+
+
+def test_several_stretches_and_side_by_side_ones():
+    trace = random_trace(tokens=3000)
+    profiled = with_rows(trace, (0, 200), (1000, 100))
+    other = with_rows(profiled, (200, 300), row=1500)  # other dummy inputs, right after the first
+    assert profile_stretches(other) == [Stretch(0, 500), Stretch(1500, 1600)]
+    assert "600 with those in 1 other places" in finding_of(other, "profile-rows").message
+    assert REMEDIES["cut-profile-rows"].title(other) == "Cut 600 tokens in 2 places"
+    assert REMEDIES["cut-profile-rows"].apply(other).digest == trace.digest
+
+
+def test_columns_of_tokens_are_cut_with_them():
+    trace = random_trace(tokens=1000, sequence=np.arange(1000, dtype=np.int32), phase=np.arange(1000) % 2)
+    mended = REMEDIES["cut-profile-rows"].apply(with_rows(trace, (500, 90)))
+    np.testing.assert_array_equal(mended.sequence, np.r_[0:500, 500:1000])
+    np.testing.assert_array_equal(mended.phase, np.arange(1000) % 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "seen"), [(20000, 64, False), (20000, 66, True), (400, 19, False), (400, 23, True)]
+)
+def test_longer_than_64_or_than_5_percent(tokens, rows, seen):
+    profiled = with_rows(random_trace(tokens=tokens), (10, rows), row=300)
+    assert (finding_of(profiled, "profile-rows") is not None) == seen
+
+
+def test_no_real_recording_has_any():
+    for path in SAMPLES.glob("*.npz"):
+        assert profile_stretches(sample(path.stem)) == []
+
+
+def test_long_stretches_are_natural_where_neighbours_are_often_alike():
+    # One of two experts, nearly always.
+    chosen = (np.random.default_rng(2).random((20000, 1, 1)) < 0.02).astype(np.int16)
+    trace = RoutingTrace("skewed", chosen, 2)
+    lengths = np.diff(np.flatnonzero(np.diff(chosen[:, 0, 0])))
+    assert lengths.max() > 64
+    assert profile_stretches(trace) == []
+
+
+def test_nothing_but_profile_rows():
+    trace = random_trace(tokens=1).part(np.zeros(500, np.int64))
+    finding = finding_of(trace, "profile-rows")
+    assert (finding.severity, finding.remedy) == ("error", None)
+
+
+def test_padding_is_not_taken_for_them():
+    trace = random_trace(tokens=1000)
+    experts = trace.experts.copy()
+    experts[600:] = -1
+    assert profile_stretches(replace(trace, experts=experts)) == []
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 900), st.integers(70, 300))
+def test_cutting_brings_the_recording_back(seed, place, rows):
+    trace = random_trace(seed, tokens=900, layers=3)
+    row = min(place, trace.tokens - 1)
+    profiled = with_rows(trace, (place, rows), row=row)
+    mended = REMEDIES["cut-profile-rows"].apply(profiled)
+    # The token that the rows are copies of is next to them and goes with them.
+    np.testing.assert_array_equal(mended.experts, np.delete(trace.experts, row, axis=0))
+    assert profile_stretches(mended) == []
+
+
+def with_layer(trace, place, choices):
+    """The trace with one more layer. choices: int16[token, k]"""
+    return replace(trace, experts=np.insert(trace.experts, place, choices, axis=1))
+
+
+DAMAGES = {
+    "copies": lambda trace: trace.part(np.r_[0 : trace.tokens, 0 : trace.tokens]),
+    "empty layer": lambda trace: with_layer(trace, 0, 0),
+    "empty last layer": lambda trace: with_layer(trace, trace.layers, 0),
+    "mtp": lambda trace: with_layer(trace, trace.layers, trace.experts[:, 0]),
+    "padded layer": lambda trace: with_layer(trace, 2, -1),
+    "profile rows": lambda trace: trace.part(np.r_[np.full(90, 7), 0 : trace.tokens]),
+    "layers from 1": lambda trace: replace(trace, model_layers=tuple(range(3, trace.layers + 3))),
+}
+"""Each makes a recording one that a check is there for; in the order in which they are made."""
+
+
+def damaged():
+    """A recording with a dense layer, an MTP layer, profile rows and a second copy; and the sound one."""
+    trace = random_trace(tokens=500, layers=6)
+    order = np.r_[np.zeros(100, np.int64), 1:500]
+    layers = np.stack(
+        [np.zeros_like(trace.experts[:, 0]), *trace.experts.transpose(1, 0, 2), trace.experts[:, 5]], axis=1
+    )
+    bad = replace(trace, experts=layers[order], model_layers=tuple(range(1, 9)))
+    return bad.part(np.r_[0:599, 0:599]), trace.part(np.arange(1, 500))
+
+
+def test_several_faults_at_once():
+    bad, sound = damaged()
+    assert set(doubts(bad, MODEL)) == {"never-captured", "with-mtp-layer", "profile-rows", "copies"}
+    mended = mend(bad, check_recording(bad, MODEL))
+    np.testing.assert_array_equal(mended.experts, sound.experts)
+    assert mended.model_layers == MODEL.moe_layers
+    assert doubts(mended, MODEL) == []
+    assert what_was_done(mended) == (
+        "Dropped 1 dense or empty layers.",
+        "Dropped the MTP layer, the last.",
+        "Dropped 599 tokens that were copies.",
+        what_was_done(mended)[3],
+    )
+    assert what_was_done(mended)[3].startswith("Cut 100 tokens with identical choices (skew ")
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sets(st.sampled_from(list(DAMAGES))), st.booleans())
+def test_mended_recordings_show_nothing_of_the_kind(seed, kinds, as_loads):
+    """Any damages together, to routing and to its loads."""
+    workload = random_trace(seed, tokens=400)
+    for kind, damage in DAMAGES.items():
+        workload = damage(workload) if kind in kinds else workload
+    if as_loads:
+        numbers = workload.model_layers or tuple(range(workload.layers))
+        workload = ExpertLoad("loads", workload.load * (4 if "copies" in kinds else 1), numbers)
+    findings = check_recording(workload, MODEL)
+    mended = mend(workload, findings)
+    named = {finding.remedy for finding in findings} - {None}
+    assert named <= set(REMEDIES)
+    assert not named & {finding.remedy for finding in check_recording(mended, MODEL)}
+    assert (mended is workload) == (not named)
+
+
+def test_what_was_done_outlasts_the_file(tmp_path):
+    bad, _ = damaged()
+    mended = mend(bad, check_recording(bad, MODEL))
+    again = read_workload(write_recording(mended, tmp_path / "a.npz").path)
+    assert again.digest == mended.digest
+    assert what_was_done(again) == what_was_done(mended)
+
+
+def test_a_sound_recording_stays_what_it_is():
+    for workload in (random_trace(), random_load()):
+        assert mend(workload, check_recording(workload, MODEL)) is workload
+
+
+def test_a_remedy_that_finds_nothing_leaves_the_others_to_work():
+    bad, _ = damaged()
+    named = Finding(severity="warning", code="a", message="m", remedy="divide-by-copies")
+    assert mend(bad, [named]) is bad
+    findings = check_recording(bad, MODEL)
+    assert mend(bad, [named, *findings]).digest == mend(bad, findings).digest
+
+
+def test_a_readers_finding_is_settled_and_others_stay_without_their_old_rows():
+    cut = Finding(severity="warning", code="a", message="m", remedy="cut-profile-rows")
+    other = Finding(severity="warning", code="b", message="n", rows=(3, 4))
+    trace = random_trace(tokens=400, origin=Origin(format="x", findings=(cut, other)))
+    mended = REMEDIES["cut-profile-rows"].apply(trace.part(np.r_[np.zeros(100, np.int64), 0:400]))
+    assert [finding.code for finding in mended.origin.findings] == ["b", "cut-profile-rows"]
+    assert mended.origin.findings[0].rows is None and mended.origin.format == "x"
+
+
+def test_keeping_one_phase_settles_the_other():
+    findings = tuple(
+        Finding(severity="warning", code="p", message="m", remedy=name) for name in ("keep-prefill", "keep-decode")
+    )
+    trace = random_trace(phase=np.arange(200) % 2, origin=Origin(format="x", findings=findings))
+    assert [finding.code for finding in REMEDIES["keep-decode"].apply(trace).origin.findings] == ["keep-decode"]
+    assert mend(trace, check_recording(trace)) is trace  # which one to keep is for a person to say
+
+
+def test_only_what_needs_no_decision_is_automatic():
+    assert {name for name, remedy in REMEDIES.items() if not remedy.automatic} == {
+        "fold-slots",
+        "keep-prefill",
+        "keep-decode",
+    }
+    assert [name for name, remedy in REMEDIES.items() if remedy.needs_placement] == ["fold-slots"]
+
+
+@pytest.mark.parametrize("name", [name for name, remedy in REMEDIES.items() if not remedy.needs_placement])
+@pytest.mark.parametrize(
+    "workload",
+    [random_trace(layers=1), ExpertLoad("l", np.ones((1, 3)), (0,)), TrafficMatrix("m", np.ones((1, 2, 2)), 1.0)],
+)
+def test_what_has_no_such_fault_cannot_be_mended(workload, name):
+    with pytest.raises(InputError, match=f"^{workload.name}: "):
+        REMEDIES[name].apply(workload)

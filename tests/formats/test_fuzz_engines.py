@@ -1,0 +1,315 @@
+"""Recordings of serving and training engines that are nearly right: each gives a workload or one clear line."""
+
+import io
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from engine.formats import read_workload
+from tests.cases import mutations
+from tests.cases.files import balance_lines
+from tests.cases.fuzzing import any_input, workload_or_one_line
+from tests.cases.megatron import run
+from tests.cases.mutations import VALUES, damaged, mutated, npy_files, values_with, zips
+from tests.cases.sglang import (
+    COUNTS_CSV,
+    DECODE,
+    EXTEND,
+    MIXED,
+    ROUTED_MODEL,
+    ROUTED_TEXT,
+    SMALL,
+    VERIFY,
+    generated,
+    pass_record,
+    token_record,
+    traffic_entry,
+)
+from tests.cases.vllm import FIRST, FORMS, META, MOVED, ROUTED, ROWS, answer, chunk, npy, route_meta, routes, stats
+
+pytestmark = pytest.mark.slow
+
+
+ODD_VALUES = values_with("AAAA", "k05VTVBZ", npy(ROWS), "\ud800", "eplb_load_stats", "base64")
+SEEDS = {
+    "responses": [
+        *([answer(form), answer(form, usage=None)] for form in FORMS.values()),
+        [answer(ROWS[2:], prompt_routed_experts=ROWS[:2])],
+        [chunk(0, npy(ROWS)), chunk(1, ROWS), chunk(0, None, usage={"prompt_tokens": 3})],
+        [{"request_id": "7", "prompt_token_ids": [9], "outputs": [{"token_ids": [1, 2], "routed_experts": ROWS}]}],
+        [{"choices": [{"index": 0}], "nvext": {"routed_experts": FORMS["Dynamo"]}}],
+    ],
+    "loads": [[META, stats(1, FIRST), stats(2, FIRST, MOVED)], [stats(1, FIRST), {"record_type": "bench_run_start"}]],
+    "routes": [[route_meta(), *routes(0, ROUTED[0])], [route_meta(), *routes(0, ROUTED[0]), *routes(3, ROUTED[3])]],
+    "batches": [balance_lines(), balance_lines(rows=False, origin_row=1)],
+    "bare list": [[[[1, 2, 3], [4, 5, 6]]], [[[0, 0], [1, 2.5]]]],
+}
+
+
+@st.composite
+def documents(draw, kind: str) -> bytes:
+    """A recording with up to three values replaced or left out, in one of the forms of a file, and perhaps cut short."""
+    records = draw(mutated(draw(st.sampled_from(SEEDS[kind])), ODD_VALUES))
+    form = draw(st.sampled_from(["lines", "list", "indented", "events"])) if kind == "responses" else "lines"
+    if kind == "bare list":
+        text = json.dumps(records[0] if records else records)
+    elif form == "lines":
+        text = "".join(json.dumps(record) + "\n" for record in records)
+    elif form == "events":
+        text = "".join(f"data: {json.dumps(record)}\n\n" for record in records) + "data: [DONE]\n"
+    else:
+        text = json.dumps(records, indent=1 if form == "indented" else None)
+    return draw(damaged(text.encode()))
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+@given(data=st.data())
+@any_input
+def test_any_bytes(kind, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "recording.json")
+        path.write_bytes(data.draw(documents(kind)))
+        workload_or_one_line(path)
+
+
+@given(data=st.data(), prompt=st.booleans())
+@any_input
+def test_any_archive_of_a_request(data, prompt):
+    members = {"routed_experts": np.array(ROWS, np.uint8)} | ({"prompt_token_ids": np.arange(2)} if prompt else {})
+    changed = data.draw(st.sets(st.sampled_from(sorted(members))))
+    files = {
+        f"{name}.npy": data.draw(npy_files(array)) if name in changed else mutations.npy(array)
+        for name, array in members.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "request-1.npz").write_bytes(data.draw(zips(files)))
+        np.savez(Path(folder, "request-2.npz"), **members)
+        workload_or_one_line(Path(folder))
+
+
+@pytest.mark.parametrize("experts", [np.array(3), np.zeros((1, 1, 1, 1), int)])
+def test_other_shapes_of_a_request(tmp_path, experts):
+    path = tmp_path / "request.npz"
+    np.savez(path, routed_experts=experts, prompt_token_ids=np.arange(2))
+    assert "[tokens, layers, k]" in workload_or_one_line(path)
+
+
+@given(
+    numbers=st.lists(st.one_of(st.integers(-2, 9), st.floats(width=32), st.just(2**31)), min_size=1, max_size=12),
+    shape=st.sampled_from([(-1,), (1, -1), (-1, 2), (2, -1, 2)]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]),
+    flips=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=3),
+)
+@any_input
+def test_any_tensor(numbers, shape, dtype, flips):
+    known = -int(np.prod(shape))
+    values = torch.tensor((numbers * known)[: len(numbers) // known * known or known], dtype=torch.float64).reshape(
+        shape
+    )
+    file = io.BytesIO()
+    torch.save(values.to(dtype), file)
+    data = bytearray(file.getvalue())
+    for at, byte in flips:
+        data[at % len(data)] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "loads.pt")
+        path.write_bytes(data)
+        workload_or_one_line(path)
+
+
+def a_map(*rows):
+    return torch.tensor(rows)
+
+
+TOKENS = [
+    token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [traffic_entry(1, [1, 2])])
+    for number, mode, positions, extended in (
+        (1, EXTEND, [0, 1], [2]),
+        (2, DECODE, [2, 0], None),
+        (3, MIXED, [3, 1], [1, 1]),
+        (4, VERIFY, [4, 5], None),
+    )
+]
+DUMPS = {
+    "stat": {"rank": 0, "logical_count": torch.tensor([[[0, 0], [1, 2], [3, 4]], [[0, 0], [0, 0], [0, 0]]])},
+    "by rank": {"logical_count": torch.ones(2, 3, 2), "logical_count_layout": "rank_layer_expert"},
+    "per_pass": {
+        "records": [pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
+        "last_physical_to_logical_map": a_map([0, 1, 2, 0], [2, 0, 1, 0]),
+    },
+    "per_token": {"records": TOKENS, "last_physical_to_logical_map": a_map([0, 1, 2, 3, 0], [3, 2, 1, 0, 0])},
+}
+shapes = st.lists(st.integers(0, 5), max_size=4)
+tensors = st.builds(
+    lambda shape, dtype, fill: torch.full(shape, fill).to(dtype),
+    shapes,
+    st.sampled_from([torch.int32, torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]),
+    st.one_of(st.integers(-2, 9), st.sampled_from([float("nan"), float("inf"), 2**31, 2**62])),
+)
+views = st.builds(lambda size: torch.zeros(1, dtype=torch.int32).expand(size, size, size), st.sampled_from([2, 10**6]))
+
+
+@pytest.mark.parametrize("kind", DUMPS)
+@given(data=st.data(), member=st.sampled_from([None, None, "routing", "traffic"]), with_model=st.booleans())
+@any_input
+def test_any_dump(kind, data, member, with_model):
+    file = io.BytesIO()
+    torch.save(data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views))), file)
+    read = partial(read_workload, member=member, model=SMALL if with_model else None)
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"expert_distribution_recorder_1.5_{rank}.pt" for rank in range(data.draw(st.integers(1, 2)))]
+        for name in names:
+            Path(folder, name).write_bytes(data.draw(damaged(file.getvalue())))
+        workload_or_one_line(Path(folder), read)
+
+
+@given(data=st.data(), lines=st.booleans(), with_model=st.booleans())
+@any_input
+def test_any_answer(data, lines, with_model):
+    text = st.sampled_from([ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", ROUTED_TEXT[:32]])
+    answers = [generated(), {"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]}]
+    answers = data.draw(mutated(answers, st.one_of(VALUES, text)))
+    written = "\n".join(map(json.dumps, answers)) if lines and isinstance(answers, list) else json.dumps(answers)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "answers.json")
+        path.write_bytes(data.draw(damaged(written.encode())))
+        workload_or_one_line(path, partial(read_workload, model=ROUTED_MODEL if with_model else None))
+
+
+@given(data=st.data())
+@any_input
+def test_any_statistics_in_json(data):
+    counts = {"logical_count": [[[0, 0], [1, 2]], [[0, 0], [3, 4]]], "logical_count_layout": "rank_layer_expert"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "counts.json")
+        path.write_bytes(data.draw(damaged(json.dumps(data.draw(mutated(counts))).encode())))
+        workload_or_one_line(path, partial(read_workload, model=SMALL))
+
+
+cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", "2.5", '"1"', "99999999999999999999"]))
+
+
+@given(rows=st.lists(st.lists(cells, min_size=2, max_size=4), max_size=4), data=st.data())
+@any_input
+def test_any_counts_in_csv(rows, data):
+    text = COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(2):
+            path = Path(folder, f"expert_distribution_rank{rank}_timestamp1.5.csv")
+            path.write_bytes(data.draw(damaged(text.encode())))
+        workload_or_one_line(Path(folder))
+
+
+ODD = st.sampled_from(
+    [-1, 0, 1, 2**31, 2**70, 1.5, float("nan"), True, None, "0", "mtp", [], {}, [[1, 2]], [[]], [[[1]]]]
+)
+NAMES = ("step", "layer", "rank", "block", "num_tokens", "topk", "top_indices", "mtp_idx", "hs_offset")
+CHOSEN = st.lists(st.lists(st.integers(-2, 9), min_size=2, max_size=2), max_size=4)
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from(NAMES), st.one_of(ODD, st.integers(0, 3), CHOSEN)), max_size=3
+)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
+    CHANGES,
+    st.lists(st.tuples(st.integers(0, 10**6), st.one_of(st.binary(max_size=3), st.just(b"\n"))), max_size=3),
+    st.booleans(),
+)
+@any_input
+def test_any_trace(layers, changes, edits, compact):
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        ranks = [run(own, rank, seed=rank, steps=1, tokens=3) for rank, own in enumerate(layers)]
+        records = [record for rank in ranks for record in rank]
+        for place, name, value in changes:
+            records[place % len(records)][name] = value
+        for rank, own in enumerate(ranks):
+            text = "".join(
+                json.dumps(record, separators=(",", ":") if compact else None) + "\n" for record in own
+            ).encode()
+            if not rank:
+                for place, inserted in edits:
+                    at = place % len(text)
+                    text = text[:at] + inserted + text[at + 1 :]
+            (folder / f"router_trace_rank{rank}.jsonl").write_bytes(text)
+        workload_or_one_line(folder)
+
+
+IN_RANGE = st.tuples(st.integers(0, 3), st.integers(0, 4)).map(lambda key: f"{key[0]}_{key[1]}")
+KEYS = st.sampled_from([IN_RANGE] * 19 + [st.sampled_from(["0_1000", "9999999999_1", "1_-1", "weight", ""])]).flatmap(
+    lambda keys: keys
+)
+TENSORRT_ROWS = st.tuples(st.just(np.int64), st.just((4,)), st.integers(0, 9))
+ODD_ROWS = st.tuples(
+    st.sampled_from([np.int64, np.int32, np.float32, np.uint8, np.bool_]),
+    st.sampled_from([(4,), (3,), (0,), (), (4, 4), (70_000,)]),
+    st.integers(-1, 9),
+)
+TENSORS = st.dictionaries(
+    KEYS, st.sampled_from([TENSORRT_ROWS] * 9 + [ODD_ROWS]).flatmap(lambda rows: rows), min_size=1, max_size=6
+)
+TENSORRT_META = st.dictionaries(
+    st.sampled_from(["num_experts", "num_experts_per_token", "ep_size", "experts_per_rank", "other"]),
+    st.sampled_from([0, 1, 2, 4, -1, 2**70, 1.5, None, "4", [4]]),
+)
+TENSORRT_TOKENS = st.dictionaries(KEYS, st.sampled_from([0, 1, 4, -1, 2**70, 1.5, None, "4"]), max_size=4)
+EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=9)), max_size=3)
+
+
+def written(tensors: dict[str, tuple]) -> bytes:
+    return save({key: np.full(shape, value).astype(kind) for key, (kind, shape, value) in tensors.items()})
+
+
+def edited(data: bytes, edits: list[tuple[int, bytes]]) -> bytes:
+    for place, put in edits:
+        at = place % (len(data) + 1)
+        data = data[:at] + put + data[at + len(put) :]
+    return data
+
+
+@given(st.lists(TENSORS, min_size=1, max_size=3), TENSORRT_META, TENSORRT_TOKENS, EDITS)
+@any_input
+def test_any_recording(ranks, meta, tokens, edits):
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "meta_info.json").write_text(json.dumps({"num_experts": 4, "num_experts_per_token": 2} | meta))
+        for rank, tensors in enumerate(ranks):
+            (folder / f"rank{rank}.safetensors").write_bytes(edited(written(tensors), edits if not rank else []))
+        if tokens:
+            (folder / "rank0_numtokens.json").write_text(json.dumps(tokens))
+        workload_or_one_line(folder)
+
+
+HEADER = st.dictionaries(
+    KEYS,
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["I64", "I64", "I32", "F64", "X9", 1]),
+            "shape": st.sampled_from([[4], [4], [2**40], [-1], [], [2, 2], "4"]),
+            "data_offsets": st.sampled_from([[0, 32], [32, 64], [0, 64], [0, 2**60], [64, 0], [0], None]),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(HEADER, st.sampled_from([0, 0, 0, 1, -1, 2**31, 2**63]), st.sampled_from([32, 64, 96, 31, 0]))
+@any_input
+def test_any_header(header, further, size):
+    """A header with any claims, its length included, over so many bytes of counts."""
+    text = json.dumps(header).encode()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rank0.safetensors"
+        path.write_bytes((len(text) + further).to_bytes(8, "little") + text + b"\1" + bytes(size)[1:])
+        workload_or_one_line(path)

@@ -1,0 +1,443 @@
+"""JSON lists and lines: the fast scanner of numbers, bare lists, and the traces of moe-balance."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.formats import format, identify, json_lines, number_lists, read_workload, source
+from engine.formats.json_lines import columns, line_of_row, records
+from engine.formats.number_lists import BULK, UNREAD, array_of_lists, loads
+from engine.model import MoEModel
+from tests.cases.examples import examples
+from tests.cases.files import balance_line, balance_lines, refused
+from tests.cases.files import balance_lines as batches
+from tests.cases.fuzzing import EXAMPLES
+from tests.cases.vllm import FIRST, META, MOVED, ROWS, SECOND, answer, stats
+
+MANY = 10**6
+
+
+@pytest.fixture(autouse=True)
+def short_texts_too(monkeypatch):
+    monkeypatch.setattr(number_lists, "SHORTEST", 0)
+
+
+def as_lists(value: object) -> object:
+    """The value read, with lists again in place of arrays."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: as_lists(item) for key, item in value.items()}
+    return [as_lists(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b'{"routed_experts": [[[1,2],[3,4]],[[5,6],[7,8]]]}', (2, 2, 2)),
+        (b'{"topk_experts" :\n[ [ 0 , -1 ] ,\t[12,2147483647]\r\n] }', (2, 2)),
+        (b'{"origin_rows":[3]}', (1,)),
+    ],
+)
+def test_regular_lists_become_arrays(text, shape):
+    record = loads(text, MANY)
+    (array,) = record.values()
+    assert (array.shape, array.dtype) == (shape, np.int32)
+    assert as_lists(record) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"[]", b"[[]]", b"[[1],[]]", b"[[1],[2,3]]", b"[[1],2]", b"[1,[2]]", b"[[[[1]]]]", b"[1", b"[[1]", b"[[1]]]"),
+        *(b"[01]", b"[-]", b"[--1]", b"[+1]", b"[1 2]", b"[1,]", b"[,1]", b"[1,,2]", b"[1]2", b"[[1]2]", b"[1\x0c]"),
+        *(b"[1.0]", b"[1e3]", b'["1"]', b"[true]", b"[null]", b"[NaN]", b"[-Infinity]", b"[{}]", b"[2147483648]"),
+        *(b"[" + b"9" * 5000 + b"]", b"[" * 2000, b"[1],", b"{}", b"1", b""),
+    ],
+)
+def test_other_lists_are_left_to_the_parser(value):
+    assert loads(b'{"top_indices": %b}' % value, MANY) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"text": "so \\"origin_rows\\": [1, 2]", "a": [3]}',
+        b'{"text": "so \\"origin_rows": [1, 2]}',
+        b'{"a"origin_rows": [1]}',
+        b'{"origin_rows": [1], "a": -Infinity}',
+        b'{"origin_rows": [1], "a": "-Infinity"}',
+        b'{"origin_rows": [1], "a": }',
+        b'{"origin_rows": [1], "a": "\xff"}',
+        b'{"origin_rows": [1], "a": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"origin_rows": [1], "a": [[], [], []]}',
+    ],
+)
+def test_other_texts_are_left_to_the_parser(text):
+    assert loads(text, most_lists=3) is None
+
+
+def test_the_last_of_equal_keys_counts_and_texts_stay():
+    text = b'{"origin_rows": [1], "a": "\\"origin_rows\\": \\\\", "b": [NaN], "origin_rows": [2], "c": {"topk_experts": [[7]]}}'
+    record = as_lists(loads(text, MANY))
+    assert record.pop("b")[0] != 0
+    assert record == {"origin_rows": [2], "a": '"origin_rows": \\', "c": {"topk_experts": [[7]]}}
+
+
+@pytest.mark.parametrize(
+    ("weights", "numbers"),
+    [
+        (b"[[0.5, 1e-3], [-0, 2.25E+10]]", True),
+        (b"[1, [2, [3]]]", True),
+        *(
+            (b"[%b]" % number, False)
+            for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")
+        ),
+    ],
+)
+def test_what_nobody_reads_is_checked_alone(weights, numbers):
+    text = b'{"topk_weights": %b, "layer": 3}' % weights
+    assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
+
+
+def test_short_texts_are_left_to_the_parser(monkeypatch):
+    monkeypatch.setattr(number_lists, "SHORTEST", 30)
+    assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
+    assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
+
+
+def test_so_many_arrays_and_no_more(monkeypatch):
+    monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
+    records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
+    assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
+
+
+def test_arrays_are_held_to_the_axes_asked_for():
+    ids = np.array([[1, 2]], np.int32)
+    assert array_of_lists(ids, 3) is None
+    np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 300), st.sampled_from([2**31, -(2**31), 2**70, 1.5, 1e300, None, True, "7", "-Infinity"])
+)
+LISTS = st.one_of(
+    *(st.lists(st.integers(-1, 40000), min_size=1, max_size=4) for _ in range(2)),
+    st.integers(1, 3).flatmap(
+        lambda k: st.lists(
+            st.lists(st.lists(st.integers(0, 255), min_size=k, max_size=k), min_size=2, max_size=2),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=3), max_leaves=8),
+)
+KEYS = st.sampled_from([*BULK, *UNREAD, "text", 'a "origin_rows": [1]'])
+DOCUMENTS = st.recursive(
+    st.dictionaries(KEYS, st.one_of(LISTS, st.text(max_size=3), st.just('"origin_rows": [1]')), max_size=4),
+    lambda inner: st.one_of(st.dictionaries(KEYS, inner, max_size=3), st.lists(inner, max_size=3)),
+    max_leaves=4,
+)
+EDITS = st.lists(
+    st.tuples(
+        st.integers(0, 10**4), st.sampled_from([b"", b",", b"[", b"]", b"0", b"-", b" ", b'"', b"\\", b".", b"\x0c"])
+    ),
+    max_size=2,
+)
+
+
+@given(DOCUMENTS, st.sampled_from([(",", ":"), None, (" ,\n", "\t: ")]), EDITS)
+@settings(max_examples=examples(2) * EXAMPLES, deadline=None)
+def test_read_as_the_parser_reads_it_or_not_at_all(document, separators, edits):
+    text = json.dumps(document, separators=separators).encode()
+    for place, inserted in edits:
+        at = place % (len(text) + 1)
+        text = text[:at] + inserted + text[at + 1 :]
+    read = loads(text, MANY)
+    if read is not None:
+        expected = json.loads(text)
+        assert repr(as_lists(_without_weights(read))) == repr(_without_weights(expected))
+
+
+def _without_weights(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_weights(item) for key, item in value.items() if key not in UNREAD}
+    return [_without_weights(item) for item in value] if isinstance(value, list) else value
+
+
+def outcome(path: Path) -> object:
+    """All that is known of the recording in a file, or why there is none."""
+    try:
+        workload = read_workload(path)
+    except InputError as error:
+        return str(error)
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(workload).items()}
+
+
+FORMS = {
+    "answers": [answer(ROWS), answer(ROWS[2:], prompt_routed_experts=ROWS[:2])],
+    "batches": [record | {"topk_weights": [[0.5, 0.25]]} for record in batches()],
+    "loads": [META, stats(1, FIRST), stats(2, SECOND, MOVED)],
+    "statistics": [{"logical_count": [FIRST, SECOND]}],
+}
+ODD = st.sampled_from(
+    [
+        [[[1, 2], [3]]],
+        [[[1, 2.0]]],
+        [[["1"]]],
+        [[[None]]],
+        [[[2**70]]],
+        [[[40000, 1]]],
+        [[[-2, 1]]],
+        [[1]],
+        [[40000]],
+        [],
+        None,
+        3,
+    ]
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 9), st.sampled_from([key for key in (*BULK, *UNREAD) if key != "prompt_routed_experts"]), ODD
+    ),
+    max_size=2,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(changes=CHANGES, edits=EDITS, indented=st.booleans())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_recordings_read_alike_either_way(form, changes, edits, indented, tmp_path_factory):
+    records = json.loads(json.dumps(FORMS[form]))
+    for place, key, value in changes:
+        record = records[place % len(records)]
+        (record["choices"][0] if key == "routed_experts" and "choices" in record else record)[key] = value
+    text = json.dumps(records, indent=1) if indented and form == "answers" else "\n".join(map(json.dumps, records))
+    data = text.encode()
+    for place, inserted in edits:
+        at = place % (len(data) + 1)
+        data = data[:at] + inserted + data[at + 1 :]
+    path = tmp_path_factory.mktemp("either") / "recording.jsonl"
+    path.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (format, json_lines, source):
+            patch.setattr(module, "loads", lambda *_: None)
+        strict = outcome(path)
+    assert outcome(path) == strict
+
+
+def saved(folder, rows):
+    path = folder / "counts.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_counts_with_what_was_assumed(tmp_path):
+    path = saved(tmp_path, [[0, 0, 0], [1, 2, 3], [4.5, 0, 1]])
+    assert identify(path).name == "bare-list"
+    load = read_workload(path)
+    np.testing.assert_array_equal(load.load, [[1, 2, 3], [4.5, 0, 1]])
+    assert load.model_layers == (1, 2)
+    (finding,) = load.origin.findings
+    assert (finding.code, finding.severity) == ("assumed-counts", "warning")
+    assert "3 rows" in finding.message
+    assert "3 columns" in finding.message
+
+
+def test_rows_are_the_open_models_moe_layers_where_there_are_as_many(tmp_path):
+    model = MoEModel(name="m", layers=4, dense_layers=(0, 1), experts=3, experts_per_token=1, d_model=8, d_ff=8)
+    assert read_workload(saved(tmp_path, [[1, 2, 3], [3, 2, 1]]), model=model).model_layers == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        ([[1, 2], [3]], ("as many in every layer",)),
+        ([[1, 2], ["3", 4]], ("as many in every layer",)),
+        ([[1, 2], [True, 4]], ("as many in every layer",)),
+        ([[[1, 2]], [[3, 4]]], ("logical_count", "routed_experts")),
+        ([[1], [2]], ("2 layers of 1 experts",)),
+        ([[1, 2]] * 1001, ("1001 layers",)),
+        ([[1, -2]], ("layer 0, expert 1", "-2")),
+        ([[1, float("nan")]], ("layer 0, expert 1", "nan")),
+        ([[0, 0]], ("every load is 0",)),
+        ([[0, 1, 2, 0], [2, 1, 0, 1]], ("every row holds each number from 0 to 2", "a placement")),
+    ],
+)
+def test_other_lists(tmp_path, rows, parts):
+    refused(saved(tmp_path, rows), *parts)
+
+
+def test_low_counts_are_no_placement(tmp_path):
+    assert read_workload(saved(tmp_path, [[0, 1, 2, 0], [2, 1, 1, 1]])).layers == 2
+
+
+def test_a_list_of_numbers_alone_is_nothing_that_is_read(tmp_path):
+    refused(saved(tmp_path, [1, 2, 3]), "JSON that Switchyard does not recognise")
+
+
+def saved_batches(folder: Path, records: list[dict]) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_batches_and_their_rows(tmp_path):
+    path = saved_batches(tmp_path, balance_lines(topk_weights=[[0.5, 0.5]]))
+    assert identify(path).name == "moe-balance"
+    trace = read_workload(path)
+    assert trace.experts.tolist() == [[[0, 5], [4, 1]], [[3, 2], [0, 7]], [[6, 5], [2, 3]]]
+    assert trace.sequence.tolist() == [0, 0, 1]
+    assert trace.source_rank.tolist() == [1, 0, 3]
+    assert trace.origin.findings == ()
+
+
+def test_rows_may_be_open(tmp_path):
+    assert read_workload(saved_batches(tmp_path, balance_lines(rows=False))).source_rank is None
+    mixed = [record | ({"origin_rows": []} if record["batch_id"] == "b" else {}) for record in balance_lines()]
+    assert read_workload(saved_batches(tmp_path, mixed)).source_rank is None
+
+
+def test_a_request_written_for_every_row_counts_once(tmp_path):
+    copies = [
+        record | {"origin_rows": [row] * len(record["topk_experts"]), "origin_row": row}
+        for row in range(4)
+        for record in balance_lines()
+    ]
+    trace = read_workload(saved_batches(tmp_path, copies))
+    assert (trace.tokens, trace.source_rank) == (3, None)
+    (finding,) = trace.origin.findings
+    assert finding.code == "copies-left-out"
+    assert finding.message.startswith("6 of 8 batches")
+
+
+def test_the_same_name_with_other_tokens_is_another_batch(tmp_path):
+    records = [balance_line(1, 7, [[row, 4]], [row], origin_row=row) for row in range(3)]
+    trace = read_workload(saved_batches(tmp_path, records))
+    assert trace.experts[:, 0, 0].tolist() == trace.source_rank.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("records", "parts"),
+    [
+        ([balance_line("1", 0, [[1]])], ("line 1", "'layer' is '1'")),
+        ([balance_line(-1, 0, [[1]])], ("line 1", "'layer' is '-1'")),
+        ([balance_line(1, None, [[1]])], ("line 1", "'batch_id'")),
+        ([balance_line(1, 0, [[1, 2], [3]])], ("line 1", "'topk_experts'", "[tokens][k]")),
+        ([balance_line(1, 0, [])], ("'topk_experts'",)),
+        ([balance_line(1, 0, [["1"]])], ("'topk_experts'",)),
+        ([balance_line(1, 0, [[1] * 65])], ("at most 64",)),
+        ([balance_line(1, 0, [[40000]])], ("outside 0 … 4095",)),
+        ([balance_line(1, 0, [[1]], [0, 1])], ("'origin_rows'", "each of 1 tokens")),
+        ([balance_line(1, 0, [[1]], [-1])], ("'origin_rows'",)),
+        ([balance_line(1, 0, [[1]], [5000])], ("'origin_rows'",)),
+        ([balance_line(1, 0, [[1]], "x")], ("'origin_rows'",)),
+        ([balance_line(1, 0, [[1]])] * 2, ("line 2", "layer 1 of batch '0' is there twice")),
+        (
+            [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1]]), balance_line(1, 1, [[1]])],
+            ("batch '1' has no line of layer 2",),
+        ),
+        (
+            [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1], [2]])],
+            ("line 2", "2 tokens", "layer 1", "1 with k = 1"),
+        ),
+        ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]], [1])], ("line 2", "differ from those of layer 1")),
+        ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]])], ("line 2", "differ from those of layer 1")),
+        ([balance_line(1, 0, [[1]]), balance_line(1, 1, [[1, 2]])], ("line 2", "k = 2, the first batch 1")),
+    ],
+)
+def test_bad_traces(tmp_path, records, parts):
+    refused(saved_batches(tmp_path, records), *parts)
+
+
+def written(folder: Path, data: bytes) -> Path:
+    path = folder / "lines.jsonl"
+    path.write_bytes(data)
+    return path
+
+
+def test_objects_with_their_line_numbers(tmp_path):
+    path = written(tmp_path, b'\xef\xbb\xbf{"a": 1}\r\n\n  {"a": [2, 3]}\n{"a": "\xc3\xa9"}')
+    assert list(records(path)) == [(1, {"a": 1}), (3, {"a": [2, 3]}), (4, {"a": "é"})]
+
+
+def test_lines_before_a_broken_one_are_read(tmp_path):
+    lines = records(written(tmp_path, b'{"a": 1}\n{"a": '))
+    assert next(lines) == (1, {"a": 1})
+    with pytest.raises(InputError, match=r"^lines.jsonl, line 2: is not valid JSON, or was cut short"):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "holds no JSON lines"),
+        (b" \n\r\n", "holds no JSON lines"),
+        (b"[1]\n", "line 1: a JSON object"),
+        (b"{}\n\n3\n", "line 3: a JSON object"),
+        (b'{"a": "\xff"}', "line 1: is not UTF-8"),
+        (b'{"a": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "line 1: is not valid JSON, or was cut short (a number of too many digits)"),
+        (b'{"a": 1} {"a": 2}', "line 1: is not valid JSON"),
+    ],
+)
+def test_broken_lines(tmp_path, data, part):
+    with pytest.raises(InputError) as caught:
+        list(records(written(tmp_path, data)))
+    assert part in str(caught.value)
+
+
+def test_a_line_may_be_so_long_and_no_longer(tmp_path):
+    path = written(tmp_path, b'{"a": 1}\n{"a": 22}\n')
+    assert len(list(records(path, longest=10))) == 2
+    with pytest.raises(InputError, match="line 2: has more than"):
+        list(records(path, longest=9))
+
+
+SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(pa.int64()))])
+
+
+@pytest.mark.parametrize("odd", ["", ', "odd": 1, "odd": 2'])
+def test_columns_whichever_parser_reads_them(tmp_path, odd):
+    """pyarrow refuses a key that stands twice."""
+    path = written(
+        tmp_path, f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'.encode()
+    )
+    assert columns(path, SCHEMA).to_pylist() == [
+        {"name": None, "at": 1, "ids": [3, 4]},
+        {"name": "x", "at": None, "ids": None},
+    ]
+    assert [line_of_row(path, row) for row in (0, 1)] == ["line 2", "line 4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ('{"at": 1.5}', "'at' is '1.5', not a whole number"),
+        ('{"at": true}', "'at' is 'True', not a whole number"),
+        ('{"at": 9223372036854775808}', "not a whole number"),
+        ('{"ids": [1, 2.5]}', "not a list of whole numbers"),
+        ('{"ids": {"a": 1}}', "not a list of whole numbers"),
+        ('{"name": 3}', "not a text"),
+        ('{"name": "\\ud800"}', "not a text"),
+        ("[]", "a JSON object"),
+    ],
+)
+def test_columns_of_another_type(tmp_path, line, part):
+    with pytest.raises(InputError) as caught:
+        columns(written(tmp_path, b'{"at": 1}\n\n' + line.encode() + b"\n"), SCHEMA)
+    assert "line 3" in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_more_lists_than_memory_may_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
+    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
+    with pytest.raises(InputError, match="line 2: has more than 4 lists"):
+        list(records(path))

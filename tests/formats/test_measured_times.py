@@ -1,0 +1,262 @@
+"""Measured times: tables of AIConfigurator, a CSV table, and the logs of DeepXTrace."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.costs import Profiled
+from engine.formats import findings_of_times, identify, read_costs, read_workload
+from engine.formats.measured.deepxtrace import read_waits
+from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, WAITS_HEAD, waits_log
+from tests.cases.files import refused as refused_by
+from tests.strategies import cluster_of, make_gpu
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def saved(folder: Path, **columns: list) -> Path:
+    path = folder / "times.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def gemms(folder: Path, **other: list) -> Path:
+    rows = {
+        "framework": ["SGLang"] * 5,
+        "device": [H100] * 5,
+        "op_name": ["gemm"] * 5,
+        "kernel_source": ["a", "a", "b", "a", "a"],
+        "gemm_dtype": ["bfloat16", "bfloat16", "bfloat16", "fp8", "nvfp4"],
+        "m": [1, 8, 8, 8, 8],
+        "n": [64] * 5,
+        "k": [128] * 5,
+        "latency": [0.01, 0.02, 0.04, 0.015, 0.001],
+    }
+    return saved(folder, **rows | other)
+
+
+def collectives(folder: Path, **other: list) -> Path:
+    rows = {
+        "device": [H100] * 5,
+        "op_name": ["alltoall", "alltoall", "all_reduce", "all_gather", "alltoall"],
+        "kernel_source": ["NCCL"] * 5,
+        "nccl_dtype": ["half", "half", "half", "half", "int8"],
+        "num_gpus": [8] * 5,
+        "message_size": [512, 1024, 512, 512, 1024],
+        "latency": [0.02, 0.03, 0.01, 0.5, 0.02],
+    }
+    return saved(folder, **rows | other)
+
+
+def test_gemms_are_in_seconds_by_the_catalogues_type(tmp_path):
+    path = gemms(tmp_path)
+    assert identify(path).name == "aiconfigurator-gemm"
+    measured = read_costs(path)
+    times = {(gemm.gpu, gemm.dtype): gemm.points for gemm in measured.gemm}
+    assert times == {
+        ("H100", "bf16"): ((1, 64, 128, pytest.approx(10e-6)), (8, 64, 128, pytest.approx(30e-6))),
+        ("H100", "fp8"): ((8, 64, 128, pytest.approx(15e-6)),),
+    }
+    assert measured.notes == ("left out: 1 GEMMs of 'nvfp4'",)
+    assert measured.origin == "AIConfigurator's measurements on 'H100'"
+
+
+def test_sizes_of_collectives_are_elements_of_two_bytes(tmp_path):
+    path = collectives(tmp_path)
+    assert identify(path).name == "aiconfigurator-nccl"
+    measured = read_costs(path)
+    assert {(times.operation, times.ranks): times.points for times in measured.collectives} == {
+        ("all_to_all", 8): ((1024, pytest.approx(20e-6)), (2048, pytest.approx(30e-6))),
+        ("all_reduce", 8): ((1024, pytest.approx(10e-6)),),
+    }
+    assert measured.notes[0] == "left out: 2 rows, 'all_gather' and those that are not 16-bit"
+    cluster = cluster_of(*[make_gpu()] * 8)
+    assert float(Profiled(measured).all_to_all(cluster, 1536)) == pytest.approx(25e-6)
+
+
+def test_devices_that_are_not_named_or_not_known(tmp_path):
+    assert {gemm.gpu for gemm in read_costs(gemms(tmp_path, device=["NVIDIA GB200"] * 5)).gemm} == {"NVIDIA GB200"}
+    path = gemms(tmp_path)
+    pq.write_table(pq.read_table(path).drop_columns("device"), path)
+    assert {gemm.gpu for gemm in read_costs(path).gemm} == {"GPU"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "says"),
+    [
+        (
+            (
+                "moe_dtype",
+                "num_tokens",
+                "hidden_size",
+                "inter_size",
+                "topk",
+                "num_experts",
+                "moe_ep_size",
+                "distribution",
+                "latency",
+            ),
+            "moe",
+            "a step of serving",
+        ),
+        (
+            ("node_num", "num_token", "dispatch_transmit_us", "combine_transmit_us"),
+            "deepep-normal",
+            "cost source deepep",
+        ),
+        (
+            ("node_num", "num_token", "dispatch_avg_t_us", "combine_avg_t_us"),
+            "deepep-low-latency",
+            "cost source deepep",
+        ),
+        (
+            ("op_name", "moe_dtype", "num_tokens", "topk", "moe_ep_size", "latency"),
+            "trtllm-exchange",
+            "TensorRT-LLM's exchanges over NVLink",
+        ),
+        (("op_name", "kernel_source", "isl", "latency"), "other", "another operation"),
+    ],
+)
+def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name, says):
+    path = saved(tmp_path, **{column: [1.0] for column in columns})
+    assert identify(path).name == f"aiconfigurator-{name}"
+    refused_by(path, "is a table of", says, read=read_costs)
+    refused_by(path, "not a recording; use it as costs on the Cluster page", read=read_workload)
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "parts"),
+    [
+        (gemms, {"latency": [0.0] * 5}, ("no row has numbers above 0 in m, n, k, latency",)),
+        (gemms, {"latency": ["fast"] * 5}, ("column 'latency' is string, not numbers",)),
+        (gemms, {"gemm_dtype": [1, 2, 3, 4, 5]}, ("column 'gemm_dtype' is int64, not texts",)),
+        (gemms, {"gemm_dtype": ["nvfp4"] * 5}, ("GEMMs of 'nvfp4' only",)),
+        (gemms, {"device": [[1]] * 5}, ("column 'device' is list", "not texts")),
+        (gemms, {"m": [[1]] * 5}, ("column 'm' is list", "not numbers")),
+        (collectives, {"nccl_dtype": ["int8"] * 5}, ("no alltoall or all_reduce of 16-bit rows",)),
+        (collectives, {"num_gpus": [1] * 5}, ("no alltoall or all_reduce",)),
+        (collectives, {"device": [H100, "NVIDIA L40S", H100, H100, H100]}, ("collectives on 'H100', 'L40S'",)),
+    ],
+)
+def test_tables_that_say_nothing_are_refused(tmp_path, make, other, parts):
+    refused_by(make(tmp_path, **other), *parts, read=read_costs)
+
+
+def test_rows_without_a_time_are_counted(tmp_path):
+    measured = read_costs(gemms(tmp_path, latency=[0.01, None, float("nan"), 0.02, float("inf")]))
+    assert "left out: 3 rows without a time" in measured.notes
+    assert sum(len(gemm.points) for gemm in measured.gemm) == 2
+
+
+def test_empty_and_damaged_tables_are_refused(tmp_path):
+    path = gemms(tmp_path)
+    whole = path.read_bytes()
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    refused_by(path, "has 0 rows", read=read_costs)
+    for end in (10, len(whole) // 2, len(whole) - 3):
+        path.write_bytes(whole[:end])
+        refused_by(path, read=read_costs)
+
+
+def saved_log(folder: Path, text: str) -> Path:
+    path = folder / "diagnose_rank0.log"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_windows_and_who_is_waited_for(tmp_path, bare):
+    path = saved_log(
+        tmp_path,
+        waits_log("Dispatch", STEADY_WAITS, bare)
+        + waits_log("Combine", STEADY_WAITS, bare)
+        + waits_log("Dispatch", SLOW_WAITS, bare),
+    )
+    assert identify(path).name == "deepxtrace"
+    windows = read_waits(path)
+    assert [window.part for window in windows] == ["dispatch", "combine", "dispatch"]
+    assert windows[0].ticks.tolist() == [list(map(float, row)) for row in STEADY_WAITS]
+    assert not windows[0].slow() and not windows[0].waiting()
+    ((rank, times),) = windows[2].slow()
+    assert (rank, times) == (3, pytest.approx(4 * 4570 / (4570 + 57 + 68 + 49)))
+    assert not windows[2].waiting()
+
+
+def test_a_rank_that_waits_for_all(tmp_path):
+    (window,) = read_waits(saved_log(tmp_path, waits_log("Combine", list(zip(*SLOW_WAITS, strict=True)))))
+    assert [rank for rank, _ in window.waiting()] == [3]
+
+
+def test_it_is_no_time_to_plan_with_but_says_who_is_slow(tmp_path):
+    path = saved_log(tmp_path, waits_log("Dispatch", SLOW_WAITS) + waits_log("Combine", STEADY_WAITS))
+    said = refused_by(path, "a log of DeepXTrace", "all wait for rank 3 (3.9 times the mean)", read=read_costs)
+    assert "last combine over 4 ranks: no rank is slow" in said
+    (finding,) = findings_of_times(path)
+    assert finding.severity == "error" and "rank 3" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (WAITS_HEAD.format(part="Dispatch"), "DEEPEP_DIAGNOSE_LOG_DETAILS=1"),
+        (waits_log("Dispatch", STEADY_WAITS[:3]), "no rows of waits"),
+        (waits_log("Dispatch", STEADY_WAITS).replace("17]", "17 1]"), "5 waits in a row of 4 ranks"),
+        (waits_log("Dispatch", STEADY_WAITS).replace("EPSize: 4", "EPSize: 99999"), "between 2 and 1024 ranks"),
+        (waits_log("Dispatch", STEADY_WAITS).replace("17]", "9" * 5000 + "]"), "damaged"),
+    ],
+)
+def test_damaged_logs_are_refused(tmp_path, text, says):
+    refused_by(saved_log(tmp_path, text), says, read=read_costs)
+
+
+def saved_table(folder, text):
+    path = folder / "times.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_is_read(tmp_path):
+    measured = read_costs(saved_table(tmp_path, "\ufeff" + TIMES_TABLE))
+    assert (measured.name, measured.origin) == ("times", "table times.csv")
+    assert [(times.gpu, times.dtype, len(times.points)) for times in measured.gemm] == [
+        ("type-0", "bf16", 2),
+        ("type-0", "fp8", 1),
+    ]
+    assert measured.gemm[0].points[0] == (16, 64, 32, 1.5e-5)
+    assert measured.ranks_of("all_to_all") == [4, 8]
+    assert measured.ranks_of("all_reduce") == measured.ranks_of("send_receive") == [4]
+    cost, card = Profiled(measured), make_gpu()
+    assert float(cost.gemm(card, 16, 64, 32, "bf16")) == 1.5e-5
+    assert float(cost.memory_pass(card, 5e5)) == 1e-3
+    assert float(cost.all_to_all(cluster_of(*[card] * 4), 2560)) == pytest.approx(1.5e-4)
+
+
+def test_columns_nobody_needs_may_be_absent(tmp_path):
+    measured = read_costs(saved_table(tmp_path, "seconds,operation,bytes,ranks\n1,all_reduce,10,2\n"))
+    assert measured.collectives[0].points == ((10, 1),)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a,b\n1,2\n", ("column 'operation' is missing",)),
+        ("operation,bytes\nmemory,2\n", ("column 'seconds' is missing",)),
+        ("operation,seconds\n", ("header but no rows",)),
+        (TIMES_TABLE + "send,,,,,,1,1,1,\n", ("line 13", "operation 'send'", "gemm, memory, all_to_all, all_reduce")),
+        (TIMES_TABLE + "gemm,type-0,bf16,1,,3,,,1,\n", ("line 13", "gemm needs a value in column 'n'")),
+        (TIMES_TABLE + "gemm,type-0,int4,1,2,3,,,1,\n", ("line 13", "dtype 'int4'")),
+        (TIMES_TABLE + "memory,type-0,,,,,12,,0,\n", ("line 13", "column 'seconds' is '0', not a number above 0")),
+        (TIMES_TABLE + "memory,type-0,,,,,inf,,1,\n", ("line 13", "'inf'")),
+        (TIMES_TABLE + "memory,type-0,,,,,x,,1,\n", ("line 13", "column 'bytes' is 'x'")),
+        (
+            TIMES_TABLE + "all_reduce,,,,,,10,1,1,\n",
+            ("line 13", "column 'ranks' is '1', not a whole number of 2 or more"),
+        ),
+        (TIMES_TABLE + "all_reduce,,,,,,10,2.5,1,\n", ("'2.5'",)),
+        (TIMES_TABLE + "memory\n", ("line 13",)),
+    ],
+)
+def test_bad_tables_are_refused_with_the_line(tmp_path, text, parts):
+    refused_by(saved_table(tmp_path, text), *parts, read=read_costs)

@@ -1,0 +1,371 @@
+"""Plan files of every engine: hand-written ones, round trips, and the published plans of DeepSeek-R1 and ExFlow."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import formats
+from engine.catalogue import model_presets, node_types
+from engine.cluster import Cluster
+from engine.compare.redundancy import project_evenly
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.formats.placements import TARGETS, open_plan_file, read_deployed, recognise, write_placement
+from engine.formats.placements.exflow import read_table, write
+from engine.formats.source import one_clear_line
+from engine.model import MoEModel
+from engine.placement.affinity.kernel import AffinityInstance
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.systems import SYSTEMS
+from engine.systems.base import run
+from engine.timeline import balancedness
+from tests.cases import checkers
+from tests.cases.examples import examples
+from tests.cases.files import refused
+from tests.cases.plan_files import (
+    ASCEND,
+    ASCEND_MTP,
+    EVEN,
+    HYGON,
+    HYGON_LEGACY,
+    NAMES,
+    SGLANG,
+    SGLANG_MTP,
+    SINGLE,
+    TABLE,
+    TENSORRT_LLM,
+    TENSORRT_LLM_ALIAS,
+    TENSORRT_LLM_MTP,
+    TINY,
+    VLLM,
+    VLLM_LATER,
+    VLLM_META,
+    VLLM_MTP,
+    VLLM_STATS,
+    check,
+    even_cases,
+    held_by,
+    model_of,
+    placed,
+    saved_tensors,
+)
+
+WITH_REPLICAS = {
+    "sglang": (SGLANG, ""),
+    "sglang with MTP": (SGLANG_MTP, "layer 3, after the last decoder layer, is the MTP layer's and left out"),
+    "tensorrt-llm": (TENSORRT_LLM, ""),
+    "tensorrt-llm with MTP": (TENSORRT_LLM_MTP, "layer 3 is the MTP layer's and left out"),
+    "tensorrt-llm with an alias": (TENSORRT_LLM_ALIAS, "layer 3 is the MTP layer's and left out"),
+    "vllm": (VLLM, ""),
+    "vllm with MTP": (VLLM_MTP, "layer 2 is the MTP layer's and left out"),
+    "vllm log": (VLLM_META + VLLM_STATS + VLLM_LATER, "the mapping of the last record of loads (line 3)"),
+    "vllm log, another record at its end": (
+        VLLM_META + VLLM_LATER + '{"record_type": "bench_run_start"}\n',
+        "(line 2)",
+    ),
+    "vllm log, old": (VLLM_STATS + VLLM_LATER.rstrip(), "the mapping of the last record of loads (line 2)"),
+    "hygon": (HYGON, "the map of 'TinyMTPModel' is left out"),
+    "hygon, legacy": (HYGON_LEGACY, "its 2 rows are MoE layers; SGLang would ask for all 3 decoder layers"),
+    "ascend": (ASCEND, ""),
+    "ascend with MTP": (ASCEND_MTP, "layer 2 is the MTP layer's and left out"),
+    "table": (TABLE, ""),
+    "table, as a spreadsheet saves it": ("\ufeff" + TABLE.replace("\n", "\r\n"), ""),
+}
+
+
+@pytest.mark.parametrize("case", WITH_REPLICAS)
+def test_two_layers_with_replicas(case, tmp_path):
+    text, note = WITH_REPLICAS[case]
+    path = tmp_path / "deployed.txt"  # told by its content
+    path.write_bytes(text.encode())
+    assert read_deployed(path, TINY, 2) == EVEN
+    notes = open_plan_file(path).deployed(TINY, 2).notes
+    assert len(notes) == bool(note) and all(note in text for text in notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_sglang_as_pt(dtype):
+    rows = json.loads(SGLANG)["physical_to_logical_map"]
+    for value in (torch.tensor(rows, dtype=dtype), rows):
+        content = saved_tensors({"physical_to_logical_map": value})
+        assert recognise(Path("map.pt"), content).deployed(TINY, 2).placement == EVEN
+
+
+def test_the_map_that_ran_last_in_a_recorder_dump():
+    rows = torch.tensor(json.loads(SGLANG)["physical_to_logical_map"], dtype=torch.int32)
+    record = {"forward_pass_id": 3, "rank": 0, "gatherer_key": "primary", "global_physical_count": torch.ones(3, 6)}
+    content = saved_tensors({"records": [record], "last_physical_to_logical_map": rows})
+    read = recognise(Path("dump.pt"), content).deployed(TINY, 2)
+    assert read.placement == EVEN and "recorder" in read.format
+
+
+def test_exflow_and_a_permutation():
+    """Layer 1: GPU 0 has the experts 3 and 1. Layer 2: GPU 0 has 0 and 2."""
+    exflow = "Expert,Node\n0,1\n1,0\n2,1\n3,0\n4,0\n5,1\n6,0\n7,1\n"
+    assert held_by(recognise(Path("x"), exflow.encode()).deployed(TINY, 2).placement) == [
+        [[1, 3], [0, 2]],
+        [[0, 2], [1, 3]],
+    ]
+    # Expert 0 moves to position 2, expert 1 to 1, expert 2 to 3 and expert 3 to 0.
+    permutation = "[[2, 1, 3, 0], [0, 2, 1, 3]]"
+    assert held_by(recognise(Path("x"), permutation.encode()).deployed(TINY, 2).placement) == [
+        [[3, 1], [0, 2]],
+        [[0, 2], [1, 3]],
+    ]
+
+
+def test_a_plan_of_the_studio(tmp_path):
+    plan = Plan(
+        name="p", placement=EVEN, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test")
+    )
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    assert open_plan_file(path).plan == plan
+    assert read_deployed(path, TINY, 2) == EVEN
+
+
+def test_default_layouts_as_vllm_has_them():
+    """30 experts on 8 ranks, vllm #21497."""
+    model = model_of(2, (0,), 30)
+    linear, dealt = (held_by(read_deployed(word, model, 8))[0] for word in ("linear", "round-robin"))
+    assert list(map(len, linear)) == list(map(len, dealt)) == [4, 4, 4, 4, 4, 4, 3, 3]
+    assert [expert for held in linear for expert in held] == list(range(30))
+    assert dealt == [list(range(rank, 30, 8)) for rank in range(8)]
+    assert read_deployed("round_robin", model, 8) == read_deployed(Path("round-robin"), model, 8)
+    more_gpus = read_deployed("linear", model_of(1, (), 2), 3)
+    assert held_by(more_gpus) == [[[0], [1], []]]
+    assert np.array_equal(more_gpus.slots, [[1, 1, 0]])
+
+
+def test_a_dead_slot_of_ascend_is_left_out():
+    """The second copy on a device takes the first one's place in its table."""
+    twice = ASCEND.replace('"device_expert": [3, 0, 1]', '"device_expert": [3, 0, 3]')
+    read = recognise(Path("map.json"), twice.encode()).deployed(TINY, 2)
+    assert held_by(read.placement)[0] == [[0, 1, 2], [3, 0]]
+    assert read.notes == ("1 slots with a second copy of an expert on the same device are dead and left out",)
+
+
+def test_an_expert_twice_on_a_gpu_may_run_elsewhere():
+    """DeepSeek's EPLB lays experts out like this, and SGLang serves it."""
+    row = "[0, 0, 2, 3, 1, 1]"
+    content = f'{{"physical_to_logical_map": [{row}, {row}, {row}]}}'
+    assert held_by(recognise(Path("x"), content.encode()).deployed(TINY, 2).placement)[0] == [[0, 0, 2], [3, 1, 1]]
+
+
+KEEPS_ORDER = set(TARGETS) - {"exflow"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@given(data=st.data())
+@settings(max_examples=examples(25), deadline=None)
+def test_what_is_written_keeps_the_rules_and_is_read_back(target, data):
+    model, placement = data.draw(even_cases(replicas=target not in SINGLE))
+    for name in NAMES[target]:
+        (content,) = write_placement(target, placement, model, name).files.values()
+        back = recognise(Path(name), content).deployed(model, placement.gpus)
+        if target in KEEPS_ORDER:
+            assert back.placement == placement
+            assert check(target, content, model, placement.gpus) == held_by(placement)
+        else:
+            sorted_rows = [[sorted(held) for held in row] for row in held_by(placement)]
+            assert held_by(back.placement) == check(target, content, model, placement.gpus) == sorted_rows
+        assert back.notes == ()
+
+
+@given(st.lists(st.lists(st.sets(st.integers(0, 4), max_size=5), min_size=3, max_size=3), min_size=1, max_size=3))
+@settings(max_examples=examples(50), deadline=None)
+def test_a_table_carries_uneven_placements_and_empty_gpus(rows):
+    model = model_of(len(rows) + 1, (0,), 5)
+    rows = [[sorted(held) for held in row[:-1]] + [sorted(row[-1] | set(range(5)).difference(*row))] for row in rows]
+    placement = placed(*rows, model=model)
+    (content,) = write_placement("csv", placement, model, "plan.csv").files.values()
+    assert recognise(Path("plan.csv"), content).deployed(model, 3).placement == placement
+    assert check("csv", content, model, 3) == rows
+
+
+def test_the_rows_of_dense_layers_change_nothing_for_sglang():
+    """They are full and valid, and their content is not read."""
+    model = model_of(4, (0, 2), 6)
+    placement = placed([[0, 1, 2], [3, 4, 5]], [[5, 1, 3], [0, 2, 4]], model=model)
+    (content,) = write_placement("sglang", placement, model).files.values()
+    other = content.replace(b"[0, 1, 2, 3, 4, 5]", b"[5, 4, 3, 2, 1, 0]")
+    assert other != content and held_by(recognise(Path("x"), other).deployed(model, 2).placement)[1] == [
+        [5, 1, 3],
+        [0, 2, 4],
+    ]
+
+
+LOADS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
+MOE = tuple(range(3, 61))
+SIZES = (256, 32)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    h100 = node_types()["hgx-h100"]
+    cluster = Cluster(name="32 H100", nodes=tuple(h100.node(f"n{node}") for node in range(4)), latency=1e-5)
+    workload = formats.read_workload(LOADS / "decode_in2000out100.json")
+    return make_problem(workload, cluster, model_presets()["DeepSeek-R1"].model, Datasheet())
+
+
+def planned(problem: Problem, algorithm: str) -> Plan:
+    return run(SYSTEMS["eplb"], problem, {"redundant": 1, "algorithm": algorithm}).result.solution
+
+
+def balance(plan: Plan, problem: Problem) -> float:
+    """Mean over the layers of mean / most tokens of a GPU."""
+    return float(balancedness(np.einsum("le,leg->lg", problem.workload.load, plan.placement.share)).mean())
+
+
+def test_a_plan_goes_to_every_engine_that_has_replicas(problem):
+    plan, model = planned(problem, "best"), problem.model
+    held = held_by(plan.placement)
+    assert (model.layers, model.moe_layers) == (61, MOE) and {len(slots) for row in held for slots in row} == {9}
+    for name in ("r1.json", "r1.pt"):
+        (content,) = write_placement("sglang", plan, model, name).files.values()
+        assert checkers.sglang(content, 61, (0, 1, 2), *SIZES) == held
+    export = write_placement("trtllm", plan, model, "r1.yaml")
+    assert checkers.tensorrt_llm(export.files["r1.yaml"], MOE, *SIZES) == held
+    export = write_placement("trtllm", plan, model, "r1.yaml", mtp=True)
+    assert checkers.tensorrt_llm(export.files["r1.yaml"], MOE, *SIZES, mtp=61) == held
+    export = write_placement("vllm", plan, model, "r1.jsonl")
+    assert checkers.vllm(export.files["r1.jsonl"], 58, *SIZES) == held
+    assert '\'{"num_redundant_experts": 32,' in export.lines[-1]
+    assert recognise(Path("r1.jsonl"), export.files["r1.jsonl"]).deployed(model, 32).placement == plan.placement
+
+
+def test_what_eplb_lays_twice_on_a_gpu_is_refused_and_projected(problem):
+    """DeepSeek's greedy packing puts two replicas of an expert on one GPU in some layers; a second one there serves nobody."""
+    plan, model = planned(problem, "eplb"), problem.model
+    with pytest.raises(InputError, match=r"expert \d+ twice on GPU \d+; export its even projection"):
+        write_placement("sglang", plan, model)
+    projection = project_evenly(plan, problem)
+    twice = sum(len(slots) - len(set(slots)) for row in held_by(plan.placement) for slots in row)
+    assert projection.slots == 9 and projection.added == projection.dropped == twice > 0
+    (content,) = write_placement("sglang", projection.plan, model).files.values()
+    assert checkers.sglang(content, 61, (0, 1, 2), *SIZES) == held_by(projection.plan.placement)
+    assert balance(projection.plan, problem) >= balance(plan, problem) - 0.005
+    assert projection.after.total <= projection.before.total * 1.005
+
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "exflow-mixtral-solutions"
+LAYERS, EXPERTS = 32, 8
+
+
+def read_placement(path: Path, experts: int, gpus: int | None = None) -> np.ndarray:
+    """Read int64[layer, expert] from a file with an unknown number of layers."""
+    with one_clear_line(path):
+        return read_table(path, path.read_text(encoding="utf-8-sig"), experts, gpus)
+
+
+def sized_model(layers: int, experts: int) -> MoEModel:
+    return MoEModel(name="m", layers=layers, experts=experts, experts_per_token=1, d_model=8, d_ff=8)
+
+
+def text_of(gpu_of_expert: np.ndarray, gpus: int) -> str:
+    layers, experts = gpu_of_expert.shape
+    placement = Placement.from_gpu_of_expert(gpu_of_expert, gpus, tuple(range(layers)))
+    return write(placement, sized_model(layers, experts), "x.csv").content.decode()
+
+
+def table(folder, text: str) -> Path:
+    path = folder / "placement.csv"
+    path.write_text(text)
+    return path
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    rng = np.random.default_rng(0)
+    for layers, experts, gpus in ((1, 4, 2), (5, 12, 4), (3, 8, 8), (2, 3, 1)):
+        place = np.array([rng.permutation(experts) % gpus for _ in range(layers)])
+        text = text_of(place, gpus)
+        assert text.startswith("Expert,Node\n0,") and text.count("\n") == layers * experts + 1
+        np.testing.assert_array_equal(read_placement(table(tmp_path, text), experts), place)
+
+
+def test_rows_in_any_order_and_blank_lines(tmp_path):
+    text = "\ufeffExpert, Node\r\n3,0\r\n\r\n0,1\r\n2,1\r\n1,0\r\n"
+    np.testing.assert_array_equal(read_placement(table(tmp_path, text), 2), [[1, 0], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Expert,GPU\n0,0\n", ("line 1", "Expert,Node")),
+        ("Expert,Node\n", ("no rows",)),
+        ("Expert,Node\n0,0\n1,1\n2,0\n", ("3 rows", "layers of 2")),
+        ("Expert,Node\n0,0\n1\n", ("line 3", "1 columns")),
+        ("Expert,Node\n0,0\n1,x\n", ("line 3", "Node", "'x'")),
+        ("Expert,Node\n0,0\n1,-1\n", ("line 3", "'-1'")),
+        ("Expert,Node\n0,0\n1,99999999999999999999\n", ("line 3", "Node")),
+        ("Expert,Node\n0,0\n2,1\n", ("line 3", "Expert 2", "0 … 1")),
+        ("Expert,Node\n0,0\n0,1\n", ("line 3", "second row for expert 0")),
+        ("Expert,Node\n0,0\n1,0\n2,0\n3,1\n", ("layer 0", "GPU 0 holds 2 of 2")),
+        ("Expert,Node\n0,0\n1,2\n", ("GPU 0 holds 1 of 2", "every one of the 3 GPUs")),
+        ('Expert,Node\n"0,0\n', ("damaged",)),
+    ],
+)
+def test_bad_tables(tmp_path, text, parts):
+    refused(table(tmp_path, text), *parts, read=read_placement, experts=2)
+
+
+def test_more_gpus_than_named_and_bad_calls(tmp_path):
+    path = table(tmp_path, "Expert,Node\n0,0\n1,1\n")
+    refused(path, "GPUs are 0 … 0", "line 3", read=read_placement, experts=2, gpus=1)
+    refused(path, "GPU 0 holds 1 of 2", read=read_placement, experts=2, gpus=4)
+    with pytest.raises(InputError, match="at least one"):
+        read_placement(path, 0)
+    twice = Placement(experts=2, experts_of_gpu=(((0, 1), (0, 1)),), model_layers=(0,))
+    with pytest.raises(
+        InputError, match=r"ExFlow has no replicas, but layer 0 \(model layer 0\) has 4 copies of 2 experts"
+    ):
+        write(twice, sized_model(1, 2), "x.csv")
+
+
+def published() -> dict[int, tuple[np.ndarray, float, float, float]]:
+    """By number of GPUs: the placement, and cost, cintra and cinter of the file's name."""
+    placements = {}
+    for path in sorted(PUBLISHED.glob("*.csv")):
+        gpus, nodes, *numbers = re.fullmatch(
+            r"solution_intra(\d+)_inter(\d+)_cost([\d.]+)_cintra([\d.]+)_cinter([\d.]+)", path.stem
+        ).groups()
+        assert nodes == "1"
+        placements[int(gpus)] = (read_placement(path, EXPERTS, int(gpus)), *map(float, numbers))
+    return placements
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published ExFlow placements are not here")
+def test_published_mixtral_placements():
+    """The costs in the names are hops to another GPU, averaged over the tokens of a trace of 32 layers (31 hops a token)
+    that was not published: they can not be made again from the placement. What the placements and names alone imply:
+
+    * exactly 8 / P experts on each GPU in each layer, written back byte for byte up to line ends;
+    * cintra = cost / (P - 1): the same hops divided over the other GPUs; cinter = 0: one node;
+    * a routing that ignores the last expert costs 31 (1 - 1 / P) with any placement: 23.25 and 27.125. The names promise
+      24.8 % and 18.3 % less, that is 43.6 % and 28.5 % of the hops kept on the GPU;
+    * joining the 8 GPUs in pairs gives a 4-GPU placement. Averaged over all pairings a seventh of the hops between GPUs
+      becomes local, so on one routing the best 4-GPU placement costs at most 6 / 7 of the 8-GPU one, 19.0. The published
+      17.5 obeys that, as it must if both were made for the same tokens.
+    """
+    plans = published()
+    assert sorted(plans) == [4, 8]
+    for gpus, (place, cost, cintra, cinter) in plans.items():
+        assert place.shape == (LAYERS, EXPERTS)
+        assert (np.array([np.bincount(row, minlength=gpus) for row in place]) == EXPERTS // gpus).all()
+        source = next(PUBLISHED.glob(f"solution_intra{gpus}_*.csv"))
+        assert text_of(place, gpus).split() == source.read_text().split()
+        assert cintra == pytest.approx(cost / (gpus - 1), rel=1e-12) and cinter == 0
+        uniform = AffinityInstance(np.full((LAYERS - 1, EXPERTS, EXPERTS), 1 / EXPERTS**2), gpus)
+        assert uniform.cost(place) == pytest.approx((LAYERS - 1) * (1 - 1 / gpus))
+        assert 0 < cost < uniform.cost(place)
+    kept = {gpus: 1 - cost / (LAYERS - 1) for gpus, (_, cost, _, _) in plans.items()}
+    assert kept == {4: pytest.approx(0.436, abs=5e-4), 8: pytest.approx(0.285, abs=5e-4)}
+    assert plans[4][1] <= plans[8][1] * 6 / 7

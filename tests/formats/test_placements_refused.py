@@ -1,0 +1,359 @@
+"""Plan files that cannot be read, and plans that an engine cannot take: one line of advice each."""
+
+import io
+import json
+import pickle
+import re
+import shlex
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import InputError
+from engine.formats.placements import TARGETS, open_plan_file, read_deployed, recognise, write_placement
+from engine.plan import Plan, SendOrder, Travel
+from engine.result import Provenance
+from tests.cases.plan_files import (
+    ASCEND,
+    EVEN,
+    HYGON,
+    NAMES,
+    SGLANG,
+    SINGLE,
+    TABLE,
+    TENSORRT_LLM,
+    TINY,
+    VLLM,
+    VLLM_META,
+    VLLM_STATS,
+    model_of,
+    placed,
+    saved_tensors,
+)
+
+ZEROS = "[0, 1, 2, 3, 0, 1]"
+
+
+def line_of(content: str | bytes, gpus: int = 2, model=TINY) -> str:
+    """The one line that reading this file must end with."""
+    data = content if isinstance(content, bytes) else content.encode()
+    with pytest.raises(InputError) as caught:
+        recognise(Path("/somewhere/f.x"), data).deployed(model, gpus)
+    message = str(caught.value)
+    assert message.startswith("f.x") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "the file is empty"),
+        ("hello", "is no plan that is known here"),
+        ('{"a": 1}', "is no plan that is known here"),
+        ('{"a": ', "; the file may be cut off"),
+        (b"\xff\xfe\x00x", "not UTF-8"),
+        (pickle.dumps([1]), "is a pickle, which is never unpickled"),
+        (b"\x93NUMPY\x01\x00", "is a NumPy .npy array, not a plan"),
+        (b"PK\x03\x04", "damaged"),
+        ('{"logical_count": [[1, 2]]}', "holds the loads of experts (logical_count): a recording, not a plan"),
+        ("[" * 5000, "not valid JSON"),
+        ("initial_global_assignments: " + "[" * 5000, "nesting, aliases or tags"),
+        ("initial_global_assignments: " + "{a: " * 5000, "nesting, aliases or tags"),
+        ("initial_global_assignments: *x", "nesting, aliases or tags"),
+        ("initial_global_assignments: !!python/object:os.system []", "nesting, aliases or tags"),
+        ("initial_global_assignments: [1", "line 2: not valid YAML"),
+        ("initial_global_assignments: 3", "needs an object {…} under 'initial_global_assignments'"),
+        ("- initial_global_assignments", "needs the fields num_slots"),
+        ("a: 1\na: 2\ninitial_global_assignments: {}", "a key comes twice"),
+    ],
+)
+def test_what_is_no_plan(content, part):
+    assert part in line_of(content)
+
+
+def sglang_with(row: str) -> str:
+    """SGLang's map with another row of its last layer."""
+    return SGLANG.replace("[3, 2, 0, 2, 1, 3]", row)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (
+            sglang_with("[3, 2, 0, 2, 1, -1]"),
+            ", physical_to_logical_map, layer 2: slot 5 holds expert '-1'; the experts of tiny are 0 … 3",
+        ),
+        (
+            sglang_with("[3, 2, 0, 2, 2, 3]"),
+            ", physical_to_logical_map, layer 2: expert 1 is in no slot; every expert needs one in every layer",
+        ),
+        (
+            sglang_with("[3, 2, 0, 1]"),
+            ", physical_to_logical_map, layer 2: has 4 slots, the first MoE layer 6; all need as many",
+        ),
+        (
+            SGLANG.replace("[[0, 1, 2, 3, 0, 1]", "[[0, 1, 2, 3]"),
+            ", physical_to_logical_map, layer 0: this dense layer has another number of slots",
+        ),
+        (
+            sglang_with("[3, 2, 0, 2, 1, true]"),
+            ", physical_to_logical_map, layer 2: slot 5 is 'True', not an expert id (a whole number)",
+        ),
+        (sglang_with("7"), ", physical_to_logical_map, layer 2: a list of expert ids is needed"),
+        (SGLANG.replace("}", ', "version": 1}'), ": SGLang takes no other key beside 'physical_to_logical_map'"),
+        (
+            f'{{"physical_to_logical_map": [{ZEROS}]}}',
+            ", physical_to_logical_map: has 1 rows; tiny has 3 decoder layers, dense ones included",
+        ),
+        (VLLM.replace('"0"', '"5"'), ", line 1: there is no layer '0'; tiny has 2 MoE layers, counted from '0'"),
+        (VLLM.replace("]}}", f'], "9": {ZEROS}}}}}'), ", line 1: layer '9' is no MoE layer of tiny"),
+        (VLLM.replace('"num_slots": 6', '"num_slots": 8'), ", line 1: num_slots is '8', but the layers list 6"),
+        (
+            VLLM.replace('"num_redundant_experts": 2', '"num_redundant_experts": 1'),
+            ", line 1: num_redundant_experts is '1', but 6 slots make 2",
+        ),
+        (VLLM.replace('"version": 1', '"version": 3'), ", line 1: version '3' is not known here, 1 is"),
+        (VLLM_META, ": has no record 'eplb_initial_mapping' or 'eplb_load_stats'"),
+        (VLLM_META + VLLM_STATS[:-40], ", line 2: not valid JSON"),
+        (VLLM_META + VLLM_STATS.replace("p2l_map", "p2l"), ", line 2: needs a list [ … ] under 'p2l_map'"),
+        (HYGON.replace('"version": 2', '"version": 3'), ": version '3' is not known here, 2 is"),
+        (
+            HYGON.replace("], [3, 2, 0, 2, 1, 3]", "]"),
+            ", model_maps: one map with 2 layers is needed, the MoE layers of tiny; it has 'TinyForCausalLM' with 1",
+        ),
+        (ASCEND.replace('"layer_id": 1', '"layer_id": 0'), ", layer_list: layer_id 0 comes twice"),
+        (ASCEND.replace('"layer_id": 1', '"layer_id": 3'), ", layer_list: has the layers 0, 3 … (2 in all)"),
+        (
+            ASCEND.replace('"device_id": 1', '"device_id": 2', 1),
+            ", layer 0: has 2 devices; wanted are the devices 0 … 1",
+        ),
+        (
+            ASCEND.replace("[3, 2, 0]", "[3, 2, 0, 1]"),
+            ", layer_list: every device list needs the same length; vLLM-Ascend makes one tensor of them",
+        ),
+        (
+            TENSORRT_LLM.replace("  1:", "  0:"),
+            ", initial_global_assignments: there is no model layer 1; tiny has the MoE layers 1 … 2",
+        ),
+        (
+            TENSORRT_LLM + "  7: [0]\n",
+            ", initial_global_assignments: layer 7 is no MoE layer of tiny, nor its MTP layer",
+        ),
+        (TENSORRT_LLM.replace("num_slots: 6", "num_slots: 5"), ": num_slots is '5', but the layers list 6"),
+        (TENSORRT_LLM + "ep_size: 2\n", ": TensorRT-LLM knows no field 'ep_size' here"),
+        (
+            TENSORRT_LLM.replace("[0, 1, 2, 3, 0, 1]", "[0, 1, 2, 3, 0, 1_0]"),
+            ", initial_global_assignments, layer 1: slot 5 is '1_0', not a whole number of at least 0",
+        ),
+        ("[[0, 1, 2, 3]]", ": has 1 rows; tiny has 2 MoE layers"),
+        ("[[0, 1, 2, 3], [0, 1, 2, 2]]", ", layer 1: is no permutation of 0 … 3, the positions of 4 experts"),
+        (TABLE.replace("2,3,0,spare", "0,3,0,spare"), ", line 5: model layer 0 is no MoE layer of tiny"),
+        (TABLE.replace("1,3,1,", "1,4,1,"), ", line 8: expert 4 is out of range, experts are 0 … 3"),
+        (TABLE.replace("1,3,1,", "1,3,2,"), ", line 8: GPU 2 is out of range, GPUs are 0 … 1"),
+        (TABLE.replace("1,3,1,", "1,0,1,"), ", model layer 1: expert 3 is on no GPU"),
+        (TABLE.replace("1,3,1,", "1,x,1,"), ", line 8: expert is 'x', not a whole number of at least 0"),
+        (TABLE.replace("1,3,1,", "1,3"), ", line 8: has 2 columns, the header 4"),
+        ("Expert,Node\n0,0\n1,0\n2,1\n3,1\n", ": has 1 layers of 4 experts; tiny has 2 MoE layers"),
+    ],
+)
+def test_the_line_of_every_fault(content, line):
+    assert line_of(content).startswith("f.x" + line)
+
+
+def test_slots_that_do_not_divide_over_the_gpus():
+    for content in (SGLANG, VLLM, TENSORRT_LLM):
+        assert line_of(content, gpus=4) == "f.x: 6 slots do not divide over 4 GPUs"
+
+
+def test_a_plan_of_ours_for_other_sizes(tmp_path):
+    plan = {"placement": EVEN.model_dump(), "send_order": {"mode": "concurrent"}}
+    plan |= {"name": "p", "provenance": {"optimiser": "t"}}
+    assert line_of(json.dumps(plan), gpus=4) == "f.x: is for 2 GPUs, but there are 4"
+    assert line_of(json.dumps(plan), model=model_of(3, (), 4)) == "f.x: is for 2 MoE layers, but there are 3"
+    assert line_of(json.dumps(plan | {"nmae": 1})).startswith("f.x: nmae")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def test_nothing_in_a_pt_file_is_called(capsys):
+    rows = torch.tensor(json.loads(SGLANG)["physical_to_logical_map"])
+    assert "holds more than tensors" in line_of(saved_tensors({"physical_to_logical_map": rows, "x": Evil()}))
+    assert "holds more than tensors" in line_of(saved_tensors({"physical_to_logical_map": rows, "x": bytearray(5)}))
+    assert "is a pickle" in line_of(pickle.dumps(Evil()))
+    assert capsys.readouterr().out == ""
+
+
+def test_tensors_that_are_no_map():
+    key = "physical_to_logical_map"
+    assert f"f.x, {key}: must be whole numbers" in line_of(saved_tensors({key: torch.ones(3, 6)}))
+    assert f"f.x, {key}: must be [layers, slots], not [6]" in line_of(saved_tensors({key: torch.arange(6)}))
+    huge = torch.zeros(1, dtype=torch.int64).expand(3, 2**40)
+    assert f"f.x, {key}: [3, 1099511627776] has more numbers than are stored" in line_of(saved_tensors({key: huge}))
+    assert "holds a Tensor, not a dict" in line_of(saved_tensors(torch.ones(2)))
+    assert "has 'a'" in line_of(saved_tensors({"a": torch.ones(2)}))
+
+
+def test_other_zip_archives():
+    file = io.BytesIO()
+    np.savez(file, experts=np.zeros(3))
+    assert "is a zip archive, but not what torch.save writes" in line_of(file.getvalue())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(5_000_000))
+    assert len(file.getvalue()) < 10_000 and "is compressed" in line_of(file.getvalue())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert "not what torch.save writes" in line_of(file.getvalue())
+
+
+def test_files_that_are_not_there(tmp_path):
+    for path, part in ((tmp_path / "no.json", "there is no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=part):
+            open_plan_file(path)
+        with pytest.raises(InputError, match=part):
+            read_deployed(str(path), TINY, 2)
+
+
+ENGINES = {
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "vllm": "vLLM",
+    "vllm-ascend": "vLLM-Ascend",
+    "megatron": "Megatron-Core",
+    "exflow": "ExFlow",
+}
+WITH_REPLICAS = [target for target in ENGINES if target not in SINGLE]
+
+
+def advice_of(target, placement, model=TINY, name="", mtp=False) -> str:
+    with pytest.raises(InputError) as caught:
+        write_placement(target, placement, model, name or NAMES[target][0], mtp)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_uneven_plans(target):
+    uneven = placed([[0, 1, 2], [3]], [[0, 1, 2], [3]])
+    assert advice_of(target, uneven) == (
+        f"{ENGINES[target]} needs as many slots on every GPU, but layer 0 (model layer 1) has 3 on GPU 0; 1 on GPU 1; also "
+        "uneven: layer 1; export its even projection instead (--even)"
+    )
+
+
+def test_uneven_layers_and_gpus_are_named_in_runs():
+    model = model_of(6, (), 4)
+    even, uneven = [[0], [1], [2], [3]], [[0, 1], [2], [3], []]
+    placement = placed(even, uneven, uneven, uneven, even, uneven, model=model)
+    assert (
+        "layer 1 (model layer 1) has 2 on GPU 0; 1 on GPUs 1, 2; 0 on GPU 3; also uneven: layers 2, 3, 5;"
+        in advice_of("sglang", placement, model)
+    )
+
+
+@pytest.mark.parametrize("target", WITH_REPLICAS)
+def test_layers_with_different_totals(target):
+    assert advice_of(target, placed([[0, 1], [2, 3]], [[0, 1, 2], [2, 3, 0]])) == (
+        f"{ENGINES[target]} needs as many slots in every layer, but layer 0 (model layer 1) has 4 and layer 1 (model layer 2) "
+        "has 6; export its even projection instead (--even)"
+    )
+
+
+@pytest.mark.parametrize("target", WITH_REPLICAS)
+def test_an_expert_twice_on_a_gpu(target):
+    assert advice_of(target, placed([[0, 1, 2], [3, 0, 1]], [[0, 1, 2], [3, 0, 3]])) == (
+        f"{ENGINES[target]} can not use a second copy of an expert on one GPU, but layer 1 (model layer 2) has expert 3 twice "
+        "on GPU 1; export its even projection instead (--even)"
+    )
+
+
+@pytest.mark.parametrize("target", SINGLE)
+def test_replicas_where_there_are_none(target):
+    assert advice_of(target, EVEN) == (
+        f"{ENGINES[target]} has no replicas, but layer 0 (model layer 1) has 6 copies of 4 experts; plan with redundant=0"
+    )
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target not in SINGLE])
+def test_another_model(target):
+    assert advice_of(target, EVEN, model_of(4, (0,), 4)) == "the plan places 2 MoE layers, but the model tiny has 3"
+    assert (
+        advice_of(target, EVEN, model_of(3, (0,), 5)) == "the plan places 4 experts per layer, but the model tiny has 5"
+    )
+    assert advice_of(target, EVEN, model_of(3, (1,), 4)) == (
+        "layer 0 of the plan is model layer 1, of the model tiny it is 0"
+    )
+
+
+def test_names_that_an_engine_would_not_open():
+    assert advice_of("sglang", EVEN, name="map.txt") == (
+        "map.txt: SGLang reads its expert locations by extension; call the file .json or .pt"
+    )
+    assert advice_of("vllm-ascend", EVEN, name="map.txt") == (
+        "map.txt: vLLM-Ascend only takes expert maps that are called .json"
+    )
+    assert "only TensorRT-LLM" in advice_of("sglang", EVEN, mtp=True)
+
+
+def test_what_to_add_for_each_engine():
+    lines = {target: write_placement(target, EVEN, TINY, NAMES[target][0]).lines for target in WITH_REPLICAS}
+    assert lines["sglang"] == (
+        "--init-expert-location plan.json",
+        "--ep-num-redundant-experts 2",
+        "--ep-size 2",
+        "--ep-dispatch-algorithm dynamic",
+    )
+    assert lines["trtllm"] == (
+        "moe_config:",
+        "  load_balancer: plan.yaml",
+        "enable_attention_dp: true",
+        "moe_expert_parallel_size: 2",
+    )
+    *flags, (option, settings) = map(shlex.split, lines["vllm"])
+    assert flags == [["--enable-expert-parallel"], ["--enable-eplb"]] and option == "--eplb-config"
+    assert json.loads(settings) == {
+        "num_redundant_experts": 2,
+        "initial_mapping_path": "plan.jsonl",
+        "disable_online_rebalancing": True,
+    }
+    _, (option, settings) = map(shlex.split, lines["vllm-ascend"])
+    assert option == "--additional-config"
+    assert json.loads(settings) == {"eplb_config": {"expert_map_path": "plan.json"}}
+    single = placed([[0, 1], [2, 3]], [[0, 1], [2, 3]])
+    assert "--ep-dispatch-algorithm dynamic" not in write_placement("sglang", single, TINY).lines
+    assert write_placement("megatron", single, TINY).lines == ("--expert-model-parallel-size 2",)
+
+
+def test_what_no_engine_can_carry_is_said():
+    notes = {target: " ".join(write_placement(target, EVEN, TINY, NAMES[target][0]).notes) for target in WITH_REPLICAS}
+    assert "attention data parallelism" in notes["trtllm"] and "DeepseekV3ForCausalLM" in notes["trtllm"]
+    assert "for lack of layer 3" in notes["trtllm"]
+    assert "layer 3 is the MTP layer's, a copy of layer 2" in " ".join(
+        write_placement("trtllm", EVEN, TINY, "x.yaml", mtp=True).notes
+    )
+    assert "#41141" in notes["vllm"] and "first model runner" in notes["vllm-ascend"]
+    plan = Plan(
+        name="p",
+        placement=EVEN,
+        send_order=SendOrder(mode="concurrent"),
+        travel=Travel(unit="node"),
+        provenance=Provenance(optimiser="t"),
+    )
+    left = [note for note in write_placement("sglang", plan, TINY).notes if note.startswith("not carried: ")]
+    assert left == ["not carried: how tokens travel (one row per node): the engine's own dispatch decides"]
+    coherent = Plan(
+        name="p",
+        placement=placed([[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent",
+        provenance=Provenance(optimiser="t"),
+    )
+    assert any(
+        re.match("not carried: context-coherent", note) for note in write_placement("vllm", coherent, TINY).notes
+    )

@@ -1,0 +1,372 @@
+"""SGLang's statistics as JSON, dump and CSV, and the routed experts in its answers."""
+
+import base64
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.formats import identify, parts, read_workload
+from engine.model import MoEModel
+from engine.workload import DECODE, PREFILL
+from tests.cases.files import refused
+from tests.cases.sglang import COUNTS_CSV, ROUTED_IDS, ROUTED_MODEL, ROUTED_TEXT, SMALL, codes, generated
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
+
+
+def statistics(folder, data):
+    path = folder / "loads.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+def dumped(folder, counts, name="expert_distribution_recorder_1764000000.5.pt", **more):
+    """The dump of mode `stat`."""
+    path = folder / name
+    counts = torch.tensor(counts, dtype=torch.int32)
+    torch.save({"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None, **more}, path)
+    return path
+
+
+def test_dense_layers_are_left_out(tmp_path):
+    load = read_workload(statistics(tmp_path, {"rank": 0, "logical_count": [[0, 0], [1, 2], [3, 4]]}))
+    np.testing.assert_array_equal(load.load, [[1, 2], [3, 4]])
+    assert load.model_layers == (1, 2)
+    assert load.by_step is None
+    assert load.origin.format == "sglang-statistics"
+
+
+def test_steps_are_kept_in_their_order(tmp_path):
+    load = read_workload(statistics(tmp_path, {"logical_count": [[[1, 2]], [[3, 4]]]}))
+    np.testing.assert_array_equal(load.load, [[4, 6]])
+    np.testing.assert_array_equal(load.by_step, [[[1, 2]], [[3, 4]]])
+    assert codes(load) == ["step-order"]
+
+
+def test_the_recorders_dump(tmp_path):
+    load = read_workload(dumped(tmp_path, [[[0, 0], [1, 2]], [[0, 0], [3, 4]]]))
+    np.testing.assert_array_equal(load.load, [[4, 6]])
+    assert load.model_layers == (1,)
+
+
+def test_a_table_alone_in_a_torch_file(tmp_path):
+    torch.save({"logical_count": torch.tensor([[0.0, 0.0], [1.0, 2.5]])}, tmp_path / "counts.pt")
+    load = read_workload(tmp_path / "counts.pt")
+    np.testing.assert_array_equal(load.load, [[1, 2.5]])
+    assert load.by_step is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "in_time", "code", "severity"),
+    [
+        ([1, 2, 0, 0], [1, 2], "empty-steps", "ok"),  # never filled to its end
+        ([3, 0, 0, 1, 2], [1, 2, 3], "empty-steps", "ok"),  # round the end
+        ([0, 0, 1, 2, 3, 0], [1, 2, 3], "empty-steps", "ok"),
+        ([1, 0, 2, 3, 0, 0], [1, 2, 3], "empty-steps", "warning"),  # an idle step in between
+        ([4, 1, 2, 3], [4, 1, 2, 3], "step-order", "warning"),  # full: cannot be told
+    ],
+)
+def test_ring_buffers_begin_after_what_was_not_filled(tmp_path, steps, in_time, code, severity):
+    load = read_workload(dumped(tmp_path, [[[step, 0], [0, step]] for step in steps]))
+    np.testing.assert_array_equal(load.by_step, [[[step, 0], [0, step]] for step in in_time])
+    assert codes(load) == [code]
+    assert load.origin.findings[0].severity == severity
+
+
+def test_many_steps_become_spans_of_equal_length(tmp_path):
+    load = read_workload(dumped(tmp_path, [[[step + 1, 1]] for step in range(640)]))
+    assert load.by_step.shape == (64, 1, 2)
+    np.testing.assert_array_equal(load.by_step[:, 0, 1], 10)
+    assert load.by_step[0, 0, 0] == sum(range(1, 11))
+    np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
+
+
+def test_ranks_in_the_place_of_steps(tmp_path):
+    """A coupled balancer's first axis is the rank that sent the tokens, in JSON and in `.pt`."""
+    counts = [[[0, 0], [1, 2]], [[0, 0], [3, 0]], [[0, 0], [0, 0]]]
+    for path in (
+        dumped(tmp_path, counts, logical_count_layout="rank_layer_expert"),
+        statistics(tmp_path, {"logical_count": counts, "logical_count_layout": "rank_layer_expert"}),
+    ):
+        load = read_workload(path)
+        np.testing.assert_array_equal(load.load, [[4, 2]])
+        np.testing.assert_array_equal(load.by_source, [[[1, 2]], [[3, 0]], [[0, 0]]])
+        assert load.by_step is None
+        assert codes(load) == []
+
+
+def test_what_follows_the_models_layers_is_its_mtp_layer(tmp_path):
+    path = statistics(tmp_path, {"logical_count": [[0, 0], [1, 2], [3, 4], [5, 6]]})
+    assert read_workload(path).model_layers == (1, 2, 3)
+    load = read_workload(path, model=SMALL)
+    assert load.model_layers == (1, 2)
+    assert codes(load) == ["mtp-layer-left-out"]
+    assert "Layer 3 left out" in load.origin.findings[0].message
+
+
+def test_counts_in_dense_layers_are_left_out_with_the_reason(tmp_path):
+    load = read_workload(statistics(tmp_path, {"logical_count": [[9, 9], [1, 2], [3, 4]]}), model=SMALL)
+    assert load.model_layers == (1, 2)
+    assert codes(load) == ["counts-in-dense-layers"]
+
+
+def test_layers_that_the_recorder_missed(tmp_path):
+    load = read_workload(statistics(tmp_path, {"logical_count": [[0, 0], [1, 2], [0, 0]]}), model=SMALL)
+    assert load.model_layers == (1,)
+    assert "Layer 2 without any tokens" in load.origin.findings[0].message
+
+
+def test_another_models_recording_is_read_as_it_is(tmp_path):
+    path = statistics(tmp_path, {"logical_count": [[1, 2, 3], [1, 2, 3], [1, 2, 3]]})
+    assert read_workload(path, model=SMALL).model_layers == (0, 1, 2)
+
+
+def test_dumps_of_one_folder_are_recordings_of_their_own(tmp_path):
+    for time in ("1764000000.5", "1764000099.5"):
+        dumped(tmp_path, [[[1, 2]]], f"expert_distribution_recorder_{time}.pt")
+    assert len(parts([tmp_path])) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"logical_count": [[1, 2], [3]]}, ("logical_count", "differ in length")),
+        ({"logical_count": [1, 2]}, ("[layers, experts]",)),
+        ({"logical_count": [["1", "2"]]}, ("numbers only",)),
+        ({"logical_count": [[1, None]]}, ("numbers only",)),
+        ({"logical_count": [[1, -2]]}, ("layer 0, expert 1", "-2")),
+        ({"logical_count": [[[1, 2]], [[1, -2]]]}, ("logical_count, step 1, layer 0, expert 1", "-2")),
+        ('{"logical_count": [[1, NaN]]}', ("layer 0, expert 1", "nan")),
+        ({"logical_count": [[0, 0]]}, ("every load is 0",)),
+        ({"logical_count": [[[0, 0]], [[0, 0]]]}, ("every load is 0",)),
+        ({"logical_count": []}, ("[0]",)),
+        ({"logical_count": [[1, 2]], "logical_count_layout": "rank_layer_expert"}, ("[ranks, layers, experts]",)),
+        ({"logical_count": [[[1, 2]]], "logical_count_layout": 7}, ("logical_count_layout", "'7'")),
+        ({"logical_count": [[1]] * 1001}, ("1001 layers",)),
+    ],
+)
+def test_bad_statistics(tmp_path, data, words):
+    refused(statistics(tmp_path, data), *words)
+
+
+def test_a_long_text_among_the_counts_takes_no_memory(tmp_path):
+    path = statistics(tmp_path, {"logical_count": [["x" * 10**6, *[1] * 63]]})
+    tracemalloc.start()
+    refused(path, "numbers only")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * 1024**2
+
+
+def test_bad_dumps(tmp_path):
+    path = dumped(tmp_path, [[[1, -2]]])
+    refused(path, "step 0, layer 0, expert 1")
+    refused(dumped(tmp_path, [[[1, 2]]]), "leave out '::x'", member="x")
+    torch.save({"logical_count": [[1, 2]]}, path)
+    refused(path, "logical_count", "must be a tensor, not list")
+    torch.save([{"logical_count": 1}], path)
+    refused(path, "'logical_count'")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
+def test_real_loads():
+    for path in sorted(DATA.glob("*.json")):
+        assert identify(path).name == "sglang-statistics"
+        load = read_workload(path)
+        assert load.load.shape == (58, 256)
+        assert load.model_layers == tuple(range(3, 61))
+        np.testing.assert_array_equal(load.load, np.array(json.loads(path.read_text())["logical_count"])[3:])
+        assert load.origin.findings == ()
+
+
+MODEL = MoEModel(name="small", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=8, d_ff=8)
+SECOND = "layer_id,expert_id,count\n2,0,2\n1,1,2\n"
+
+
+def counts(folder, text, rank=0, time="1744000000.5"):
+    path = folder / f"expert_distribution_rank{rank}_timestamp{time}.csv"
+    path.write_text(text)
+    return path
+
+
+def test_one_rank(tmp_path):
+    path = counts(tmp_path, COUNTS_CSV)
+    assert identify(path).name == "sglang-counts-csv"
+    load = read_workload(path)
+    np.testing.assert_array_equal(load.load, [[5, 0, 1], [0, 6, 0]])
+    assert load.model_layers == (1, 2)
+    assert load.by_source is None
+
+
+def test_experts_that_nobody_chose_come_from_the_model(tmp_path):
+    np.testing.assert_array_equal(
+        read_workload(counts(tmp_path, COUNTS_CSV), model=MODEL).load, [[5, 0, 1, 0], [0, 6, 0, 0]]
+    )
+
+
+def test_ranks_are_sources(tmp_path):
+    counts(tmp_path, COUNTS_CSV, 0)
+    counts(tmp_path, SECOND, 2)
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.load, [[5, 2, 1], [2, 6, 0]])
+    np.testing.assert_array_equal(load.by_source[2], [[0, 2, 0], [2, 0, 0]])
+    np.testing.assert_array_equal(load.by_source[1], 0)
+    assert codes(load) == ["ranks-missing"]
+
+
+def test_tensor_parallel_copies_count_once(tmp_path):
+    for rank in range(4):
+        counts(tmp_path, COUNTS_CSV, rank)
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.load, [[5, 0, 1], [0, 6, 0]])
+    assert load.by_source is None
+    assert codes(load) == ["copies-dropped"]
+
+
+def test_each_dump_is_a_recording(tmp_path):
+    for time in ("1744000000.5", "1744000099.5"):
+        for rank in range(2):
+            counts(tmp_path, (COUNTS_CSV, SECOND)[rank], rank, time)
+    assert [len(part.paths) for part in parts([tmp_path])] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layer_id,expert_id,count\n", ("has a header but no rows",)),
+        ("layer_id,expert_id,count\n1,0,x\n", ("line 2", "'x'")),
+        ("layer_id,expert_id,count\n1,0,5\n1,-1,5\n", ("line 3", "expert_id -1 is out of range")),
+        ("layer_id,expert_id,count\n1000,0,5\n", ("layer_id 1000",)),
+        ("layer_id,expert_id,count\n1,0,-5\n", ("count -5",)),
+        ("layer_id,expert_id,count\n1,0,0\n", ("every load is 0",)),
+        ("layer_id,expert_id,count\n1,0\n", ("line 2", "has 2 columns")),
+    ],
+)
+def test_bad_counts(tmp_path, text, words):
+    refused(counts(tmp_path, text), *words)
+
+
+EXPERTS = [[[3, 7], [255, 1]], [[0, 4], [2, 0]], [[9, 8], [7, 6]]]
+
+
+def saved(folder, *answers, name="answers.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(json.dumps(answer) for answer in answers), encoding="utf-8")
+    return path
+
+
+def test_an_answer_is_a_sequence(tmp_path):
+    trace = read_workload(saved(tmp_path, generated(), name="answer.json"), model=ROUTED_MODEL)
+    assert trace.experts.tolist() == EXPERTS
+    assert trace.num_experts == 300
+    assert trace.model_layers == (1, 2)
+    assert trace.sequence.tolist() == [0, 0, 0]
+    assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE]  # 2 + 2 - 1 tokens were forwarded
+    assert codes(trace) == []
+
+
+def test_lines_lists_and_folders_of_answers(tmp_path):
+    answers = [generated(), generated(prompt=1, completion=3)]
+    lines = saved(tmp_path, *answers)
+    (tmp_path / "list").mkdir()
+    listed = saved(tmp_path / "list", answers, name="answers.json")
+    (tmp_path / "folder").mkdir()
+    for at, answer in enumerate(answers):
+        saved(tmp_path / "folder", answer, name=f"{at}.json")
+    for path in (lines, listed, tmp_path / "folder"):
+        trace = read_workload(path, model=ROUTED_MODEL)
+        assert trace.experts.tolist() == EXPERTS * 2
+        assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1]
+        assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE, PREFILL, DECODE, DECODE]
+
+
+def test_a_start_that_was_asked_for_shortens_the_prompt(tmp_path):
+    """routed_experts_start_len is not in the answer: the prompt has fewer rows than tokens."""
+    trace = read_workload(saved(tmp_path, generated(prompt=1000)), model=ROUTED_MODEL)
+    assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]},
+        {"choices": [{"sgl_ext": {"routed_experts": ROUTED_TEXT}}]},
+        {"engine_data": {"routed_experts": ROUTED_TEXT}},
+        {"token_ids": [1], "disaggregated_params": {"routed_experts": ROUTED_TEXT}},
+    ],
+)
+def test_wrappers(tmp_path, answer):
+    trace = read_workload(saved(tmp_path, answer), model=ROUTED_MODEL)
+    assert trace.experts.tolist() == EXPERTS
+    assert trace.phase is None
+
+
+@pytest.mark.parametrize(
+    "answer", [{"sglext": {"routed_experts": ROUTED_TEXT}}, {"choices": [{"sgl_ext": {"routed_experts": ROUTED_TEXT}}]}]
+)
+def test_the_usage_of_an_openai_answer_tells_the_phase(tmp_path, answer):
+    usage = {"prompt_tokens": 3, "completion_tokens": 1}
+    trace = read_workload(saved(tmp_path, answer | {"usage": usage}), model=ROUTED_MODEL)
+    assert trace.phase.tolist() == [PREFILL] * 3
+
+
+def test_thousands_of_answers(tmp_path):
+    trace = read_workload(saved(tmp_path, *[generated()] * 3000), model=ROUTED_MODEL)
+    assert trace.tokens == 9000
+    assert trace.sequence[-1] == 2999
+
+
+def test_narrower_numbers(tmp_path):
+    text = base64.b64encode(bytes(ROUTED_IDS)).decode()
+    trace = read_workload(saved(tmp_path, generated(text, routed_experts_dtype="uint8")), model=ROUTED_MODEL)
+    assert trace.experts.tolist() == EXPERTS
+
+
+def test_what_was_not_captured(tmp_path):
+    ids = (*[0] * 6, *ROUTED_IDS[6:])
+    text = base64.b64encode(struct.pack("<18i", *ids)).decode()
+    trace = read_workload(saved(tmp_path, generated(text)), model=ROUTED_MODEL)
+    assert trace.experts[0].tolist() == [[-1, -1], [-1, -1]]
+    assert codes(trace) == ["tokens-not-captured"]
+
+
+def test_a_layer_that_was_never_captured(tmp_path):
+    text = base64.b64encode(struct.pack("<6i", 0, 0, 0, 0, 2, 1)).decode()
+    trace = read_workload(saved(tmp_path, generated(text, 1, 1)), model=ROUTED_MODEL)
+    assert trace.model_layers == (2,)
+    assert codes(trace) == ["layers-missing"]
+
+
+def test_the_model_is_needed(tmp_path):
+    refused(saved(tmp_path, generated()), "open the model first, or give --model")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([generated(ROUTED_TEXT[:-4])], ("no whole number of tokens of 3 layers × 2", "(small)")),
+        ([generated(prompt=1, completion=1)], ("3 tokens by the model's layers", "0 … 1")),
+        ([generated(prompt=1, completion=9)], ("3 tokens by the model's layers", "8 … 9")),
+        ([generated(), generated({"data": ROUTED_TEXT})], ("line 2", "no text in base64 but dict")),
+        ([generated(routed_experts_dtype="float")], ("'float' is not one of int32",)),
+        ([generated(), 3, "x", {"meta_info": 3}, {"choices": [4]}, generated("")], ("line 6", "at least one of each")),
+        ([generated(base64.b64encode(struct.pack("<6i", 0, 0, 1, 2, 3, 300)).decode(), 1, 1)], ("expert 300",)),
+        ([generated(base64.b64encode(bytes(24)).decode(), 1, 1)], ("no token has a choice",)),
+    ],
+)
+def test_bad_answers(tmp_path, answers, words):
+    refused(saved(tmp_path, *answers), *words, model=ROUTED_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("line", "part"), [("{", "not valid JSON"), ("9" * 5000, "too many digits"), ("[" * 200_000, "nested too deeply")]
+)
+def test_lines_that_are_no_json(tmp_path, line, part):
+    path = saved(tmp_path, generated())
+    path.write_text(path.read_text(encoding="utf-8") + f"\n{line}", encoding="utf-8")
+    refused(path, "line 2", part, model=ROUTED_MODEL)

@@ -1,0 +1,382 @@
+"""Dumps of SGLang's recorder: tokens, forward passes and traffic."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import InputError
+from engine.formats import members, parts, read_workload
+from engine.workload import DECODE as DECODED
+from engine.workload import PREFILL, TrafficMatrix
+from tests.cases.files import refused
+from tests.cases.sglang import (
+    DECODE,
+    EXTEND,
+    IDLE,
+    MIXED,
+    VERIFY,
+    codes,
+    dump,
+    pass_record,
+    token_record,
+    traffic_entry,
+)
+
+# Four experts, the first of which has a replica in slot 4; the first layer is dense.
+SLOTS = [[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]]
+
+
+def tokens(number, mode, positions, chosen, extended=None, rank=0, misc=None):
+    """A pass of a model with a dense layer. chosen: the slots of every token in the MoE layer"""
+    return token_record(number, rank, mode, positions, [[[]] * len(positions), chosen], extended, misc)
+
+
+def test_slots_become_experts_of_the_moe_layers(tmp_path):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 3], [1, 4], [2, 0]], [3])], SLOTS)
+    trace = read_workload(path)
+    assert trace.experts.tolist() == [[[3, 0]], [[2, 0]], [[1, 3]]]
+    assert trace.experts.dtype == np.int16
+    assert trace.num_experts == 4
+    assert trace.model_layers == (1,)
+    assert trace.sequence.tolist() == [0, 0, 0]
+    assert trace.phase.tolist() == [PREFILL] * 3
+    assert trace.source_rank is None
+    assert codes(trace) == []
+
+
+def test_choices_beyond_eight_come_from_the_shape(tmp_path):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], [list(range(12))] * 2)
+    data = torch.load(path, weights_only=True)
+    data["records"][0]["topk_ids_of_layer"] = torch.arange(10, dtype=torch.int32).broadcast_to(2, 1, 10).contiguous()
+    torch.save(data, path)
+    assert read_workload(path).k == 10
+
+
+def test_sequences_are_followed_from_prefill_through_decoding(tmp_path):
+    slots = [[0], [1], [2], [3]]
+    path = dump(
+        tmp_path,
+        [
+            tokens(1, EXTEND, [0, 1, 2, 0, 1], [[0], [1], [2], [3], [0]], [3, 2]),  # two requests
+            tokens(2, DECODE, [3, 2], slots[:2]),
+            tokens(3, EXTEND, [0, 1, 2, 3], slots, [4]),  # a third one joins
+            tokens(4, DECODE, [4, 3, 4], slots[:3]),
+            tokens(5, DECODE, [5, 5], slots[:2]),  # the second one has ended
+        ],
+        SLOTS,
+    )
+    trace = read_workload(path)
+    assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2]
+    assert trace.phase.tolist() == [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5
+
+
+def test_a_prompt_in_chunks_is_one_sequence(tmp_path):
+    path = dump(
+        tmp_path,
+        [
+            tokens(1, EXTEND, [0, 1], [[0], [1]], [2]),
+            tokens(2, EXTEND, [2, 3, 0], [[0], [1], [2]], [2, 1]),
+            tokens(3, MIXED, [4, 5, 1], [[0], [1], [2]], [2, 1]),
+        ],
+        SLOTS,
+    )
+    trace = read_workload(path)
+    assert trace.sequence.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
+    assert trace.phase.tolist() == [PREFILL] * 7 + [DECODED]
+
+
+def test_drafts_under_verification(tmp_path):
+    records = [
+        tokens(1, VERIFY, [7, 8, 3, 4], [[0], [1], [2], [3]]),
+        tokens(2, VERIFY, [9, 10, 5, 6], [[0], [1], [2], [3]]),
+    ]
+    trace = read_workload(dump(tmp_path, records, SLOTS))
+    assert trace.sequence.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert trace.phase.tolist() == [DECODED] * 8
+    assert codes(trace) == ["drafts-verified"]
+
+
+def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
+    first = [tokens(2, EXTEND, [0], [[2]], [1]), tokens(1, EXTEND, [0], [[0]], [1])]
+    dump(tmp_path, first, SLOTS, 0, "100.5")
+    second = [tokens(1, EXTEND, [0, 1], [[1], [1]], [2], 1), tokens(2, IDLE, [], [], None, 1)]
+    dump(tmp_path, second, SLOTS, 1, "100.7")
+    trace = read_workload(tmp_path)
+    assert trace.experts[:, 0, 0].tolist() == [3, 2, 2, 1]
+    assert trace.source_rank.tolist() == [0, 1, 1, 0]
+    assert trace.sequence.tolist() == [0, 1, 1, 2]
+
+
+def test_tensor_parallel_copies_count_once(tmp_path):
+    for rank in range(2):
+        dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2], rank)], SLOTS, rank)
+    trace = read_workload(tmp_path)
+    assert trace.tokens == 2
+    assert trace.source_rank is None
+    assert codes(trace) == ["copies-dropped"]
+
+
+def test_one_rank_of_several(tmp_path):
+    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2], 3)], SLOTS, 3))
+    assert trace.source_rank is None
+    assert codes(trace) == ["ranks-missing"]
+    assert "rank 0 and 2 more" in trace.origin.findings[0].message
+
+
+def test_a_rank_missing_beside_copies(tmp_path):
+    for rank, slot in ((0, 1), (1, 1), (3, 2)):
+        dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [slot]], [2], rank)], SLOTS, rank)
+    trace = read_workload(tmp_path)
+    assert codes(trace) == ["copies-dropped", "ranks-missing"]
+    assert "rank 2 is missing" in trace.origin.findings[1].message
+
+
+def test_idle_ranks_are_no_copies(tmp_path):
+    dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2])], SLOTS, 0)
+    for rank in (1, 2):
+        dump(tmp_path, [tokens(1, IDLE, [], [], None, rank)], SLOTS, rank)
+    trace = read_workload(tmp_path)
+    assert trace.source_rank.tolist() == [0, 0]
+    assert codes(trace) == []
+
+
+def test_one_expert_twice_shows_that_the_balancer_moved(tmp_path):
+    """Slots 3 and 4 are both of expert 0: no router chooses the same expert twice."""
+    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [3, 4]], [2])], SLOTS)
+    trace = read_workload(path)
+    assert codes(trace) == ["balancer-moved"]
+    assert trace.origin.findings[0].rows == (1, 2)
+
+
+def test_tokens_without_choices_are_left_out(tmp_path):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 1], [], [2, 3]], [3])], SLOTS)
+    trace = read_workload(path)
+    assert trace.tokens == 2
+    assert codes(trace) == ["tokens-without-choices"]
+
+
+def dump_traffic(folder, shared):
+    """Dump two passes of two ranks.
+
+    shared: True if the records hold one list, as the recorder's do.
+    """
+    for rank, sent in enumerate(([3, 5], [7, 2])):
+        lists = [[traffic_entry(1, sent)], [traffic_entry(1, sent)]]
+        records = [tokens(at, EXTEND, [7 * rank], [[at]], [1], rank, lists[0 if shared else at]) for at in range(2)]
+        dump(folder, records, SLOTS, rank)
+
+
+def test_what_deepep_sent_is_a_traffic_matrix(tmp_path):
+    dump_traffic(tmp_path, shared=False)
+    path = next(tmp_path.iterdir())
+    assert members(path) == ()  # a single file does not hold the traffic of all ranks
+    assert read_workload(tmp_path, member="routing").tokens == 4
+    traffic = read_workload(tmp_path, member="traffic", bytes_per_token=10.0)
+    assert isinstance(traffic, TrafficMatrix)
+    assert traffic.bytes.tolist() == [[[60, 100], [140, 40]]]
+    assert traffic.bytes_per_token == 10
+    assert codes(traffic) == []
+
+
+def test_the_recorder_shares_one_list_over_all_passes(tmp_path):
+    dump_traffic(tmp_path, shared=True)
+    traffic = read_workload(tmp_path, member="traffic")
+    assert traffic.bytes.tolist() == [[[3, 5], [7, 2]]]
+    assert codes(traffic) == ["traffic-of-last-pass"]
+
+
+def test_traffic_needs_every_rank(tmp_path):
+    dump_traffic(tmp_path, shared=True)
+    path = sorted(tmp_path.iterdir())[0]
+    refused(path, "rank 1 is missing", member="traffic")
+    refused(path, "'bytes'", "routing, traffic", member="bytes")
+
+
+@pytest.mark.parametrize("member", ["routing", "traffic"])
+def test_two_files_of_a_rank(tmp_path, member):
+    """The rank in the file counts, not that in its name."""
+    dump_traffic(tmp_path, shared=True)
+    dump(tmp_path, [tokens(7, EXTEND, [9], [[1]], [1], misc=[traffic_entry(1, [3, 5])])], SLOTS, 2)
+    with pytest.raises(InputError, match="second file of rank 0"):
+        read_workload(tmp_path, member=member)
+
+
+def test_without_traffic(tmp_path):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS)
+    refused(path, "holds no traffic", member="traffic")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"forward_mode": None}, ("forward pass 1", "'forward_mode'")),
+        ({"positions": [0]}, ("2 tokens, but 1 positions",)),
+        ({"positions": "01"}, ("positions", "must be a tensor, not str")),
+        ({"positions": [0, 2**70]}, ("positions", "list of whole numbers")),
+        ({"extend_seq_lens": [0.5]}, ("extend_seq_lens", "list of whole numbers")),
+        ({"topk_ids_of_layer": [[0]]}, ("topk_ids_of_layer", "must be a tensor")),
+        ({"topk_ids_of_layer": torch.zeros(2, 2, 8)}, ("whole numbers", "float32")),
+        ({"topk_ids_of_layer": torch.zeros(3, 2, 8, dtype=torch.int32)}, ("[2 layers, tokens, k]", "[3, 2, 8]")),
+        ({"topk_ids_of_layer": torch.zeros(2, 2, 65, dtype=torch.int32)}, ("[2, 2, 65]",)),
+        ({"topk_ids_of_layer": torch.full((2, 2, 8), 5, dtype=torch.int32)}, ("slot 5 is out of range",)),
+        ({"topk_ids_of_layer": torch.full((2, 2, 8), -2, dtype=torch.int32)}, ("slot -2 is out of range",)),
+        ({"topk_ids_of_layer": torch.full((2, 2, 8), -1, dtype=torch.int32)}, ("every id is −1",)),
+        ({"topk_ids_of_layer": torch.zeros(1, dtype=torch.int32).expand(2, 2, 8)}, ("more numbers than are stored",)),
+    ],
+)
+def test_bad_dumps(tmp_path, change, words):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS)
+    refused(path, *words)
+
+
+def test_passes_of_different_k_are_refused(tmp_path):
+    records = [tokens(at, EXTEND, [0], [[0, 1]], [1]) for at in (1, 2)]
+    records[1]["topk_ids_of_layer"] = records[1]["topk_ids_of_layer"][:, :, :6].contiguous()
+    refused(dump(tmp_path, records, SLOTS), "6 choices a token in some passes, 8 in others")
+
+
+@pytest.mark.parametrize("entry", [3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}])
+def test_bad_traffic(tmp_path, entry):
+    path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
+    refused(path, "misc_objects", "'layer_id'", member="traffic")
+
+
+# Three experts in four slots, of which expert 0 has two; the first layer is dense.
+PASS_SLOTS = [[0, 1, 2, 0], [2, 0, 1, 0]]
+
+
+def test_slots_are_folded_and_ranks_added(tmp_path):
+    dump(
+        tmp_path,
+        [pass_record(7, 0, [[0] * 4, [1, 2, 4, 8]]), pass_record(8, 0, [[0] * 4, [1, 0, 0, 0]])],
+        PASS_SLOTS,
+        0,
+    )
+    dump(
+        tmp_path,
+        [pass_record(7, 1, [[0] * 4, [0, 1, 1, 1]]), pass_record(8, 1, [[0] * 4, [0, 0, 3, 0]])],
+        PASS_SLOTS,
+        1,
+    )
+    load = read_workload(tmp_path)
+    assert load.model_layers == (1,)
+    np.testing.assert_array_equal(load.load, [[12, 8, 2]])
+    np.testing.assert_array_equal(load.by_source, [[[10, 4, 2]], [[2, 4, 0]]])
+    np.testing.assert_array_equal(load.by_step, [[[12, 5, 1]], [[0, 3, 1]]])
+    assert codes(load) == []
+    assert load.origin.format == "sglang-passes"
+
+
+def test_passes_stand_in_the_order_of_their_numbers(tmp_path):
+    records = [pass_record(number, 0, [[0] * 4, [number, 1, 1, 0]]) for number in (12, 10, 11)]
+    np.testing.assert_array_equal(read_workload(dump(tmp_path, records, PASS_SLOTS)).by_step[:, 0, 2], [10, 11, 12])
+
+
+def test_a_rank_may_miss_passes(tmp_path):
+    dump(tmp_path, [pass_record(number, 0, [[0] * 4, [1, 1, 1, 1]]) for number in (1, 2, 3)], PASS_SLOTS, 0)
+    dump(tmp_path, [pass_record(number, 1, [[0] * 4, [5, 1, 0, 0]]) for number in (0, 3, 4)], PASS_SLOTS, 1)
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.by_step[:, 0, 2], [6, 1, 11])
+    np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
+
+
+def test_low_latency_ranks_count_what_they_receive(tmp_path):
+    """Each rank knows its own slots alone: their sum is right, by rank they are not sources."""
+    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [3, 4, 0, 0]])], PASS_SLOTS, 0)
+    dump(tmp_path, [pass_record(1, 1, [[0] * 4, [0, 0, 5, 6]])], PASS_SLOTS, 1)
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.load, [[10, 5, 3]])
+    assert load.by_source is None
+
+
+def test_a_low_latency_rank_alone_is_refused(tmp_path):
+    path = dump(tmp_path, [pass_record(1, 1, [[0] * 4, [0, 0, 5, 6]])], PASS_SLOTS, 1)
+    refused(path, "low-latency", "that of rank 0 is missing")
+
+
+def test_copies_of_passes_count_once(tmp_path):
+    for rank in range(4):
+        dump(tmp_path, [pass_record(1, rank, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, rank, f"1764000000.{rank}")
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
+    assert load.by_source is None
+    assert codes(load) == ["copies-dropped"]
+    assert "3 of 4 ranks (1, 2, 3)" in load.origin.findings[0].message
+
+
+def test_two_files_of_a_rank_are_no_copies(tmp_path):
+    """The rank in the file counts, not that in its name."""
+    for name in range(2):
+        dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, name)
+    with pytest.raises(InputError, match="second file of rank 0"):
+        read_workload(tmp_path)
+
+
+def test_a_balancer_that_moved_is_found(tmp_path):
+    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, 0)
+    dump(tmp_path, [pass_record(1, 1, [[0] * 4, [2, 2, 4, 8]])], [[0, 1, 2, 0], [2, 0, 1, 1]], 1)
+    load = read_workload(tmp_path)
+    np.testing.assert_array_equal(load.load, [[12, 16, 3]])
+    assert codes(load) == ["balancer-moved"]
+    assert load.origin.findings[0].severity == "error"
+
+
+def test_passes_of_a_draft_model_are_left_out(tmp_path):
+    records = [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]]), pass_record(1, 0, [[9] * 4, [9] * 4], "speculative_draft")]
+    load = read_workload(dump(tmp_path, records, PASS_SLOTS))
+    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
+    assert codes(load) == ["draft-model-left-out"]
+
+
+def test_two_dumps_in_a_folder_are_two_recordings(tmp_path):
+    """The clocks of the ranks differ; a rank that comes again begins another recording."""
+    for rank, time in ((0, "100.9"), (1, "101.2"), (1, "160.1"), (0, "160.3")):
+        dump(tmp_path, [pass_record(1, rank, [[0] * 4, [rank, 1, 2, 3]])], PASS_SLOTS, rank, time)
+    recordings = sorted(part.paths for part in parts([tmp_path]))
+    assert [[path.name[len("expert_distribution_recorder_") :] for path in paths] for paths in recordings] == [
+        ["100.9_0.pt", "101.2_1.pt"],
+        ["160.1_1.pt", "160.3_0.pt"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data.update(records=[]), ("no forward pass was recorded",)),
+        (lambda data: data.update(records={}), ("'records'",)),
+        (lambda data: data.pop("last_physical_to_logical_map"), ("'last_physical_to_logical_map'",)),
+        (lambda data: data["records"].append(3), ("record 1", "'forward_pass_id'")),
+        (lambda data: data["records"][0].pop("rank"), ("record 0", "'rank'")),
+        (lambda data: data["records"][0].update(forward_pass_id=2**60), ("record 0", "'forward_pass_id'")),
+        (lambda data: data["records"].append(data["records"][0] | {"rank": 1}), ("several ranks",)),
+        (lambda data: data["records"][0].update(gatherer_key="draft"), ("passes of 'draft' alone",)),
+        (lambda data: data["records"][0].update(global_physical_count=[1]), ("must be a tensor, not list",)),
+        (
+            lambda data: data["records"][0].update(global_physical_count=torch.ones(2, 3, dtype=torch.int32)),
+            ("rank 0, forward pass 1, global_physical_count", "[2, 4]", "[2, 3]"),
+        ),
+        (lambda data: data["records"][0].update(global_physical_count=torch.ones(2, 4)), ("whole numbers", "float32")),
+        (
+            lambda data: data["records"][0].update(global_physical_count=-torch.ones(2, 4, dtype=torch.int32)),
+            ("at least 0",),
+        ),
+        (lambda data: data["records"][0]["global_physical_count"].zero_(), ("every load is 0",)),
+        (lambda data: data["last_physical_to_logical_map"].fill_(-1), ("last_physical_to_logical_map", "0 … 4095")),
+        (lambda data: data.update(last_physical_to_logical_map=torch.ones(2)), ("[layers, slots]",)),
+    ],
+)
+def test_bad_dumps_of_passes(tmp_path, change, words):
+    path = dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS)
+    data = torch.load(path, weights_only=True)
+    change(data)
+    torch.save(data, path)
+    refused(path, *words)
+
+
+def test_ranks_of_different_models_are_refused(tmp_path):
+    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, 0)
+    path = dump(tmp_path, [pass_record(1, 1, [[0] * 2, [1, 2]])], [[0, 1], [1, 0]], 1)
+    with pytest.raises(
+        InputError, match=f"{path.name}: has 2 layers, 2 slots and 2 experts, but .*_0.pt has 2, 4 and 3"
+    ):
+        read_workload(tmp_path)

@@ -1,0 +1,312 @@
+"""Answers and archives of serving engines with `routed_experts`, in every dialect."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.formats import identify, members, parts, read_workload
+from engine.formats.vllm.responses import decode
+from engine.model import MoEModel
+from tests.cases.examples import examples
+from tests.cases.files import refused
+from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, forms_of, npy
+
+
+def saved(folder: Path, *answers: dict, name: str = "answers.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in answers))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(tmp_path, form):
+    path = saved(tmp_path, answer(FORMS[form]))
+    assert identify(path).name == "routed-experts"
+    trace = read_workload(path)
+    assert trace.experts.tolist() == ROWS
+    assert trace.num_experts == 8
+    assert trace.sequence.tolist() == [0, 0, 0]
+    assert trace.phase.tolist() == [0, 0, 1]
+    assert trace.origin.format == "routed-experts"
+    assert trace.origin.findings == ()
+
+
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 4), st.randoms(use_true_random=False))
+@settings(max_examples=examples(20), deadline=None)
+def test_all_forms_carry_the_same_choices(rows, layers, k, random):
+    ids = [[random.sample(range(256), k) for _ in range(layers)] for _ in range(rows)]
+    for form, value in forms_of(ids).items():
+        assert decode(value, None).experts.tolist() == ids, form
+
+
+@pytest.mark.parametrize("form", ["object over several lines", "list", "one line"])
+def test_files(tmp_path, form):
+    one = answer(npy(ROWS))
+    text = {
+        "object over several lines": json.dumps(one, indent=1),
+        "list": json.dumps([one, one]),
+        "one line": json.dumps(one),
+    }
+    (tmp_path / "answer.json").write_text(text[form])
+    trace = read_workload(tmp_path / "answer.json")
+    assert trace.sequence.tolist() == ([0, 0, 0, 1, 1, 1] if form == "list" else [0, 0, 0])
+
+
+def test_several_files_are_one_recording(tmp_path):
+    for request in (1, 2, 10):
+        saved(tmp_path, answer(npy(ROWS)), name=f"answer-{request}.json")
+    trace = read_workload(tmp_path)
+    assert (trace.name, trace.tokens, trace.sequence.max()) == ("answer", 9, 2)
+
+
+def test_older_lists_in_two_places(tmp_path):
+    older = answer(ROWS[2:], usage=None, prompt_routed_experts=ROWS[:2])
+    older["choices"].append({"index": 1, "routed_experts": [[[7, 1], [0, 3]]]})
+    trace = read_workload(saved(tmp_path, older))
+    assert trace.experts.tolist() == [*ROWS, [[7, 1], [0, 3]]]
+    assert trace.sequence.tolist() == [0, 0, 0, 1]
+    assert trace.phase.tolist() == [0, 0, 1, 1]
+
+
+def test_older_lists_without_those_of_the_prompt(tmp_path):
+    """There is a place for the prompt's rows, and it is empty: the rows of the choice were generated."""
+    record = answer(ROWS[:2], usage={"prompt_tokens": 5, "completion_tokens": 2}, prompt_routed_experts=None)
+    assert read_workload(saved(tmp_path, record)).phase.tolist() == [1, 1]
+
+
+def test_routing_beside_the_choices(tmp_path):
+    record = {"choices": [{"index": 0, "text": "Yes"}], "routed_experts": FORMS["LightLLM"], "usage": USAGE}
+    assert read_workload(saved(tmp_path, record)).experts.tolist() == ROWS
+    record = {"generated_text": ["Yes"], "routed_experts": FORMS["LightLLM"]}
+    assert read_workload(saved(tmp_path, record)).experts.tolist() == ROWS
+
+
+def test_a_prompt_that_every_choice_repeats_counts_once(tmp_path):
+    several = answer(npy(ROWS), {"prompt_tokens": 2, "completion_tokens": 4})
+    several["choices"].append({"index": 1, "routed_experts": npy([*ROWS[:2], [[4, 3], [7, 6]]])})
+    trace = read_workload(saved(tmp_path, several))
+    assert trace.experts.tolist() == [*ROWS, [[4, 3], [7, 6]]]
+    assert trace.phase.tolist() == [0, 0, 1, 1]
+    assert [finding.code for finding in trace.origin.findings] == ["prompt-repeated"]
+
+
+def test_prompts_of_several_requests_in_one_answer(tmp_path):
+    """/v1/completions takes a list of prompts, and its usage counts those of all together."""
+    both = {"prompt_tokens": 2, "completion_tokens": 5}
+    choices = [{"index": index, "text": "", "routed_experts": npy(ROWS[1 - index :])} for index in range(2)]
+    record = {"object": "text_completion", "choices": choices, "usage": both}
+    assert read_workload(saved(tmp_path, record)).phase is None
+    choices[0]["prompt_token_ids"], choices[1]["prompt_token_ids"] = [9], [9]
+    assert read_workload(saved(tmp_path, record)).phase.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_rows_of_a_prompt_left_out_in_the_request(tmp_path):
+    """`routed_experts_prompt_start`: a row fewer than prompt + generated - 1, so one row of the prompt is not there."""
+    trace = read_workload(saved(tmp_path, answer(npy(ROWS), {"prompt_tokens": 3, "completion_tokens": 2})))
+    assert trace.phase.tolist() == [0, 0, 1]
+    assert [finding.code for finding in trace.origin.findings] == ["prompt-cut"]
+    start = {"shape": [3, 2, 2], "dtype": "uint8", "start": 1, "data": base64.b64encode(bare(ROWS, "B")).decode()}
+    record = {
+        "nvext": {"engine_data": {"routed_experts": start}},
+        "choices": [{"index": 0}],
+        "usage": {"prompt_tokens": 2},
+    }
+    assert read_workload(saved(tmp_path, record)).phase.tolist() == [0, 1, 1]
+
+
+def test_prompt_ids_say_how_long_a_prompt_is(tmp_path):
+    offline = {
+        "request_id": "7",
+        "prompt_token_ids": [9, 9],
+        "outputs": [{"token_ids": [1, 2], "routed_experts": ROWS}],
+    }
+    assert read_workload(saved(tmp_path, offline)).phase.tolist() == [0, 0, 1]
+
+
+def test_phases_are_all_known_or_none(tmp_path):
+    trace = read_workload(saved(tmp_path, answer(npy(ROWS)), answer(npy(ROWS), usage=None)))
+    assert trace.phase is None
+    (finding,) = trace.origin.findings
+    assert (finding.code, finding.severity) == ("phase-unknown", "warning")
+    assert "1 alone of 2 requests" in finding.message
+
+
+def test_parts_of_a_stream_are_put_together(tmp_path):
+    parts = [
+        chunk(0, npy(ROWS[:2])),
+        chunk(1, npy(ROWS[:1])),
+        chunk(0, npy(ROWS[2:])),
+        chunk(1, None),
+        {"id": "cmpl-9", "object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 1}},
+    ]
+    trace = read_workload(saved(tmp_path, *parts))
+    assert trace.experts.tolist() == ROWS
+    assert trace.sequence.tolist() == [0, 0, 0]  # the second choice only repeats the prompt
+    assert trace.phase.tolist() == [0, 1, 1]
+
+
+def test_server_sent_events_as_curl_saves_them(tmp_path):
+    parts = [chunk(0, npy(ROWS[:2]), usage=None), chunk(0, npy(ROWS[2:]), usage=USAGE)]
+    path = tmp_path / "stream.txt"
+    path.write_text("".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n")
+    trace = read_workload(path)
+    assert trace.experts.tolist() == ROWS
+    assert trace.phase.tolist() == [0, 0, 1]
+
+
+def test_answers_without_routing_are_left_out_and_counted(tmp_path):
+    trace = read_workload(saved(tmp_path, answer(None), answer(npy(ROWS)), answer([])))
+    assert trace.tokens == 3
+    (finding,) = trace.origin.findings
+    assert finding.code == "answers-without-routing"
+    assert finding.message.startswith("2 of 3 answers")
+
+
+def model(**sizes: object) -> MoEModel:
+    return MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8, **sizes)
+
+
+def test_layers_are_numbered_as_in_the_model(tmp_path):
+    assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=model()).model_layers == (1, 2)
+    all_layers = [[[0, 0], *row] for row in ROWS]
+    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=model())
+    assert (trace.model_layers, trace.experts.tolist()) == ((1, 2), ROWS)
+    assert read_workload(saved(tmp_path, answer(npy(all_layers)))).model_layers is None
+
+
+def test_bytes_without_a_shape_need_the_model(tmp_path):
+    text = base64.b64encode(bare([[[0, 0], *row] for row in ROWS])).decode()
+    path = saved(tmp_path, {"choices": [{"index": 0}], "nvext": {"routed_experts": text}})
+    assert read_workload(path, model=model()).experts.tolist() == ROWS
+    refused(path, "line 1", "without a shape", "--model")
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (answer(None), ("--enable-return-routed-experts",)),
+        (answer(npy(ROWS)[:-8]), ("line 1", "cut short or too long")),
+        (answer(7), ("line 1", "a text, lists or an object", "'7'")),
+        (answer([[[1, 2], [3]]]), ("as many layers and experts",)),
+        (answer([[[1, "2"]]]), ("whole numbers",)),
+        (answer([[[1, True]]]), ("whole numbers",)),
+        (answer([1]), ("[tokens][layers][k]",)),
+        (answer([[[1, 2**70]]]), ("whole numbers",)),
+        (answer({"shape": [3, 2], "data": ""}), ("[tokens, layers, k]",)),
+        (answer({"shape": [1, 1, 1], "data": 3}), ("'data'", "'shape'")),
+        (answer({"shape": [3, 2, 2], "data": "AAAA"}), ("needs 12 or 24 or 48 or 96 bytes",)),
+        (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": "float32"}), ("float32", "int16")),
+        (answer({"shape": [3, 2, 2], "data": "AAAA", "dtype": []}), ("dtype '[]'",)),
+        (answer({"shape": [3, 2, 2], "data": "AAAA", "encoding": "zip"}), ("'zip'",)),
+        (answer({"shape": [10**6, 1000, 64], "data": "AAAA"}), ("there are 3",)),
+        (answer({"shape": [1, 1, 1], "start": -1, "data": "AAAA"}), ("start",)),
+        (answer([[[5, 40000]]]), ("expert 40000", "out of range")),
+        (answer(ROWS[2:], prompt_routed_experts=[[[1, 2]]]), ("parts of one answer",)),
+    ],
+)
+def test_bad_answers(tmp_path, record, parts):
+    refused(saved(tmp_path, record), *parts)
+
+
+def test_requests_of_different_models(tmp_path):
+    refused(
+        saved(tmp_path, answer(ROWS), answer([[[1, 2]]])),
+        "line 2",
+        "1 layers and k = 2",
+        "first request 2 layers",
+        "one model",
+    )
+
+
+def test_a_broken_line(tmp_path):
+    path = saved(tmp_path, answer(ROWS))
+    path.write_text(path.read_text() + '{"choices": [')
+    refused(path, "line 2", "not valid JSON, or was cut short")
+    (tmp_path / "list.json").write_text(json.dumps([answer(ROWS), 3], indent=1))
+    refused(tmp_path / "list.json", "entry 1", "JSON object")
+
+
+def test_experts_are_held_against_the_model(tmp_path):
+    saved(tmp_path, answer([[[1, 2], [3, 0]]]), name="answer-1.json")
+    saved(tmp_path, answer([[[1, 2], [3, 0]]]), answer(ROWS[1:]), name="answer-2.json")
+    paths = sorted(tmp_path.iterdir())
+    refused(paths[1], "line 2, token 0, layer 1: expert 6 is out of range, experts are 0 … 5", num_experts=6)
+    with pytest.raises(InputError, match=r"answer-2.json, line 2, token 0, layer 1: expert 6"):
+        read_workload(paths, num_experts=6)
+
+
+def test_sglangs_own_answers_are_not_taken_for_these(tmp_path):
+    path = saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}})
+    assert "routed-experts" not in refused(path)
+
+
+FIRST = np.array([[[1, 4], [2, 0]], [[7, 3], [5, 6]]], np.uint8)
+
+
+def request(folder, name, experts, **more):
+    np.savez(folder / name, routed_experts=experts, **more)
+    return folder / name
+
+
+def test_files_are_requests_of_one_recording(tmp_path):
+    ids = ("550e8400-e29b-41d4-a716-446655440000", "0b9c1f6e-03aa-4c8e-9d7f-b1e1a2c3d4e5")
+    for name, rows in zip(ids, (2, 1), strict=True):
+        path = request(
+            tmp_path, f"{name}.npz", FIRST[:rows], prompt_token_ids=np.arange(1), output_token_ids=np.arange(rows)
+        )
+    assert identify(path).name == "npz-requests"
+    assert members(path) == ()
+    trace = read_workload(tmp_path)
+    assert trace.experts.tolist() == [*FIRST[:1].tolist(), *FIRST.tolist()]
+    assert trace.sequence.tolist() == [0, 1, 1]
+    assert trace.phase.tolist() == [0, 0, 1]
+    assert trace.origin.findings == ()
+
+
+def test_files_come_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 9, 2):
+        request(tmp_path, f"request-{number}.npz", np.full((1, 1, 1), number))
+    assert read_workload(tmp_path).experts.ravel().tolist() == [2, 9, 10]
+
+
+def test_names_that_differ_in_more_than_numbers_are_recordings_of_their_own(tmp_path):
+    paths = [request(tmp_path, f"{name}.npz", FIRST) for name in ("code-1", "code-2", "prose-1")]
+    assert sorted(len(part.paths) for part in parts(paths)) == [1, 2]
+
+
+def test_without_a_prompt_phases_are_open(tmp_path):
+    trace = read_workload(request(tmp_path, "a.npz", FIRST, prompt_token_ids=np.array(None)))
+    assert (trace.phase, trace.origin.findings[0].code) == (None, "phase-unknown")
+
+
+def test_top_1(tmp_path):
+    assert read_workload(request(tmp_path, "a.npz", FIRST[:, :, 0])).k == 1
+
+
+@pytest.mark.parametrize(
+    ("experts", "part"),
+    [
+        (FIRST[0, 0], "must be [tokens, layers, k]"),
+        (FIRST[:0], "must be [tokens, layers, k]"),
+        (np.array(None), "Python objects, which are never loaded"),
+        (np.full((1, 2, 2), -3), "token 0, layer 0: expert -3"),
+        (np.full((1, 2, 2), 0.5), "token 0, layer 0"),
+    ],
+)
+def test_bad_requests(tmp_path, experts, part):
+    refused(request(tmp_path, "a.npz", experts), part)
+
+
+def test_the_file_at_fault_is_named(tmp_path):
+    paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
+    with pytest.raises(InputError, match=r"r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2"):
+        read_workload(paths)
+    paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
+    with pytest.raises(InputError, match=r"r2.npz, token 0, layer 0: expert 91 is out of range"):
+        read_workload(paths, num_experts=8)

@@ -1,0 +1,372 @@
+"""Written recordings: read back unchanged, in Switchyard's formats and in those of other programs."""
+
+import io
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.formats import read_workload, writers
+from engine.formats.writers import WRITERS, write_recording
+from engine.model import MoEModel
+from engine.workload import DECODE, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix
+from tests.cases.examples import examples
+from tests.cases.files import refused
+from tests.cases.fuzzing import EXAMPLES
+from tests.cases.recordings import MODEL, random_trace
+
+seeds = st.integers(0, 2**32 - 1)
+
+FINDINGS = (
+    Finding(severity="warning", code="ring-order", message="Steps are „not“ in order.", layers=(0,), rows=(3, 9)),
+)
+
+
+@st.composite
+def traces(draw, columns=("sequence", "source_rank", "phase", "model_layers")) -> RoutingTrace:
+    """Up to 40 tokens, with padding among their choices."""
+    rng = np.random.default_rng(draw(seeds))
+    tokens, layers, k = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    num_experts = draw(st.integers(k, 300))
+    experts = rng.integers(-1, num_experts, (tokens, layers, k)).astype(np.int16)
+    experts[0, 0, 0] = num_experts - 1  # what a reader takes for the number of experts
+    parts = {
+        "sequence": rng.integers(0, 5, tokens).astype(np.int32),
+        "source_rank": rng.integers(0, 4, tokens).astype(np.int32),
+        "phase": rng.integers(0, 2, tokens).astype(np.int8),
+        "model_layers": tuple(np.cumsum(rng.integers(1, 4, layers)).tolist()),
+    }
+    kept = {name: parts[name] for name in columns if draw(st.booleans())}
+    return RoutingTrace("trace", experts, num_experts, **kept)
+
+
+@st.composite
+def loads(draw, columns=("by_source", "by_step")) -> ExpertLoad:
+    """Whole numbers or fractions; every layer has some tokens."""
+    rng = np.random.default_rng(draw(seeds))
+    layers, experts, parts = draw(st.integers(1, 4)), draw(st.integers(1, 30)), draw(st.integers(2, 4))
+    counts = rng.integers(0, 10**6, (parts, layers, experts)).astype(np.float64)
+    counts[..., 0] += 1
+    if draw(st.booleans()):
+        counts = counts / 8  # exact in binary: sums come out the same in any order
+    numbers = tuple(np.cumsum(rng.integers(1, 4, layers)).tolist())
+    kept = {name: counts for name in columns if draw(st.booleans())}
+    return ExpertLoad("loads", counts.sum(axis=0), numbers, **kept)
+
+
+@st.composite
+def traffic(draw) -> TrafficMatrix:
+    """Fractions of bytes between 2 to 5 ranks."""
+    rng = np.random.default_rng(draw(seeds))
+    layers, ranks = draw(st.integers(1, 3)), draw(st.integers(2, 5))
+    return TrafficMatrix("traffic", rng.random((layers, ranks, ranks)) * 1e9, float(rng.integers(1, 10**5)))
+
+
+def with_findings(workload):
+    """The workload as a reader that found something leaves it."""
+    return replace(workload, origin=Origin(format="sglang-statistics", findings=FINDINGS))
+
+
+quick = settings(max_examples=examples(15), deadline=None)
+
+
+def back(workload, name, to=None, **known):
+    """Write a workload and return (the workload read back, the losses said)."""
+    with TemporaryDirectory() as folder:
+        written = write_recording(workload, Path(folder) / name, to)
+        assert [file.name for file in Path(folder).iterdir()] == [name]  # no draft is left
+        assert written.size == written.path.stat().st_size
+        return read_workload(written.path, **known), written.lost
+
+
+@quick
+@given(st.one_of(traces(), loads(), traffic()))
+def test_npz_carries_everything(workload):
+    same, lost = back(with_findings(workload), "a.npz")
+    assert (same.digest, lost) == (workload.digest, ())
+    assert type(same) is type(workload)
+    assert (same.origin.format, same.origin.findings) == ("npz", FINDINGS)
+    assert back(workload, "a.npz")[0].origin.findings == ()
+
+
+@quick
+@given(traces(columns=()))
+def test_npy_carries_choices(trace):
+    same, lost = back(trace, "a.npy")
+    assert (same.digest, lost) == (trace.digest, ())
+
+
+@quick
+@given(traces(columns=("sequence", "source_rank")), st.sampled_from(["a.csv", "a.parquet"]))
+def test_tables_carry_choices_sequences_and_ranks(trace, name):
+    same, lost = back(trace, name)
+    assert (same.digest, lost) == (trace.digest, ())
+
+
+@quick
+@given(loads(columns=()), st.sampled_from(["a.csv", "a.parquet"]))
+def test_tables_carry_loads(load, name):
+    same, lost = back(load, name)
+    assert (same.digest, lost) == (load.digest, ())
+
+
+@quick
+@given(traffic(), st.sampled_from(["a.csv", "a.parquet", "a.npy"]))
+def test_tables_and_arrays_carry_traffic(matrix, name):
+    same, lost = back(matrix, name, bytes_per_token=matrix.bytes_per_token)
+    assert same.digest == matrix.digest
+    assert lost == ("how many bytes a token copy is",)
+
+
+@quick
+@given(loads(columns=()))
+def test_statistics_carry_loads_by_model_layer(load):
+    same, lost = back(load, "a.json")
+    assert (same.digest, lost) == (load.digest, ())
+
+
+@quick
+@given(st.one_of(traces(), loads(), traffic()))
+def test_whatever_is_not_carried_is_said(workload):
+    """A part that is not the same when it is read back has its phrase."""
+    words = {"sequence": "sequence", "source_rank": "rank", "phase": "prefill", "model_layers": "layers of the model"}
+    words |= {"by_source": "which rank", "by_step": "step"}
+    for name, writer in WRITERS.items():
+        if isinstance(workload, writer.carries) and name in ("npz", "npy", "csv", "parquet"):
+            same, lost = back(workload, f"a{writer.suffix}", name)
+            for part, word in words.items():
+                before = getattr(workload, part, None)
+                after = getattr(same, part, None)
+                if isinstance(before, np.ndarray) and not np.array_equal(before, after if after is not None else ()):
+                    assert any(word in phrase for phrase in lost), (name, part)
+
+
+def test_a_kind_that_does_not_fit_is_refused(tmp_path):
+    load = ExpertLoad("l", np.ones((2, 3)), (0, 1))
+    with pytest.raises(InputError, match=r"^l: is expert loads, which a NumPy array cannot carry; npz, csv"):
+        write_recording(load, tmp_path / "a.npy")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "to", "says"), [("a.dat", None, "End the name in .npz"), ("a.npz", "word", "'word'")])
+def test_no_such_format(tmp_path, name, to, says):
+    with pytest.raises(InputError, match=says):
+        write_recording(ExpertLoad("l", np.ones((2, 3)), (0, 1)), tmp_path / name, to)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"^a\.csv: cannot be read or written"):
+        write_recording(ExpertLoad("l", np.ones((2, 3)), (0, 1)), tmp_path / "none" / "a.csv")
+
+
+EXPERTS = {"experts": np.zeros((4, 2, 2), np.int16)}
+LOAD = {"expert_load": np.ones((2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        (EXPERTS | {"phase": np.array([0, 1, 2, 0])}, "phase must be 0 or 1"),
+        (EXPERTS | {"phase": np.zeros(3)}, "each of 4 tokens"),
+        (EXPERTS | {"model_layers": np.array([3])}, "each of 2 layers"),
+        (EXPERTS | {"model_layers": np.array([3, 3])}, "ascending"),
+        (EXPERTS | {"model_layers": np.array([0.5, 3])}, "whole numbers"),
+        (EXPERTS | {"findings": np.frombuffer(b"[{}]", np.uint8)}, "findings"),
+        (EXPERTS | {"findings": np.frombuffer(b"\xff", np.uint8)}, "findings"),
+        (EXPERTS | {"findings": np.zeros(3)}, "JSON"),
+        (LOAD | {"expert_load": np.ones(3)}, "[layers, experts]"),
+        (LOAD | {"expert_load": np.ones((1001, 3))}, "at most 1000"),
+        ({"traffic_bytes": np.zeros((2**23, 5), np.int8)}, "numbers are read"),
+        (LOAD | {"by_step": np.zeros((2**23, 5), np.int8)}, "numbers are read"),
+        (LOAD | {"expert_load": -np.ones((2, 3))}, "at least 0"),
+        (LOAD | {"by_step": np.ones((2, 3))}, "by_step"),
+        (LOAD | {"by_step": np.ones((2, 2, 3))}, "does not add up"),
+        (LOAD | {"by_source": np.full((1, 2, 3), np.nan)}, "nan"),
+        ({"traffic_bytes": np.ones((2, 3))}, "square"),
+        ({"traffic_bytes": np.ones((2, 2)), "bytes_per_token": np.zeros(1)}, "bytes_per_token"),
+    ],
+)
+def test_bad_archives(tmp_path, arrays, says):
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    refused(tmp_path / "a.npz", says)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.one_of(traces(), loads(), traffic()), st.data())
+def test_any_damage_to_an_archive_is_one_clear_line(workload, data):
+    """One array of the written file is replaced: by another shape, other numbers or nothing."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.npz"
+        write_recording(with_findings(workload), path)
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        name = data.draw(st.sampled_from(sorted(arrays)))
+        array = arrays.pop(name)
+        other = [
+            array.reshape(-1),
+            array[None],
+            array.astype(np.float32) - 0.5,
+            array.reshape(-1)[:0],
+            np.flip(array),
+            None,
+        ]
+        other.append(array.astype(np.int64) * 10**9)
+        if (changed := data.draw(st.sampled_from(other))) is not None:
+            arrays[name] = changed
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        path.write_bytes(buffer.getvalue())
+        try:
+            assert isinstance(read_workload(path), RoutingTrace | ExpertLoad | TrafficMatrix)
+        except InputError as error:
+            assert str(error).startswith("a.npz") and "\n" not in str(error)
+
+
+def test_loads_lose_their_parts_in_tables():
+    counts = np.arange(1.0, 13).reshape(2, 2, 3)
+    load = ExpertLoad("l", counts.sum(axis=0), (0, 1), by_source=counts, by_step=counts)
+    assert back(load, "a.csv")[1] == ("how much came from which rank", "how loads changed from step to step")
+    assert back(replace(load, by_step=None), "a.json")[1] == ()
+
+
+def torch_file(workload, folder, model=None):
+    """A dump as anybody loads it: without unpickling anything but tensors."""
+    written = write_recording(workload, folder / "a.pt", model=model)
+    return torch.load(written.path, weights_only=True, map_location="cpu"), written.lost
+
+
+@quick
+@given(loads())
+def test_a_dump_of_sglangs_recorder(tmp_path_factory, load):
+    content, lost = torch_file(load, tmp_path_factory.mktemp("pt"))
+    counts = content["logical_count"]
+    keys = {"rank", "logical_count", "average_utilization_rate_over_window"}
+    by_rank = load.by_step is None and load.by_source is not None
+    assert set(content) == (keys | {"logical_count_layout"} if by_rank else keys)
+    parts = load.by_step if load.by_step is not None else load.by_source if by_rank else load.load[None]
+    assert counts.dtype == (torch.int64 if by_rank else torch.int32)
+    assert tuple(counts.shape) == (len(parts), max(load.model_layers) + 1, load.num_experts)
+    np.testing.assert_array_equal(counts[:, list(load.model_layers)].numpy(), np.rint(parts))
+    dense = np.setdiff1d(np.arange(counts.shape[1]), load.model_layers)
+    assert not counts[:, dense].any()
+    assert any("rounded" in phrase for phrase in lost) == bool((parts != np.rint(parts)).any())
+
+
+def test_counts_beyond_32_bits(tmp_path):
+    content, _ = torch_file(ExpertLoad("l", np.array([[3e9, 1.0]]), (0,)), tmp_path)
+    assert content["logical_count"].tolist() == [[[3_000_000_000, 1]]]
+
+
+def test_statistics_have_a_row_for_every_decoder_layer(tmp_path):
+    trace = random_trace(tokens=50, layers=6)
+    written = write_recording(trace, tmp_path / "a.json", model=MODEL)
+    content = json.loads(written.path.read_text())
+    assert list(content) == ["logical_count"]
+    counts = [np.bincount(trace.experts[:, layer].ravel(), minlength=16).tolist() for layer in range(6)]
+    assert content["logical_count"] == [[0] * 16] * 2 + counts  # MODEL's layers 0 and 1 are dense
+    assert written.lost == ("which token chose what: only counts are kept",)
+
+
+def test_the_layers_of_the_model_are_not_guessed(tmp_path):
+    for model, more in ((None, ""), (MODEL, ", and small has 6 MoE layers, not 5")):
+        with pytest.raises(InputError, match=f"does not say which of the model's layers were recorded{more}; give"):
+            write_recording(random_trace(layers=5), tmp_path / "a.json", model=model)
+    assert list(tmp_path.iterdir()) == []
+
+
+@quick
+@given(traces())
+def test_moe_balance(tmp_path_factory, trace):
+    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    written = write_recording(trace, path)
+    batches = defaultdict(dict)
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        assert set(record) == {"layer", "batch_id", "origin_rows", "topk_experts"}
+        assert record["layer"] not in batches[record["batch_id"]]
+        batches[record["batch_id"]][record["layer"]] = record
+    layers = list(trace.model_layers or range(trace.layers))
+    experts, rows = [], []
+    for number, batch in enumerate(batches.values()):
+        assert list(batch) == layers and batch[layers[0]]["batch_id"] == number
+        experts.append(np.stack([np.array(record["topk_experts"]) for record in batch.values()], axis=1))
+        rows.append(batch[layers[0]]["origin_rows"])
+        assert all(record["origin_rows"] == rows[-1] for record in batch.values())
+    sequence = np.zeros(trace.tokens, np.int32) if trace.sequence is None else trace.sequence
+    firsts = {number: int(np.flatnonzero(sequence == number)[0]) for number in np.unique(sequence)}
+    order = np.concatenate([np.flatnonzero(sequence == number) for number in sorted(firsts, key=firsts.get)])
+    np.testing.assert_array_equal(np.concatenate(experts), trace.experts[order])
+    if trace.source_rank is None:
+        assert not any(rows)
+    else:
+        np.testing.assert_array_equal(np.concatenate(rows), trace.source_rank[order])
+    assert any("interleaved" in phrase for phrase in written.lost) == bool((np.diff(order) < 0).any())
+    assert any("prefill" in phrase for phrase in written.lost) == (trace.phase is not None)
+
+
+def test_long_sequences_are_several_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers, "MOST_TOKENS", 50)
+    tokens = 55
+    trace = RoutingTrace("t", np.zeros((tokens, 1, 1), np.int16), 1, phase=np.full(tokens, DECODE, np.int8))
+    written = write_recording(trace, tmp_path / "a.jsonl")
+    lines = [json.loads(line) for line in written.path.read_text().splitlines()]
+    assert [len(line["topk_experts"]) for line in lines] == [50, 5]
+    assert "2 batches" in written.lost[0]
+
+
+def test_a_table_of_loads_from_routing(tmp_path):
+    trace = random_trace(tokens=50, layers=2, experts=4, k=1, model_layers=(3, 5))
+    text = write_recording(trace, tmp_path / "a.csv", "loads-csv").path.read_text().replace('"', "").splitlines()
+    assert text[0] == "layer,expert_0,expert_1,expert_2,expert_3"
+    cells = [[float(cell) for cell in line.split(",")] for line in text[1:]]
+    counts = [np.bincount(trace.experts[:, layer, 0], minlength=4).tolist() for layer in range(2)]
+    assert cells == [[3, *counts[0]], [5, *counts[1]]]
+
+
+@quick
+@given(loads(), st.sampled_from(["a.json", "a.pt"]))
+def test_sglangs_statistics(load, name):
+    with TemporaryDirectory() as folder:
+        written = write_recording(load, Path(folder) / name)
+        back = read_workload(written.path)
+    assert back.model_layers == load.model_layers
+    if any("rounded" in phrase for phrase in written.lost):
+        assert np.abs(back.load - load.load).max() <= 2  # of up to four parts, each rounded
+        return
+    np.testing.assert_array_equal(back.load, load.load)
+    if load.by_step is not None:
+        np.testing.assert_array_equal(back.by_step, load.by_step)
+    elif load.by_source is not None:
+        np.testing.assert_array_equal(back.by_source, load.by_source)
+    else:
+        assert back.digest == load.digest
+
+
+@quick
+@given(traces(columns=("sequence", "source_rank", "model_layers")))
+def test_moe_balance_of_read_back(trace):
+    last = 0 if trace.model_layers is None else trace.model_layers[-1]
+    dense = () if trace.model_layers is None else tuple(set(range(last + 1)) - set(trace.model_layers))
+    model = MoEModel(
+        name="m", layers=max(last + 1, trace.layers), dense_layers=dense, experts=trace.num_experts, experts_per_token=1,
+        d_model=1, d_ff=1,
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        back = read_workload(write_recording(trace, Path(folder) / "a.jsonl").path, model=model)
+    sequence = np.zeros(trace.tokens, np.int32) if trace.sequence is None else trace.sequence
+    numbers, first, of_token = np.unique(sequence, return_index=True, return_inverse=True)
+    grouped = trace.part(np.argsort(first[of_token], kind="stable"))  # sequences in the order in which they begin
+    np.testing.assert_array_equal(back.experts, grouped.experts)
+    assert len(np.unique(back.sequence)) == len(numbers)
+    if trace.source_rank is not None:
+        np.testing.assert_array_equal(back.source_rank, grouped.source_rank)
+    if trace.model_layers is not None:
+        assert back.model_layers == trace.model_layers
