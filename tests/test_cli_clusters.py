@@ -10,8 +10,8 @@ import yaml
 
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster
+from tests.cases.cluster_launches import shared_folder
 from tests.launch.cluster_fakes import JOB_NUMBER, install_slurm
-from tests.launch.launches_for_clusters import shared_folder
 from tests.test_cli import INPUTS, CommandLine
 
 

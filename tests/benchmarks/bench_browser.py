@@ -1,6 +1,6 @@
-"""How long a person waits for every page: `python -m tests.benchmarks.bench_browser [GPUS …]` (default 64 320).
+"""The wait of a person for every page: `python -m tests.benchmarks.bench_browser [GPUS …]` (default 64 320).
 
-On what `bench_pages` opens and plans, in headless Chromium at 1440 × 900: seconds from a click on a page in the sidebar until
+On the sessions of `bench_pages`, in headless Chromium at 1440 × 900: seconds from a click on a page in the sidebar until
 the last thing is drawn, on the first visit in a studio that was restarted and has drawn its start page, and again. Without a
 graphics card the browser draws with the same processors as the studio.
 """
@@ -22,7 +22,7 @@ from tests.browser.conftest import chromium, settle, watched_page
 PAGES = {entry.file.replace("_", "-"): entry.title for section in SECTIONS.values() for entry in section}
 FIRST = "workload"
 ELSEWHERE = "operate"
-"""A page that shows nothing of what is open."""
+"""A page that shows nothing of the open session."""
 
 
 def waits(folder: Path, kept: Kept, page: Page, name: str) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Experts that fire together on one GPU or node: `python -m tests.benchmarks.bench_coactivation [RECORDING.npz] [SECONDS]`.
 
 The recording has routing int[token, layer, choice] under the name of each task (DeepSeek-V2-Lite: 26 layers, top-6 of 64). A
-plan is made on the first half of a task's tokens and scored on the second, on 8 GPUs and on 4 nodes of 2: what it saves
+plan is made on the first half of a task's tokens and scored on the second, on 8 GPUs and on 4 nodes of 2: its savings
 against contiguous blocks of experts, in rows and in rows into the busiest GPU (node), with the load of the most loaded GPU /
 mean, all in the mean over layers, for the worst of three seeds. SECONDS: of work on one core for a plan of all layers, all of
 it search (default 3); the clock does not end it, so that a busy machine changes no figure, and the seconds shown are those of
@@ -9,7 +9,7 @@ the processor. The gap is of one plan more, with three times the work, a good pa
 
 Rows are counted in two ways. With the token's own GPU among those it touches: so counted, a token with 6 of 64 experts chosen
 by chance touches 8 (1 - C(56, 6) / C(64, 6)) = 4.54 of 8 GPUs, the figure of the field; tokens then come "from outside". And
-without it, as they are sent, where token t comes from GPU t mod 8. What is saved hardly differs, the bound does: which tokens
+without it, as they are sent, where token t comes from GPU t mod 8. The savings hardly differ, the bound does: which tokens
 are at home is hard to limit.
 
 At last made-up routing of production size, 256 experts, top-8, on 32 GPUs: seconds of the processor a layer.

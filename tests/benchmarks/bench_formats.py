@@ -1,9 +1,9 @@
-"""How long every reader of recordings takes, and how much memory: `python -m tests.benchmarks.bench_formats [ROWS [NAME …]]`.
+"""The time and memory of every reader of recordings: `python -m tests.benchmarks.bench_formats [ROWS [NAME …]]`.
 
 ROWS, 1,000,000 unless said, are layers of tokens, each with its eight choices; of counts, layers of steps. A format is given
-fewer where more would not be read, as the files would be too large. NAME picks the formats whose names contain it. Files are
+fewer where more would not be read, as the files would be too large. NAME picks the formats with it in their names. Files are
 read in a process of its own that begins with nothing loaded but the readers; libraries that one of them loads are its own.
-CPU seconds are of all threads, and tell more than seconds where other work runs beside.
+CPU seconds are of all threads, and tell more than seconds on a machine with other work.
 """
 
 import json
@@ -23,7 +23,7 @@ COLUMNS = "{:26}{:>11}{:>9}{:>10}{:>10}{:>12}{:>13}{:>10}"
 
 
 def peak() -> int:
-    """Bytes that this process held at most. What `resource` says a child takes over from its parent."""
+    """The most bytes that this process held. `resource` would begin with those of the parent."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -40,7 +40,7 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def line_of(recording: Recording, rows: int) -> str:
-    """What the table says of a format, measured in a child."""
+    """The table's row of a format, measured in a child."""
     rows = min(rows, recording.most)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -2,8 +2,8 @@
 
 The recordings are the sample ones: 8 layers of 16 experts, one expert per token. They stand in for the paper's models on
 the paper's testbed: hidden and inner width 512 and 2048 (they give the 419 M parameters of its 12 layers with 16
-experts), 64 copies of every recorded token (a batch of 131 072 tokens, whose two all-to-alls take about as long as in
-its table 1), and 17 ms a layer outside the experts' part (what that table leaves for all but all-to-all, taken to be the
+experts), 64 copies of every recorded token (a batch of 131 072 tokens, with two all-to-alls about as long as in
+its table 1), and 17 ms a layer outside the experts' part (the rest of that table without all-to-all, taken to be the
 same for every scheme; on the paper's testbed a part of it is expert computation, which suffers from imbalance too, so
 these figures are on the careful side for everything but the ideal). Longer paths start later, so the rows of table 5
 are over different layers.
@@ -12,6 +12,7 @@ are over different layers.
 import argparse
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from engine.problem import Problem
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import RoutingTrace
 from tests.oracles.placing import check_devices
-from tests.simulate.test_two_phase import SAMPLES
 
+SAMPLES = Path(__file__).parents[2] / "sample_traces" / "tiny-moe"
 OTHER_SECONDS = 0.017
 COPIES = 64.0
 ROUNDS = 10

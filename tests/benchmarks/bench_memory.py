@@ -1,9 +1,9 @@
-"""Whether a studio gives memory back: `python -m tests.benchmarks.bench_memory [SESSIONS [RUNS]]` (default 200 and 10 each).
+"""Memory that a studio gives back: `python -m tests.benchmarks.bench_memory [SESSIONS [RUNS]]` (default 200 and 10 each).
 
 Sessions come one after another, each a real websocket client that opens the sample, visits pages in turn and leaves. Streamlit
 keeps a session that has left for two minutes, at most 128, in case its browser comes back; so after the last one this waits as
 long, and two more visitors come, who let the studio notice. Printed: the server's memory before, after every quarter, and at
-the end, when it ought to be back within 20 MB of what it was with every page seen once.
+the end, when it ought to be back within 20 MB of its size with every page seen once.
 """
 
 import sys
@@ -25,7 +25,7 @@ ENOUGH = 20e6
 
 
 def live(port: int, runs: int) -> list[str]:
-    """One session that opens the sample and visits pages; returns what went wrong."""
+    """One session that opens the sample and visits pages; returns its faults."""
     with ExitStack() as open:
         session = Session(port, 0, open)
         session.press("", "Open the sample")

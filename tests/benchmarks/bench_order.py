@@ -28,7 +28,7 @@ def instance(n: int, kind: str) -> np.ndarray:
 
 
 def tiers() -> None:
-    """Two-tier orders on H100 nodes, beside what the busiest single port would need."""
+    """Two-tier orders on H100 nodes, with the seconds that the busiest single port needs."""
     print(f"\n{'GPUs':>4} {'kind':<8} {'two-tier/bound':>14} {'busiest port/bound':>18} {'phases':>7} {'seconds':>8}")
     for nodes in NODES:
         gpus = nodes * GPUS_PER_NODE

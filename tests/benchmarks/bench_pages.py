@@ -1,10 +1,10 @@
-"""How long every page takes: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
+"""The time of every page: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
 On the sample and on `deepseek`'s recording for each number of GPUs, uploaded and with plans (of the default systems; for
 `deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws of
 what is open, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
-click does. A browser's protocol is spoken over a real websocket; what the browser needs to draw is not in the figures. Wall
-time and, since it does not depend on what else the machine does, the server's CPU time, each the least of some attempts.
+click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the figures. Wall
+time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some attempts.
 """
 
 import os
@@ -38,8 +38,8 @@ Times = tuple[float, float]
 
 @dataclass(frozen=True)
 class Case:
-    """What is opened beside the sample: files of a recording and its model, a cluster, and the systems that plan for them; with
-    nothing, the sample by its default systems."""
+    """Inputs that are opened besides the sample: files of a recording and its model, a cluster, and the systems that plan
+    for them; with nothing, the sample by its default systems."""
 
     name: str
     files: dict[str, bytes] | None = None
@@ -66,7 +66,7 @@ def cases_of(sizes: list[int]) -> list[Case]:
 
 
 def prepare(folder: Path, case: Case) -> Kept:
-    """A session with everything open, planned, and every page seen, so that what is stored is stored."""
+    """A session with everything open, planned, and every page seen, so that all that is stored has been."""
     with studio(folder) as (port, _), ExitStack() as open:
         session = Session(port, 0, open)
         session.press("", "Open the sample")
@@ -103,7 +103,7 @@ def save(job: runner.Job) -> str:
 
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
     """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
-    very first page also takes what it does only once, which `first_page_cold` has."""
+    very first page also pays for work done only once, which `first_page_cold` has."""
     with studio(folder) as (port, server), ExitStack() as open:
         Session(port, 0, open)
         before = cpu_of(server)

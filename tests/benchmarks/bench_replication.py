@@ -1,4 +1,4 @@
-"""Time and balancedness of replication, and what plans are worth on other workloads:
+"""Time and balancedness of replication, and the worth of plans on other workloads:
 `python -m tests.benchmarks.bench_replication`."""
 
 import time

@@ -1,9 +1,9 @@
-"""How long every system takes, by the size of the problem: `python -m tests.benchmarks.bench_runtimes [-o FILE]`.
+"""The time of every system by the size of the problem: `python -m tests.benchmarks.bench_runtimes [-o FILE]`.
 
 With `-o engine/jobs/runtimes.json` it writes the table from which the Optimise page estimates (see `engine/jobs/runtimes.py`).
 Every system runs with its own options, in one process, on synthetic recordings (4,096 tokens, skew 0.6, affinity 0.3) and nodes
-of eight H100, or copies of the sample's cluster with its four types of GPU. What takes less than a second is run three times,
-and the fastest counts.
+of eight H100, or copies of the sample's cluster with its four types of GPU. Systems that take less than a second run three
+times, and the fastest counts.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main() -> int:
             for system in systems_for(problem).values():
                 try:
                     if size == sizes[0]:
-                        run(system, problem)  # what is loaded once counts for nobody
+                        run(system, problem)  # loading, once a process, counts for nobody
                     runs.append(measure(problem, system))
                     print(goal, size, system.name, seconds(runs[-1].seconds), flush=True)
                 except InputError as error:

@@ -34,11 +34,11 @@ EVERY_SYSTEM_UP_TO = 64
 LARGE = {"linear": 1024, "eplb": 1024, "joint": 320, "lina": 320}
 """Systems that are tried on more GPUs, and on how many at most."""
 MATRICES = 8
-"""Layers whose all-to-all is ordered."""
+"""Layers with an ordered all-to-all."""
 
 
 def measure(gpus: int, folder: Path) -> dict[str, float | str]:
-    """Seconds by what was done, and the peak memory in bytes."""
+    """Seconds by operation, and the peak memory in bytes."""
     times: dict[str, Any] = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:

@@ -1,8 +1,8 @@
-"""A whole step of serving beside aiconfigurator's: `python -m tests.benchmarks.bench_serving [--workload FILE]`.
+"""A whole step of serving compared with aiconfigurator's: `python -m tests.benchmarks.bench_serving [--workload FILE]`.
 
 DeepSeek-V3 on 32 H200, decode of 64 sequences per GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
-balanced routing, every kind of operator beside those of aiconfigurator's own graph for wide expert parallelism; then with the
-skew of a recording, and what plans win back; last the fused kernels on the tables' power-law rows. aiconfigurator counts all
+balanced routing, every kind of operator with those of aiconfigurator's own graph for wide expert parallelism; then with the
+skew of a recording, and the gain of plans; last the fused kernels on the tables' power-law rows. aiconfigurator counts all
 61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and one normalisation out.
 """
 
@@ -58,7 +58,7 @@ KINDS = {
     "moe": "ffn",
     "moe_combine": "combine",
 }
-"""Operators of aiconfigurator's graph, and what they are called here."""
+"""Operators of aiconfigurator's graph and their names here."""
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def beside_a_server(workload: Workload) -> None:
 
 
 def datasheet_beside_measurements() -> None:
-    """How far the datasheet's operators are from the measured ones, over all packaged models that have both."""
+    """The distance of the datasheet's operators from the measured ones, over all packaged models that have both."""
     print("\noperators by the datasheet against measured ones, all packaged models: relative error of their sum")
     for phase in ("decode", "prefill"):
         for kv_dtype in ("bf16", "fp8"):

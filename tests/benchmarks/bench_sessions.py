@@ -2,9 +2,9 @@
 
 Every session is a real websocket client that speaks the protocol of a browser: it uploads a cluster and a recording of its
 own name (two sessions each upload the same contents under different names), opens the sample's model and visits every page,
-all sessions at once. A page that shows an error, or the name of another session's recording or cluster anywhere in what the
-server sent, ends the run with exit code 1. Printed: answer times of a page, alone and with all at once, and what the server's
-memory grew by for each session.
+all sessions at once. A page that shows an error, or the name of another session's recording or cluster anywhere in the
+server's messages, ends the run with exit code 1. Printed: answer times of a page, alone and with all at once, and the growth
+of the server's memory for each session.
 """
 
 import io
@@ -39,8 +39,8 @@ LIMIT = 120.0
 
 
 class Session:
-    """One browser: what it was sent last for each page, and how long that took. It begins on `page`, whose address `pages` of
-    an earlier session has where it is not the first."""
+    """One browser: the last messages for each page, and their seconds. It begins on `page`, which `pages` of an earlier
+    session names unless it is the first."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ def start(folder: Path, python: str = sys.executable, **environment: str) -> tup
 
 
 def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
-    """All sessions do something at the same time; what goes wrong in one is its fault, not the end of the others."""
+    """All sessions do something at the same time; a fault in one is noted and does not end the others."""
     ready = threading.Barrier(len(sessions))
 
     def work(session: Session) -> None:

@@ -1,7 +1,7 @@
-"""Every send order on the testbed beside its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
+"""Every send order on the testbed with its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
 
-Eight ranks whose links have the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
-100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, whose traffic is skewed, on one placement for all: random and
+Eight ranks with links at the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
+100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, with skewed traffic, on one placement for all: random and
 shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
 of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
 as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order; and there everything at once

@@ -1,4 +1,4 @@
-"""What the verdict would have told a team with the recorded loads of DeepSeek-R1, and with DeepSeek-V2-Lite's routing:
+"""The verdict for a team with the recorded loads of DeepSeek-R1, and with DeepSeek-V2-Lite's routing:
 `python -m tests.benchmarks.bench_verdict`. The tables are those of docs/verdict.md."""
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ class R1:
         return table_row(*cells, seconds(60 * verdict.break_even_minutes), WORDS[verdict.verdict])
 
     def replanned(self, deployed: str) -> str:
-        """With the plan of one recording deployed, what of those of the others?"""
+        """The verdicts on the plans of other recordings, with the plan of one deployed."""
         verdicts = {name: self.verdict(name, deployed) for name in NAMES if name != deployed}
         told = {
             name: f"{signed(verdict.gain_held_out)}, {WORDS[verdict.verdict]}" for name, verdict in verdicts.items()

@@ -88,7 +88,7 @@ def stored(trace: RoutingTrace, number: int, two: bool) -> str:
 
 
 def bystander(session: Visitor, ended: threading.Event) -> list[float]:
-    """How long the Cluster page takes, again and again."""
+    """The time of the Cluster page, again and again."""
     took = []
     while not ended.is_set():
         session.run("cluster")

@@ -1,4 +1,4 @@
-"""What benchmarks of size share: DeepSeek-R1 on nodes of eight H100.
+"""Shared by benchmarks of size: DeepSeek-R1 on nodes of eight H100.
 
 The recording is made by the studio's own generator (skew 0.6, affinity 0.3, seed 0): 16,384 tokens through 58 MoE layers of 256
 experts, top-8. Nodes have links of 450 GB/s and ports of 50 GB/s.

@@ -32,8 +32,8 @@ COMPACT = (",", ":")
 
 @dataclass(frozen=True)
 class Recording:
-    """write: into an empty folder, so many rows, a row being a layer of a token or of a step; most: rows that fit into what
-    may be read; options: of `read_workload`"""
+    """write: into an empty folder, so many rows, a row being a layer of a token or of a step; most: rows that fit into a
+    file that may be read; options: of `read_workload`"""
 
     name: str
     write: Callable[[Path, int], None]
@@ -145,7 +145,7 @@ def prompts_apart(folder: Path, rows: int) -> None:
 
 
 def events(folder: Path, rows: int) -> None:
-    """Streams as `curl` saves them: what was generated comes a token a line."""
+    """Streams as `curl` saves them: the answer comes a token a line."""
     for number, experts in enumerate(requests(rows)):
         parts = [experts[: USAGE["prompt_tokens"]], *np.split(experts[USAGE["prompt_tokens"] :], 99)]
         lines = (
@@ -171,7 +171,7 @@ def sglang_answers(folder: Path, rows: int) -> None:
 
 
 def save_dump(folder: Path, records: list[dict]) -> None:
-    """What SGLang's recorder writes, with every expert in the slot of its number."""
+    """A file of SGLang's recorder with every expert in the slot of its number."""
     import torch
 
     slots = torch.arange(EXPERTS).repeat(LAYERS, 1)
@@ -231,7 +231,7 @@ def moe_balance(folder: Path, rows: int, separators: tuple[str, str] | None = No
 
 
 def megatron(folder: Path, rows: int) -> None:
-    ranks = min(2, sum(1 for _ in requests(rows)))  # none of whose files is empty
+    ranks = min(2, sum(1 for _ in requests(rows)))  # none of its files is empty
     for rank in range(ranks):
         with (folder / f"router_trace_rank{rank}.jsonl").open("w") as file:
             for step, experts in enumerate(requests(rows)):

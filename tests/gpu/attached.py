@@ -1,4 +1,4 @@
-"""Whether NVML, PyTorch, the catalogue and nvidia-smi see the same GPUs."""
+"""NVML, PyTorch, the catalogue and nvidia-smi have to see the same GPUs."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ DEV = Path("/dev")
 
 
 def seen_without_torch(devices: Devices) -> str | None:
-    """What says that this machine has a GPU, where PyTorch can use none; None where nothing does."""
+    """The source that names a GPU that PyTorch cannot use; None if there is none."""
     if devices.gpus:
         return None
     if devices.machine:
@@ -51,7 +51,7 @@ def discovery() -> list[Finding]:
 
 
 def topology() -> list[Finding]:
-    """What nvidia-smi prints of this machine is read as the cluster that NVML shows."""
+    """The output of nvidia-smi is read as the cluster that NVML shows."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise SkipError("there is no nvidia-smi here")
@@ -77,5 +77,5 @@ def topology() -> list[Finding]:
 
 
 def stand_in(devices: Devices) -> str | None:
-    """A type of the catalogue for GPUs that it does not know: their rates are not what is checked."""
+    """A type of the catalogue for GPUs that it does not know: their rates are not checked."""
     return None if all(gpu.type for gpu in devices.machine) else next(iter(gpu_types()))

@@ -36,7 +36,7 @@ SHARING = 4
 
 
 def checks_for(devices: Devices) -> dict[str, Check]:
-    """By name, in their order: what is quick and tells most comes first."""
+    """Checks by name, the quick and telling ones first."""
     checks: dict[str, Check] = {FOUND: discovery, "nvidia-smi topo -m": topology}
     for ranks in counts(len(devices.gpus)):
         for case in CASES:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def run_all(checks: Mapping[str, Check], devices: Devices, kept: Path) -> list[Row]:
-    """The rows of all checks, printed and kept one by one: what ends the run early leaves those before."""
+    """The rows of all checks, printed and kept one by one: an early end of the run leaves those before."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, environment(SWITCHYARD_DATA=folder):
         for name, check in checks.items():
@@ -127,7 +127,7 @@ def finish(rows: Sequence[Row], devices: Devices, kept: Path) -> int:
 
 
 def tried(name: str, check: Check, log: Path) -> list[Row]:
-    """What came of a check. What ranks printed is shown when it fails."""
+    """The outcome of a check. The output of its ranks is shown when it fails."""
     try:
         with log.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
             findings = check()

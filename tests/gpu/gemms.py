@@ -27,7 +27,7 @@ from tests.gpu.table import Finding
 WITHIN = 0.1
 """Mean error of calibrated GEMM times that is allowed."""
 ROWS = (24, 200, 700, 3000)
-"""Of the GEMMs that are measured directly: none is among a calibration's."""
+"""Sizes of the GEMMs that are measured directly: none is among a calibration's."""
 READINGS, READING_SECONDS = 7, 2e-3
 
 
@@ -87,7 +87,7 @@ def model_shapes() -> list[tuple[int, int]]:
 
 
 def seconds_of_gemm(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Median seconds of one of several GEMMs, one after another, whose weights together do not fit in the GPU's cache."""
+    """Median seconds of one of several GEMMs, one after another, with weights that together do not fit in the GPU's cache."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     copies = min(64, max(2, math.ceil(2 * cache / (n * k * dtype.itemsize))))
     weights = [torch.randn((k, n), dtype=dtype, device=device) for _ in range(copies)]

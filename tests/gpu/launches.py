@@ -1,5 +1,5 @@
 """The launches of the check: every order of one model and of two, and training steps under every policy. Which kind of event
-takes how much longer than predicted is a figure, not a fault: what is wrong is an outcome that differs, or none."""
+takes how much longer than predicted is a figure, not a fault: a fault is an outcome that differs, or none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ from engine.systems import TRAINING, run
 from engine.systems.base import silent
 from engine.training import TrainingStep, balanced_load
 from engine.units import seconds, share, signed
+from tests.cases.launch_plans import MODES, beside, blocks, coherent, plan_in, skewed
 from tests.gpu.outcome import SkipError, needs
 from tests.gpu.table import Finding
-from tests.launch.plans import MODES, beside, blocks, coherent, plan_in, skewed
 
 FAR = 0.25
-"""From what difference to its prediction on, relative to that, a kind of event is named as far off."""
+"""Relative difference to its prediction from which a kind of event is named as far off."""
 GPU = "H100"
-"""The catalogue's type that plans are made for: what ran is predicted with costs measured there."""
+"""The catalogue's type that plans are made for: runs are predicted with costs measured on the ranks."""
 LIMIT = 240.0
 """Seconds after which a launch is given up: one that hangs must not keep the others from running."""
 MICRO_OP = 1e6
@@ -39,7 +39,7 @@ MICRO_OP = 1e6
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much the launches compute. step: the training step, of which the model has the same width"""
+    """The amount that launches compute. step: the training step, of which the model has the same width"""
 
     tokens: int
     width: int
@@ -118,7 +118,7 @@ def _gpus(ranks: int) -> int:
 
 
 def _step(system: str, ranks: int, sizes: Sizes) -> tuple[Plan, Callable[[tuple[Plan, ...]], Launch]]:
-    """A plan for a training step, and what launches such plans."""
+    """A plan for a training step, and the function that launches such plans."""
     model = _model(ranks, sizes).model_copy(update={"layers": 4, "dense_layers": (0, 2), "dtype": "fp32"})
     node = Node(name="drawn", gpus=(gpu(GPU),) * _gpus(ranks))
     load = balanced_load(model)
@@ -138,7 +138,7 @@ def counts(gpus: int) -> list[int]:
 
 
 def launched(case: str, ranks: int, backend: str, devices: Devices, sizes: Sizes = FULL) -> list[Finding]:
-    """Run a launch of plans; what each computed is compared with the unplanned computation there."""
+    """Run a launch of plans; the ranks compare each output with the unplanned computation."""
     prepared = prepare(replace(CASES[case](ranks, sizes), limit=LIMIT), devices)
     instructions = prepared.instructions
     needs(instructions.backend == backend, f"the backend is {instructions.backend}")
@@ -149,7 +149,7 @@ def launched(case: str, ranks: int, backend: str, devices: Devices, sizes: Sizes
 
 
 def _finding(measured: MeasuredPlan) -> Finding:
-    """What one plan took, by kind of event, beside what it should have taken."""
+    """The seconds of one plan by kind of event, measured and predicted."""
     laid = compare(measured.predicted, measured.measured)
     kinds = {row.kind: (float(row.predicted), float(row.measured)) for row in laid.by_kind.itertuples()}
     off = {kind: took / foreseen - 1 for kind, (foreseen, took) in kinds.items() if foreseen > 0 and took > 0}

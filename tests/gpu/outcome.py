@@ -1,8 +1,8 @@
-"""How a check ends: it holds and has something to say, it does not hold, or it does not apply."""
+"""Ends of a check: it holds and has something to say, it does not hold, or it does not apply."""
 
 
 class CheckError(Exception):
-    """What does not hold, for a person."""
+    """The fault, for a person."""
 
 
 class SkipError(Exception):

@@ -1,6 +1,6 @@
-"""What the check needs of a Python that was not set up for it, and the wheels that make up for what that one lacks.
+"""Packages that the check needs of a Python that was not set up for it, and the wheels that stand in for missing ones.
 
-    python -m tests.gpu.packages                          the folders to put in front of PYTHONPATH, or what is missing
+    python -m tests.gpu.packages                          the folders to put in front of PYTHONPATH, or the missing packages
     python -m tests.gpu.packages fetch [--python X.Y] [NAME ...]
 
 Wheels lie in `.gpu-wheels/NAME`, as small as they came, and travel with the tree. They are unpacked where they are needed, and
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEELS, UNPACKED = ROOT / ".gpu-wheels", ROOT / ".gpu-wheels-unpacked"
 OLDEST = (3, 11)
 NEEDED = ("networkx", "numba", "numpy", "nvidia-ml-py", "pandas", "psutil", "pydantic", "scipy")
-"""What the check and the ranks import beside PyTorch. Their own requirements come along with their wheels."""
+"""Packages that the check and the ranks import besides PyTorch. Their own requirements come along with their wheels."""
 ALSO = ("ortools", "pyarrow", "PyYAML", "safetensors")
-"""What some checks are skipped without."""
+"""Packages without which some checks are skipped."""
 
 
 def here() -> str:
@@ -69,7 +69,7 @@ def _is_for_this_python(wheel: Path) -> bool:
 
 
 def folders_of(names: Sequence[str]) -> list[Path]:
-    """Where the wheels of these packages lie unpacked."""
+    """The folders in which the wheels of these packages lie unpacked."""
     folders = []
     for wheel in (wheel for name in names for wheel in wheels_of(name)):
         folder = UNPACKED / wheel.stem
@@ -78,13 +78,13 @@ def folders_of(names: Sequence[str]) -> list[Path]:
             half = Path(tempfile.mkdtemp(dir=UNPACKED))
             with zipfile.ZipFile(wheel) as file:
                 file.extractall(half)
-            half.rename(folder)  # so that what was cut off is never taken for whole
+            half.rename(folder)  # so that a torn folder is never taken for whole
         folders.append(folder)
     return list(dict.fromkeys(folders))
 
 
 def missing_in_words(names: Sequence[str]) -> str:
-    """One line: what is missing in which version, and what to do."""
+    """One line: the missing packages, their versions, and the remedy."""
     wanted = pins()
     text = f"{sys.executable} (Python {here()}) lacks {', '.join(f'{name} {wanted[name]}' for name in names)}"
     if "torch" in names:
@@ -98,8 +98,8 @@ def missing_in_words(names: Sequence[str]) -> str:
 
 
 def fetch(names: Sequence[str], python: str) -> None:
-    """The wheels of these packages and of what they require, in the versions of requirements.txt, for CPython `python` on
-    this kind of machine. What is needed by itself is left out: the machine's own may do."""
+    """The wheels of these packages and of their requirements, in the versions of requirements.txt, for CPython `python` on
+    this kind of machine. Packages needed for themselves alone are left out: the machine's own may do."""
     wanted = pins()
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("".join(f"{name}=={pin}\n" for name, pin in wanted.items()))

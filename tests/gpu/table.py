@@ -1,4 +1,4 @@
-"""The rows of the check: one line each, and all of them as JSON with what they were measured on."""
+"""The rows of the check: one line each, and all of them as JSON with the machine that they were measured on."""
 
 import json
 import platform
@@ -15,12 +15,12 @@ from engine.launch.places.devices import Devices, driver_version
 from tests.gpu.packages import ROOT
 
 WIDTH = 46
-"""Of the names' column."""
+"""Width of the names' column."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check that holds has to say. name: of the part of the check, where it has several; figures: numbers for JSON"""
+    """The message of a check that holds. name: of the part of the check, where it has several; figures: numbers for JSON"""
 
     text: str
     name: str = ""
@@ -47,7 +47,7 @@ def document(rows: Sequence[Row], devices: Devices) -> str:
 
 
 def surroundings(devices: Devices) -> dict[str, Any]:
-    """The machine, and the versions of what ran on it; None where one is not known."""
+    """The machine and the versions of its software; None if one is not known."""
     cuda = torch.version.cuda
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,7 +66,7 @@ def surroundings(devices: Devices) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Of the tree that is checked, with a plus where files were changed; None outside a repository."""
+    """The commit that is checked, with a plus if files were changed; None outside a repository."""
     if (git := shutil.which("git")) is None:
         return None
     command = [git, "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]

@@ -1,4 +1,4 @@
-"""The check for machines with a GPU: what it tries where, what it says without one, and that no check hides another."""
+"""The check for machines with a GPU: its parts by machine, its message without a GPU, and that no check hides another."""
 
 import json
 import os

@@ -5,11 +5,11 @@ import pytest
 from engine.launch.places.devices import Devices
 from engine.simulate.streams import POLICIES
 from engine.training import TrainingStep
+from tests.cases.launch_plans import MODES
 from tests.gpu import launches
 from tests.gpu.launches import CASES, Sizes, counts, launched
 from tests.gpu.outcome import CheckError, SkipError
 from tests.launch.nvml import GIB
-from tests.launch.plans import MODES
 
 SMALL = Sizes(64, 32, 1, TrainingStep(batch=2, sequence_length=8, heads=2, dense_d_ff=64, vocabulary=50))
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * GIB)
@@ -63,7 +63,7 @@ def test_a_machine_is_checked_with_these_numbers_of_its_gpus(gpus, wanted):
 
 @pytest.mark.parametrize("case", ["one model", "training step"])
 def test_on_gpus_every_rank_has_one_of_its_own(case):
-    """As far as it can be looked at here: what the ranks would be told."""
+    """The instructions that the ranks would get, as far as they can be looked at here."""
     gpus = Devices(gpus=("H100",) * 3, memory=(80 * GIB,) * 3, cores=8, host_memory=64 * GIB)
     told = launches.prepare(CASES[case](3, launches.FULL), gpus).instructions
     assert (told.ranks, told.backend, told.gpus, told.device) == (3, "nccl", 3, "cuda")

@@ -1,4 +1,4 @@
-"""What a Python lacks for the check is said before anything fails, and carried wheels make up for it."""
+"""Packages that a Python lacks for the check are named before anything fails, and carried wheels stand in for them."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tests.gpu.packages import NEEDED, ROOT, main
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 TAG = HERE.replace(".", "")
 OF_TORCH = ("filelock", "networkx", "torch")
-"""What comes with PyTorch anyway, and itself."""
+"""PyTorch and the packages that come with it."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def wheels(tmp_path, monkeypatch) -> Path:
 
 
 def installed(monkeypatch, **others: str | None) -> None:
-    """Let this Python have these versions beside the pinned ones, None: not at all."""
+    """Let this Python have these versions besides the pinned ones, None: not at all."""
     pins = packages.pins()
     versions = pins | {name.replace("_", "-"): version for name, version in others.items()}
     monkeypatch.setattr(packages, "_installed", lambda name: versions[name] or "-1")
@@ -150,7 +150,7 @@ def test_ranks_and_the_check_import_no_solver():
 
 @pytest.mark.slow
 def test_ranks_and_the_check_import_nothing_else_of_what_the_studio_requires():
-    """PyTorch brings some of it along; whatever is not in the list of what is needed cannot be imported here."""
+    """PyTorch brings some packages along; those missing from the list of needed ones cannot be imported here."""
     known = packages_distributions()
     there = {name.lower() for name in (*NEEDED, *OF_TORCH)}
     others = {name.lower() for name in packages.pins()} - there

@@ -21,10 +21,10 @@ from engine.launch.running import clusters, local
 from engine.launch.running.clusters import Status
 from engine.launch.running.local import run_on_cluster
 from engine.result import never
+from tests.cases.cluster_launches import destination, launch_for
 from tests.cases.launched import request_of, simulated
+from tests.cases.launches import MODEL, plan_for, recording
 from tests.launch.cluster_fakes import install_slurm
-from tests.launch.launches_for_clusters import destination, launch_for
-from tests.launch.test_local import MODEL, plan_for, recording
 
 TRACE = recording()
 PLANS = tuple(plan_for(TRACE, mode) for mode in ("matched", "concurrent"))
@@ -75,8 +75,6 @@ def test_folders_are_listed_unread_newest_first(tmp_path):
 
 
 # By a scheduler.
-
-
 @pytest.fixture
 def on_slurm(tmp_path, monkeypatch):
     """A launch on a stand-in of Slurm, asked twenty times a second; return launch, destination and the folder of its state."""

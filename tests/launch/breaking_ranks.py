@@ -1,5 +1,7 @@
-"""One of two ranks that break NCCL's rules, each in every way: `python -m tests.launch.breaking_ranks RANK FOLDER`. Writes what
-came of it as `broken-RANK.json`."""
+"""One of two ranks that break NCCL's rules in every way: `python -m tests.launch.breaking_ranks RANK 2 FOLDER`.
+
+It writes the refusals as `outcome-RANK.json`.
+"""
 
 import json
 import os
@@ -15,7 +17,7 @@ from tests.launch import nccl_rules
 
 
 def refusal(act: Callable[[], object]) -> str:
-    """What is said against it; empty where nothing is."""
+    """The refusal; empty if there is none."""
     try:
         act()
     except nccl_rules.NcclError as error:
@@ -23,10 +25,10 @@ def refusal(act: Callable[[], object]) -> str:
     return ""
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, ranks: int, folder: Path) -> None:
     nccl_rules.patch()
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
     groups, other = [dist.new_group(), dist.new_group()], 1 - rank
     outcome = {}
 
@@ -57,9 +59,9 @@ def main(rank: int, folder: Path) -> None:
 
         dist.barrier()
         outcome["crossed"] = refusal(crossed)
-    (folder / f"broken-{rank}.json").write_text(json.dumps(outcome))
-    os._exit(0)  # what waits for the other rank waits for ever
+    (folder / f"outcome-{rank}.json").write_text(json.dumps(outcome))
+    os._exit(0)  # a thread that waits for the other rank waits for ever
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

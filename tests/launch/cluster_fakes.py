@@ -59,7 +59,7 @@ SLURM = {
         (state / "srun.json").write_text(json.dumps(sys.argv[1:]))
     """,
 }
-"""What the commands do, in a folder `state` that tests write to and read from."""
+"""The commands' scripts, which use a folder `state` that tests write to and read from."""
 
 
 def install_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -77,7 +77,7 @@ def install_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def groups_given_to_srun(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What bash makes of the script: the arguments that srun gets, one list a node."""
+    """The arguments that srun gets when bash runs the script, one list a node."""
     state = install_slurm(folder, monkeypatch)
     environment = os.environ | {"SLURM_JOB_ID": JOB_NUMBER}
     subprocess.run(["bash"], input=script, env=environment, cwd=folder, check=True, text=True, capture_output=True)
@@ -91,8 +91,8 @@ def groups_given_to_srun(script: str, folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def as_kubelet_expands(text: str, environment: dict[str, str]) -> str:
-    """`$(NAME)` for what is set, `$$` for `$`, all else as it is (kubernetes.io, "Use environment variables to define
-    arguments")."""
+    """`$(NAME)` for variables that are set, `$$` for `$`, all else as it is (kubernetes.io, "Use environment variables to
+    define arguments")."""
 
     def expanded(match: re.Match) -> str:
         return "$" if match[0] == "$$" else environment.get(match[1], match[0])
@@ -102,7 +102,7 @@ def as_kubelet_expands(text: str, environment: dict[str, str]) -> str:
 
 class Kubernetes:
     """The part of a Kubernetes cluster's interface that is used, with Volcano. jobs: those that were created, by namespace and
-    name; phase, log: what they say; status: of every answer that is not a log, log_status: of one."""
+    name; phase, log: their answers; status: of every answer that is not a log, log_status: of one."""
 
     def __init__(self) -> None:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}

@@ -1,5 +1,7 @@
-"""One of the ranks of `test_exchange`: `python -m tests.launch.exchange_ranks RANK RANKS FOLDER`. It runs exchanges of rows
-that say where they come from and writes what arrived, and when, as `outcome-RANK.json`."""
+"""One of the ranks of `test_exchange`: `python -m tests.launch.exchange_ranks RANK RANKS FOLDER`.
+
+It exchanges rows that name their source and writes the rows that arrived, with times, as `outcome-RANK.json`.
+"""
 
 import json
 import sys
@@ -10,11 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.communication.order import order, random_order
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.routes import Piece, pieces
-from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
+from engine.plan import OrderMode, Schedule
+from tests.cases.launch_plans import MODES
 
 WIDTH = 3
 
@@ -23,6 +27,27 @@ def outgoing_of(counts: np.ndarray, rank: int) -> torch.Tensor:
     """[row, 3]: source, destination and number of every row, ordered by destination."""
     rows = [(rank, dst, number) for dst in range(len(counts)) for number in range(counts[rank, dst])]
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, WIDTH)
+
+
+PACED_RATES = np.array([40e3, 20e3, 20e3])
+"""Bytes/s."""
+
+
+def counts_of(ranks: int, seed: int) -> np.ndarray:
+    """int64[src, dst] rows, some of them none."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.8)
+
+
+def schedule_of(mode: OrderMode, counts: np.ndarray, seed: int) -> Schedule | None:
+    """A schedule made for other traffic than it is used for, so that some pairs are unknown to it."""
+    planned = np.where(np.random.default_rng(seed + 100).random(counts.shape) < 0.8, counts, 0).astype(float)
+    if mode == "concurrent":
+        return None
+    if mode == "sequential":
+        return random_order(planned, seed)
+    rate = np.linspace(1.0, 2.0, len(counts))
+    return order(planned, rate, rate, mode).solution
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""All ranks of a launch in one process, step by step, without torch.distributed: what is exchanged is copied row by row."""
+"""All ranks of a launch in one process, step by step, without torch.distributed: exchanges copy row by row."""
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.relayed import PooledExchange
+from tests.cases.launches import MODEL, plan_for, recording
 
 CPU = torch.device("cpu")
 
@@ -16,6 +17,13 @@ CPU = torch.device("cpu")
 def contexts_of(instructions: RankInstructions, *tokens: Tokens) -> list[RankContext]:
     """The job as every rank sees it."""
     return [RankContext(instructions, tokens, rank, CPU, Recorder(rank, CPU)) for rank in range(instructions.ranks)]
+
+
+def only_context(**more) -> RankContext:
+    """The only rank of a launch of one plan for four tokens. more: fields of `RankInstructions`"""
+    plans = (plan_for(recording(4), "concurrent"),)
+    (context,) = contexts_of(RankInstructions(**{"plans": plans, "model": MODEL, "ranks": 1, "backend": "gloo"} | more))
+    return context
 
 
 class NoWay:
@@ -54,7 +62,7 @@ def run(ranks: list[Layers]) -> None:
 
 
 def move(ranks: list[Layers], kind: str, layer: int) -> None:
-    """An exchange: to every rank what the others have for it, in the order of the senders."""
+    """An exchange: every rank gets its rows from the others in the order of the senders."""
     if isinstance(ranks[0]._ways[kind], PooledExchange):
         move_on(ranks, kind)
         return

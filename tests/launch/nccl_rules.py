@@ -1,14 +1,14 @@
-"""NCCL's rules on processors: a rank of a launch whose collectives run over Gloo, but only in the order that NCCL would keep.
+"""NCCL's rules on processors: a rank of a launch with collectives over Gloo, but only in the order that NCCL would keep.
 
     python -m tests.launch.nccl_rules FOLDER     (in place of engine.launch.worker)
 
-What NCCL demands beyond Gloo, and what is enforced here (NCCL user guide, "Using multiple communicators" and "Point-to-point
+The rules of NCCL that Gloo does not have, enforced here (NCCL user guide, "Using multiple communicators" and "Point-to-point
 communication"; PyTorch's notes on `batch_isend_irecv` and on `init_process_group(device_id=…)`):
 
-* A communicator is one queue: what a rank hands over runs in that order, one after another. Tags mean nothing; between two
+* A communicator is one queue: operations run in the order in which a rank hands them over. Tags mean nothing; between two
   ranks the first send goes to the first receive.
 * A send ends when it has been received.
-* A batch is one entry, whose parts progress together; all of them use one communicator.
+* A batch is one entry, and its parts progress together; all of them use one communicator.
 * A communicator is made by its first use, which waits for all of its members (lazily), or as its group is made (eagerly).
 * `wait` lets the current stream wait, not the host. A barrier keeps the host waiting.
 
@@ -17,8 +17,8 @@ SWITCHYARD_NCCL holds words, separated by commas:
 * `eager`: communicators are made with their groups, as on GPUs, which `joining` names.
 * `one-queue`: all communicators of a rank share one queue, as with CUDA_DEVICE_MAX_CONNECTIONS=1 or with kernels that fill a
   device: then only an order of launches that is the same on all ranks ends.
-* `late`: `wait` returns at once and what is to arrive is NaN until it has; every operation of PyTorch runs after what was
-  waited for, as kernels of one stream do. The host's clock, or a view of memory that NumPy reads, does not wait.
+* `late`: `wait` returns at once and incoming numbers are NaN until they have arrived; every operation of PyTorch runs after
+  the ones waited for, as kernels of one stream do. The host's clock, or a view of memory that NumPy reads, does not wait.
 * `uneven`: the computations of a training step take longer by chance, on every rank by another one.
 * `two-machines`: every rank takes itself for a machine of its own, so that clocks are compared.
 """
@@ -46,7 +46,7 @@ from engine.launch.rank import recorder
 from engine.launch.rank.recorder import Recorder
 
 PATIENCE = float(os.environ.get("SWITCHYARD_NCCL_PATIENCE", 8))
-"""Seconds after which what has not ended never will."""
+"""Seconds after which an operation is taken to wait for ever."""
 DELAY = 0.002
 """Seconds by which the stream lags behind the host, where `wait` returns at once or ranks are uneven."""
 LATE = 0.006
@@ -77,7 +77,7 @@ class NcclError(RuntimeError):
 
 
 class Entry:
-    """What was handed over to a communicator. run: carries it out; text: what it is"""
+    """An operation handed over to a communicator. run: carries it out; text: its name"""
 
     def __init__(self, text: str, run: Callable[[], None]) -> None:
         self.text, self.run = text, run
@@ -100,7 +100,7 @@ class Entry:
 
 
 class Queue:
-    """What runs one after another, in the order in which it was handed over."""
+    """A queue of operations that run one after another in the order of their hand-over."""
 
     def __init__(self, name: str) -> None:
         self.name, self.entries = name, queue.SimpleQueue()
@@ -127,7 +127,7 @@ class Queue:
 
 
 class Communicator:
-    """group: of Gloo, which carries what this one is given; number: how many groups this rank made before"""
+    """group: of Gloo, which carries the operations of this one; number: how many groups this rank made before"""
 
     def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
         self.group, self.name = group, name
@@ -211,7 +211,7 @@ def shared_queue(name: str) -> Queue:
 
 
 def heads() -> str:
-    """What every queue of this rank is at."""
+    """The operation at the head of every queue of this rank."""
     running = [queue.running for queue in queues.values()]
     return "; ".join(entry.text for entry in running if entry is not None) or "all are empty"
 
@@ -226,7 +226,7 @@ def of(group: dist.ProcessGroup | None) -> Communicator:
     return communicators[None if group is None or group is dist.group.WORLD else group]
 
 
-# What stands in `torch.distributed`, with the names and arguments that it has there.
+# Stand-ins for functions of `torch.distributed`, with their names and arguments.
 
 
 def init_process_group(backend, *, store, rank, world_size, timeout, device_id=None):
@@ -256,7 +256,7 @@ def broadcast(tensor, src=None, group=None, async_op=False):
 
 
 def in_place(tensor, text, group, async_op, carry_out):
-    """A collective whose outcome takes the place of what goes in."""
+    """A collective that writes its outcome over its input."""
     own = tensor.clone()
     spoil(tensor)
 
@@ -328,7 +328,7 @@ def alone(way, tensor, peer, group, tag):
 
 
 class Pair(Communicator):
-    """Made by the two ranks that it connects; beside its numbers those of other communicators of the same group go on."""
+    """Made by the two ranks that it connects; other communicators of the same group keep their own numbers."""
 
     FIRST = 1 << 20
 

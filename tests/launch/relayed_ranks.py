@@ -1,5 +1,7 @@
-"""One of the ranks of `test_relayed`: `python -m tests.launch.relayed_ranks RANK RANKS FOLDER`. It runs two-tier exchanges of
-rows that say where they come from and writes what arrived as `outcome-RANK.json`."""
+"""One of the ranks of `test_hops`: `python -m tests.launch.relayed_ranks RANK RANKS FOLDER`.
+
+It runs two-tier exchanges of rows that name their source and writes the rows that arrived as `outcome-RANK.json`.
+"""
 
 import json
 import sys
@@ -22,7 +24,7 @@ NODES = {4: [(2, 2), (3, 1), (1, 2, 1), (4,)], 8: [(4, 4)]}
 
 
 def cases_of(ranks: int) -> list[tuple[np.ndarray, Hops]]:
-    """Rows (int64[src, dst], with empty pairs) and how they go: each matrix beside its mirror image, whose relays are its own.
+    """Rows (int64[src, dst], with empty pairs) and their hops: each matrix with its mirror image, which has relays of its own.
     Half of the schedules are for other traffic."""
     cases = []
     for seed, sizes in enumerate(NODES[ranks] * 2):

@@ -1,5 +1,7 @@
-"""One of the ranks of `test_spread_ranks`: `python -m tests.launch.spread_ranks RANK RANKS FOLDER`. It sends tokens once to
-every node and sums up what comes back, in slices, and writes what it got as `outcome-RANK.json`."""
+"""One of the ranks of `test_spread`: `python -m tests.launch.spread_ranks RANK RANKS FOLDER`.
+
+It sends tokens once to every node, sums up the outputs that come back, in slices, and writes both as `outcome-RANK.json`.
+"""
 
 import json
 import sys
@@ -62,7 +64,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         dist.barrier()
         (there, came, _), (back, returned, tokens) = ways
         there.run(WIRE.pack(torch.from_numpy(np.stack([held, source[held]], axis=1)).float()), came)
-        # What this rank has made of a token: the token's number, and a bit of its own.
+        # The output of this rank for a token: the token's number, and a bit of its own.
         made = torch.from_numpy(np.stack([served, np.full(len(served), 2**rank)], axis=1)).float()
         back.run(WIRE.pack(made), returned)
         summed = torch.zeros((len(source), 2)).index_add_(0, torch.from_numpy(tokens), WIRE.unpack(returned))

@@ -1,4 +1,4 @@
-"""Real Gloo ranks that execute training steps and tell what happened: `python -m tests.launch.step_ranks FOLDER`."""
+"""Real Gloo ranks that execute training steps and report their events: `python -m tests.launch.step_ranks FOLDER`."""
 
 import gc
 import json
@@ -56,10 +56,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one rank. difference: None but on rank 0; spoilt: the same with one number of a gradient changed on the last rank,
-    and with one that is not a number, if probed; events: kind, layer, start, end, bytes and label of the second of two steps;
-    repeated: whether both gave the same gradients to the bit; updated: whether the weights have moved against the gradients;
-    memory: most bytes in tensors at any time."""
+    """The outcome of one rank.
+
+    difference: None but on rank 0.
+    spoilt: the difference with one number of a gradient changed on the last rank, and with NaN in its place, if probed.
+    events: kind, layer, start, end, bytes and label of the events of the second of two steps.
+    repeated: True if both steps gave the same gradients to the bit.
+    updated: True if the weights have moved against the gradients.
+    memory: most bytes in tensors at any time.
+    """
 
     difference: Difference | None
     spoilt: tuple[Difference | None, ...]
@@ -81,13 +86,13 @@ class Double(RankContext):
 
 
 class Staged(Double):
-    """A job whose device passes for another one than Gloo's."""
+    """A job with a device that passes for another one than Gloo's."""
 
     communication_device = torch.device("cpu", 0)
 
 
 class Listener(Recorder):
-    """Keeps what was logged."""
+    """A recorder that keeps its log."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank, CPU)

@@ -1,4 +1,4 @@
-"""`calibrate`: what is refused, what ranks measure, what becomes of it, and how it ends."""
+"""`calibrate`: refusals, the sweep that fits its time, the measurements of ranks, and its end."""
 
 import contextlib
 import json
@@ -6,13 +6,13 @@ import math
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine import store
 from engine.costs import Profiled
@@ -21,17 +21,15 @@ from engine.formats import read_costs
 from engine.jobs import protocol, runner
 from engine.jobs.launches import table_of
 from engine.jobs.runner import State
-from engine.launch.calibration import calibrate, sweep_rank
+from engine.launch.calibration import calibrate, sweep, sweep_rank
 from engine.launch.calibration.calibrate import plan_sweep, read_measured
-from engine.launch.calibration.sweep import Sweep, grids
+from engine.launch.calibration.sweep import Grid, Speed, Sweep, grid_for, grids, held_out_shapes
 from engine.launch.places.devices import Devices
 from engine.launch.running import local
 from engine.result import never
 from engine.systems.base import silent
 from tests.strategies import cluster_of, make_gpu
 from tests.test_cli import CLUSTER, CommandLine
-
-pytestmark = pytest.mark.slow
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 CARDS = replace(HOST, gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S"), memory=(1e11,) * 3)
@@ -45,9 +43,8 @@ def engine(capsys, monkeypatch) -> CommandLine:
     return CommandLine(capsys)
 
 
-# What is asked for
-
-
+# Requests.
+@pytest.mark.slow
 def test_defaults_follow_the_devices():
     host, cards = plan_sweep(HOST), plan_sweep(CARDS)
     assert (host.ranks, host.backend, host.dtypes) == (2, "gloo", ("fp32",))
@@ -58,6 +55,7 @@ def test_defaults_follow_the_devices():
     assert plan_sweep(CARDS, 1, ["fp16", "fp16"]).dtypes == ("fp16",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "ranks", "part"),
     [
@@ -73,11 +71,13 @@ def test_numbers_of_ranks_that_make_no_sense(devices, ranks, part):
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_numbers_without_a_gemm_are_refused():
     with pytest.raises(InputError, match="fp8 cannot be measured; choose from bf16, fp16, fp32"):
         plan_sweep(CARDS, dtypes=["fp8"])
 
 
+@pytest.mark.slow
 def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "run_processes", lambda *_: pytest.fail("it measured"))
     good = tmp_path / "profile.json"
@@ -98,15 +98,14 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
 
 
+@pytest.mark.slow
 def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
     with pytest.raises(InputError, match="no GPU type 'H900'"):
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
     assert not (tmp_path / "run").exists()
 
 
-# What the ranks found
-
-
+# Readings of the ranks.
 def readings_of(*names: str) -> dict:
     """As rank 0 writes it."""
     gemms = [[m, n, k, 1e-9 * m * n * k, 0.1 * m] for m in (1, 2, 3) for n in (8, 64) for k in (8, 64)]
@@ -127,6 +126,7 @@ def readings_of(*names: str) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_devices_are_called_what_a_cluster_calls_them():
     sweep = plan_sweep(CARDS, dtypes=["bf16"])
     names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
@@ -139,6 +139,7 @@ def test_devices_are_called_what_a_cluster_calls_them():
     assert [table.gpu for table in host.measured.memory] == ["CPU"]
 
 
+@pytest.mark.slow
 def test_what_the_ranks_found_becomes_times_fits_and_errors():
     calibration = read_measured(readings_of("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
     assert (
@@ -159,23 +160,21 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     ]
 
 
+@pytest.mark.slow
 def test_ranks_of_one_kind_are_merged_by_their_medians():
     points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
     assert sweep_rank._merged(points) == [[8, 64, 2.0, 0.4]]
 
 
 # One rank in this process
-
-
 @pytest.fixture
-def rank():
+def rank(one_rank) -> sweep_rank.SweepRank:
     """A rank that is alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     sweep = Sweep(ranks=1, backend="gloo", dtypes=("fp32",), seconds=0.5, repeats=3, held_out=5)
-    yield sweep_rank.SweepRank(sweep, 0, torch.device("cpu"))
-    dist.destroy_process_group()
+    return sweep_rank.SweepRank(sweep, 0, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
     readings = rank.measure()
     assert (
@@ -213,11 +212,13 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_one_repetition(rank, clock):
     assert rank.seconds_of([lambda: clock.work(1e-4)]) == [(pytest.approx(1e-4), pytest.approx(0, abs=1e-9))]
     assert clock.calls == 2 + 3 * 10, "what is short is repeated between two readings of the clock"
 
 
+@pytest.mark.slow
 def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, clock):
     readings = iter([9.0, 9.0, 1.0, 7.0, 2.0, 30.0, 4.0, 50.0])  # in turn; of each a warm-up and a first look
     lengths = {"a": [], "b": []}
@@ -232,12 +233,14 @@ def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, cloc
     assert medians == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
 
 
+@pytest.mark.slow
 def test_out_of_time_everything_is_read_once(rank, clock):
     clock.now, rank.deadline = 1.0, 0.5
     rank.seconds_of([lambda: clock.work(2e-3)])
     assert clock.calls == 3  # a warm-up, a first look, and one reading
 
 
+@pytest.mark.slow
 def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, clock):
     def prepared(size):
         return float(size), lambda: clock.work(size * 1e-5)
@@ -251,6 +254,7 @@ def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, cloc
     assert len(rank._over_sizes("memory", "naps", sizes, prepared, 2.0, False)) == 5
 
 
+@pytest.mark.slow
 def test_every_call_takes_other_weights():
     gemms = sweep_rank._Gemms(grids()[-1], torch.float32, torch.device("cpu"), 2**22, 0)
     work = gemms.work(8, 128, 128)
@@ -261,8 +265,7 @@ def test_every_call_takes_other_weights():
 
 
 # Real ranks
-
-
+@pytest.mark.slow
 def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     path = tmp_path / "profile.json"
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
@@ -298,6 +301,8 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     return ranks
 
 
+@pytest.mark.slow
+@pytest.mark.everything
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
     deadline = time.monotonic() + 120
@@ -310,6 +315,7 @@ def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     assert ranks_in(job.folder / "run") == []
 
 
+@pytest.mark.slow
 def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     def run_processes(commands, ranks, limit, folder, stop, report):
         seen.extend(commands)
@@ -338,6 +344,7 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     assert here.on == "local" and "engine.launch.calibration.sweep_rank" in seen[0][0] and len(seen) == 1
 
 
+@pytest.mark.slow
 def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
         calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
@@ -347,11 +354,13 @@ def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_calibration_or_launch_at_a_time(tmp_path):
     with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
 
 
+@pytest.mark.slow
 def test_a_job_says_what_it_measured(monkeypatch):
     from engine.jobs import launches
     from tests.costs import device_profiles as planted
@@ -370,3 +379,76 @@ def test_a_job_says_what_it_measured(monkeypatch):
     ]
     assert [fit["operation"] for fit in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
     assert answer["fits"][0]["rate"] == pytest.approx(1e12)
+
+
+# The sweep.
+
+
+GPU = Speed(start_up=5e-6, multiply_add=2 / 600e12, bookkeeping=2e-3)
+CPU = Speed(start_up=3e-6, multiply_add=2 / 50e9, bookkeeping=5e-3)
+
+
+def pair_sweep(**changes) -> Sweep:
+    settings = {"ranks": 2, "backend": "gloo", "dtypes": ("fp32",), "seconds": 30.0, "repeats": 7, "held_out": 8}
+    return Sweep(**(settings | changes))
+
+
+def test_the_parts_share_all_of_the_time():
+    pair, single = pair_sweep(), pair_sweep(ranks=1)
+    assert sum(pair.allowance(part) for part in sweep.PARTS) == pytest.approx(30)
+    assert sum(single.allowance(part) for part in sweep.PARTS if part not in sweep.COLLECTIVES) == pytest.approx(30)
+    assert single.allowance("gemm") > pair.allowance("gemm")
+
+
+def test_a_fast_device_gets_every_size_and_a_slow_one_what_it_can_do_in_time():
+    fast, slow, slowest = (grid_for(speed, 15, 7, 1e12) for speed in (GPU, CPU, Speed(1e-3, 1e-6, 1.0)))
+    assert (fast.m, fast.n, fast.k) == (sweep.M, sweep.N, sweep.K)
+    assert slow.seconds(CPU, 7) <= 15 < fast.seconds(CPU, 7)
+    assert slow.m[-1] >= 128 and slow.n[-1] >= 1536 and slow.k[-1] >= 1536
+    assert slowest == grids()[-1], "where nothing fits, the least that tells anything"
+    assert grid_for(GPU, 1.0, 3, 1e12).seconds(GPU, 3) <= 1.0
+
+
+def test_a_grid_that_does_not_fit_in_memory_is_passed_over():
+    small = grid_for(GPU, 15, 7, 1e8)
+    assert small.numbers <= 1e8 < Grid(sweep.M, sweep.N, sweep.K).numbers
+
+
+def test_time_is_the_sum_over_all_points():
+    grid = Grid((1, 100), (8, 1000), (128, 1000))
+    each = [max(CPU.start_up, m * n * k * CPU.multiply_add) for m, n, k in product(grid.m, grid.n, grid.k)]
+    work = sum(sweep.WARM_UPS * seconds + 5 * max(seconds, sweep.BATCH_SECONDS) for seconds in each)
+    assert grid.seconds(CPU, 5) == pytest.approx(work + 4 * CPU.bookkeeping)
+
+
+def test_every_grid_is_one_and_keeps_narrow_routers():
+    for grid in grids():
+        for axis in (grid.m, grid.n, grid.k):
+            assert len(axis) >= 2 and list(axis) == sorted(set(axis))
+        assert grid.m[0] == 1 and grid.n[0] == 8
+    numbers = [grid.numbers for grid in grids()]
+    assert numbers == sorted(numbers, reverse=True)
+    # Thinned out, a grid reaches as far.
+    for whole, thin in zip(grids()[::2], grids()[1::2], strict=True):
+        assert (whole.m[-1], whole.n[-1], whole.k[-1]) == (thin.m[-1], thin.n[-1], thin.k[-1])
+        assert set(thin.m) < set(whole.m) and set(thin.n) <= set(whole.n) and set(thin.k) <= set(whole.k)
+
+
+NARROW = Grid((1, 4), (8, 24), (128, 144))
+"""With 36 shapes inside, of which 8 are its own."""
+
+
+@pytest.mark.parametrize("grid", [grids()[0], grids()[-1], NARROW], ids=["first", "last", "narrow"])
+def test_held_out_shapes_are_inside_and_new(grid):
+    shapes = held_out_shapes(grid, 24, seed=3)
+    assert shapes == held_out_shapes(grid, 24, seed=3) != held_out_shapes(grid, 24, seed=4)
+    assert len(set(shapes)) == 24 and not set(shapes) & set(product(grid.m, grid.n, grid.k))
+    for m, n, k in shapes:
+        assert grid.m[0] <= m <= grid.m[-1] and grid.n[0] <= n <= grid.n[-1] and grid.k[0] <= k <= grid.k[-1]
+        assert n % 8 == 0 and k % 8 == 0
+
+
+def test_sizes_of_buffers_span_decades():
+    sizes = sweep.buffer_sizes()
+    assert (sizes[0], sizes[-1]) == (sweep.SMALLEST, sweep.LARGEST)
+    assert all(b == sweep.FACTOR * a for a, b in pairwise(sizes))

@@ -20,11 +20,10 @@ from engine.launch.running import clusters, slurm
 from engine.launch.running.processes import ROOT
 from engine.launch.running.slurm import MaybeSubmittedError
 from engine.launch.running.torchx_application import dry_run
+from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
-from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
 
 pytestmark = pytest.mark.slow
-
 HANDLE = f"slurm://switchyard/{JOB_NUMBER}"
 
 
@@ -69,30 +68,7 @@ def finish(command: list[str], **more) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def hold_together(run, launch) -> None:
-    """The results are those of this launch, and its ranks computed what one process computes."""
-    (measured_plan,) = run.runs
-    assert (
-        measured_plan.plan == launch.plans[0]
-        and measured_plan.difference.error < 1e-5
-        and len(measured_plan.totals) == 2
-    )
-    assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
-    assert measured_plan.measured.resources == measured_plan.predicted.resources == ("rank 0", "rank 1")
-    size = launch.instructions.model.bytes_per_token
-    traffic = launch.workloads[0].demand(2) @ launch.instructions.plans[0].placement.share
-    events = measured_plan.measured.events
-    for layer in range(2):
-        sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
-        across = {
-            (src, dst): bytes for src, dst, bytes in zip(sent["resource"], sent["peer"], sent["bytes"], strict=True)
-        }
-        assert across == {(src, 1 - src): traffic[layer][src, 1 - src] * size for src in (0, 1)}
-
-
 # Run for real, see also `tests.slurm`.
-
-
 def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
     (claim := tmp_path / "as $(PATH) the pod has it").mkdir()
     launch, _, folder = written("kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim))
@@ -105,12 +81,10 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
     image = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nowhere", "TMPDIR": str(claim)}
     finish([sys.executable, *words], env=image | own, cwd="/")
     (claim / "run").rename(folder)
-    hold_together(clusters.collect(folder), launch)
+    hold_results(clusters.collect(folder), launch)
 
 
 # Slurm.
-
-
 def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     (state / "several").touch()
@@ -299,8 +273,6 @@ def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, tmp_path, monkeypa
 
 
 # Kubernetes.
-
-
 def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
     launch, _, folder = written("kubernetes", shared, namespace="research")
     shown = dry_run(launch, folder)
@@ -346,8 +318,6 @@ def test_kubernetes_refuses_or_is_not_there(kubernetes, shared, tmp_path):
 
 
 # Anywhere.
-
-
 def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     launch, where, folder = written("slurm", shared)

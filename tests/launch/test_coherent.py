@@ -12,30 +12,25 @@ from hypothesis.extra import numpy as hnp
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import Datasheet
-from engine.launch.places.devices import Devices
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.coherent import CarriedLayers
 from engine.launch.rank.instructions import RankInstructions, Tiers, Tokens
 from engine.launch.running.local import run_here
 from engine.network import off_diagonal
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement
 from engine.problem import Problem
-from engine.result import Provenance, never
+from engine.result import never
 from engine.simulate.work import work_of
 from engine.systems.base import silent
-from engine.timeline import Timeline
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import MODES, coherent, plan_with
+from tests.cases.launches import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording, sent
+from tests.cases.layers import model_of, unplanned
 from tests.launch import lockstep
-from tests.launch import test_tiers as tiers
-from tests.launch.plans import MODES
-from tests.launch.test_layer import model_of, unplanned
-from tests.launch.test_local import EXPERTS, LAYERS, MODEL, K, plan_for, recording
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
-HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 
 
 @st.composite
@@ -47,13 +42,8 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
     chosen = draw(hnp.arrays(np.int16, (tokens, layers, k), elements=st.integers(-1, 4)))
     source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
     home = draw(hnp.arrays(np.int64, (layers, 5), elements=st.integers(0, ranks - 1)))
-    plan = Plan(
-        name="plan",
-        placement=Placement.from_gpu_of_expert(home, ranks, tuple(range(layers))),
-        send_order=SendOrder(mode="concurrent"),
-        execution="context-coherent",
-        provenance=Provenance(optimiser="test"),
-    )
+    placement = Placement.from_gpu_of_expert(home, ranks, tuple(range(layers)))
+    plan = plan_with(placement, execution="context-coherent")
     nodes = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
     linked = tuple(8.0 if nodes.count(node) > 1 else 0.0 for node in nodes)
     drawn = draw(st.none() | st.just(Tiers(node=nodes, port=(1.0,) * ranks, link=linked)))
@@ -74,7 +64,7 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
 
 
 def all_gathered(ranks: list[CarriedLayers], layer: int) -> None:
-    """The all-gather of what ranks hold before a layer, piece by piece; those of a phase go at once."""
+    """The all-gather of the ranks' tokens before a layer, piece by piece; the pieces of a phase go at once."""
     for rank in ranks:
         rank.ready_to_gather(layer)
         rank._everything.fill_(torch.nan)
@@ -139,21 +129,6 @@ def test_what_is_sent_is_what_is_simulated(launch):
         assert not any(off_diagonal(way.counts).any() for way in ranks[0].routes["combine"])
 
 
-# Real ranks.
-
-
-def coherent(plan: Plan) -> Plan:
-    return plan.model_copy(update={"execution": "context-coherent", "name": f"coherent {plan.name}"})
-
-
-def sent(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarray:
-    """float64[src, dst] bytes."""
-    events = timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
-    traffic = np.zeros((ranks, ranks))
-    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
-    return traffic
-
-
 def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_path):
     trace = recording(240, padding=0.2)
     experts = trace.experts.copy()
@@ -183,17 +158,3 @@ def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_p
     # Tokens that stay with their experts send less than tokens that return after every layer.
     less = sum(sent(carried[0].measured, "combine", layer, 3).sum() for layer in range(LAYERS))
     assert less < 0.8 * sum(sent(vanilla.measured, "combine", layer, 3).sum() for layer in range(LAYERS))
-
-
-def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(tmp_path):
-    launch = tiers.prepare(plan=coherent(tiers.CONCURRENT))
-    (run,) = run_here(launch, tmp_path / "run", never, silent).runs
-    assert 0 <= run.difference.error <= 1e-5
-    routed = (launch.workloads[0].experts >= 0).any(axis=(1, 2)).sum() * launch.instructions.model.bytes_per_token
-    across = np.arange(4)[:, None] // 2 != np.arange(4) // 2
-    for kind, layer in (("prompt_gather", 0), ("all_gather", LAYERS - 1)):
-        measured, predicted = (sent(timeline, kind, layer, 4) for timeline in (run.measured, run.predicted))
-        np.testing.assert_allclose(measured, predicted, rtol=1e-9)
-        assert measured.sum() == 3 * routed and measured[across].sum() == routed
-    assert "attention" not in set(run.predicted.events["kind"])
-    assert prepare(Launch((coherent(tiers.CONCURRENT),), tiers.TRACE, MODEL, ranks=4), HOST).instructions.tiers is None

@@ -1,15 +1,13 @@
-"""Two models on the same ranks: each computes what it computes alone, and one sends while the other computes."""
+"""Two models on the same ranks: each has the output that it has alone, and one sends while the other computes."""
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
@@ -17,44 +15,24 @@ from engine.launch.rank import colocated
 from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.instructions import RankInstructions
 from engine.launch.running.local import run_here
 from engine.plan import Plan, Travel
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
-from engine.workload import RoutingTrace
+from tests.cases.launches import HOST, LAYERS, MODEL, OTHER, pair_of, recording, recording_b, sent
 from tests.launch import lockstep
-from tests.launch.plans import beside
-from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
 RANKS = 3
 PATIENCE = 20.0
-OTHER = MODEL.model_copy(update={"name": "other", "experts_per_token": 1, "d_model": 48, "ffn_matrices": 2})
-
-
-def recording_b() -> RoutingTrace:
-    """Of the other model: fewer tokens, one expert each, other experts popular, and padding."""
-    trace = recording(150, padding=0.2)
-    experts = np.where(trace.experts >= 0, EXPERTS - 1 - trace.experts, -1)[:, :, :1]
-    return replace(trace, name="b", experts=np.ascontiguousarray(experts, dtype=np.int16))
-
-
-def pair_of(mode_a: str, mode_b: str, a: RoutingTrace, b: RoutingTrace) -> Plan:
-    return beside(plan_for(a, mode_a), plan_for(b, mode_b, UNEVEN, OTHER))
 
 
 @pytest.fixture
-def lane() -> Iterator[Lane]:
-    """That of a launch of one rank, which is this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    trace = recording(4)
-    instructions = RankInstructions(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
-    (context,) = lockstep.contexts_of(instructions)
-    yield Lane(context, Communicator(context, *context.groups(1)), None, False)
-    dist.destroy_process_group()
+def lane(one_rank) -> Lane:
+    """The lane of a launch of one rank, which is this process."""
+    context = lockstep.only_context()
+    return Lane(context, Communicator(context, *context.groups(1)), None, False)
 
 
 def test_an_exchange_runs_beside_the_computation(lane):
@@ -78,29 +56,22 @@ def test_an_exchange_that_fails_is_told_where_it_is_waited_for(lane):
     lane.start(lambda: None)()
 
 
-def test_an_exchange_may_write_where_its_starter_may():
+def test_an_exchange_may_write_where_its_starter_may(one_rank):
     with torch.inference_mode():
         buffer = torch.zeros(3)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        instructions = RankInstructions(
-            plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo"
-        )
-        (context,) = lockstep.contexts_of(instructions)
+        context = lockstep.only_context()
         Lane(context, Communicator(context), None, False).start(lambda: buffer[:2].copy_(torch.ones(2)))()
-    dist.destroy_process_group()
     assert buffer.tolist() == [1, 1, 0]
 
 
 def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
-    """The GPU is the host here: only what names it has to be stood in for."""
+    """The GPU is the host here: stand-ins are needed for the calls that name it."""
     gpu, chosen = torch.device("cuda", 1), threading.local()
     stand_ins = {"set_device": lambda device: setattr(chosen, "device", device), "Event": mock.MagicMock}
     stand_ins |= {"stream": lambda stream: contextlib.nullcontext(), "current_stream": lambda device: mock.MagicMock()}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    (context,) = lockstep.contexts_of(
-        RankInstructions(plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo")
-    )
+    context = lockstep.only_context()
     used = []
     there = Lane(replace(context, device=gpu), lane.communicator, mock.MagicMock(), False)
     there.start(lambda: used.append(getattr(chosen, "device", "the first one")))()
@@ -108,7 +79,7 @@ def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
 
 
 class Handed:
-    """In place of a model and of its communicator: notes what the host hands over, in its order."""
+    """A stand-in for a model and its communicator that notes the operations of the host in their order."""
 
     def __init__(self, name: str, handed: list[str]) -> None:
         self.name, self.handed = name, handed
@@ -152,26 +123,15 @@ def handed_over(plan: Plan, monkeypatch) -> list[str]:
     monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed))
     monkeypatch.setattr(colocated, "kind_of_layers", lambda plan: lambda context, plan, model, number: model)
     monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
-    instructions = RankInstructions(plans=(plan,), model=MODEL, model_b=OTHER, ranks=1, backend="nccl", gpus=1)
-    (context,) = lockstep.contexts_of(instructions)
+    context = lockstep.only_context(plans=(plan,), model_b=OTHER, backend="nccl", gpus=1)
     Colocated(context, plan).layer(0)
     return handed
 
 
 # Real ranks.
-
-
 def of(timeline: Timeline, model: int, kind: str, layer: int):
     events = timeline.events
     return events[(events["model"] == model) & (events["kind"] == kind) & (events["layer"] == layer)]
-
-
-def sent(timeline: Timeline, model: int, kind: str, layer: int) -> np.ndarray:
-    """float64[src, dst] bytes."""
-    events = of(timeline, model, kind, layer)
-    traffic = np.zeros((RANKS, RANKS))
-    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
-    return traffic
 
 
 def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
@@ -194,7 +154,7 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
             for layer in range(LAYERS):
                 for kind in ("dispatch", "combine"):
                     rows = [
-                        sent(timeline, number, kind, layer) / model.bytes_per_token
+                        sent(timeline, kind, layer, RANKS, number) / model.bytes_per_token
                         for timeline in (run.measured, run.predicted)
                     ]
                     # Of b, the copies of expert 7 divide over its homes: in half, or in whole rows.
@@ -203,7 +163,7 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
 
 
 def hold_the_order(timeline: Timeline) -> None:
-    """What waits for what (Aurora table 2), and what does not."""
+    """Assert the order of Aurora's table 2, and that steps without an order overlap."""
     early = {("gate", "dispatch"): 0, ("ffn", "combine"): 0}
     for layer in range(LAYERS):
         for rank in range(RANKS):

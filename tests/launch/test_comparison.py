@@ -1,19 +1,32 @@
-"""Measured beside predicted: the two ends of a send become one event, and the sums are those of the steps."""
+"""Measured and predicted: the ends of a send become one event, and numbers are as far off as rounding takes them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import comb, exp, log, sqrt
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from engine.launch.rank import layers
+from engine.launch.rank.difference import ALWAYS, Difference, allowed, coarsest, in_words, relative, worst
+from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.layer import expert_ffns
+from engine.launch.rank.layers import Layers
 from engine.launch.rank.recorder import COLUMNS as RECORDED
 from engine.launch.results.comparison import compare
+from engine.launch.results.preference import APART, prefer
 from engine.launch.results.run import measured_timelines
-from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
+from engine.model import MoEModel
+from engine.plan import Placement, Travel
+from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, STREAMS, Timeline
+from tests.cases.launch_plans import plan_with
+from tests.launch import lockstep
 
 EVENT = ("number", "layer", "kind", "phase", "src", "dst", "row", "bytes", "start", "end")
-"""Of one plan; plan, model and label are the same for all."""
+"""A timeline of one plan; plan, model and label are the same for all events."""
 
 
 def write(folder: Path, *by_rank: list[tuple]) -> None:
@@ -99,16 +112,7 @@ def test_a_single_rank_has_no_sends(tmp_path):
     write(tmp_path, [(1, 0, "gate", 0, 0, -1, 0, 0.0, 3.0, 4.0), (1, 0, "ffn", 0, 0, -1, 0, 0.0, 4.0, 6.5)])
     ((measured,),) = measured_timelines(tmp_path, 1, 1, "x")
     assert measured.total == 3.5 and measured.events["stream"].tolist() == ["compute", "compute"]
-    assert measured.seconds_of_kind() == {
-        "gate": 1.0,
-        "ffn": 2.5,
-        "aggregate": 0.0,
-        "dispatch": 0.0,
-        "combine": 0.0,
-        "all_gather": 0.0,
-        "prompt_gather": 0.0,
-        "attention": 0.0,
-    }
+    assert measured.seconds_of_kind() == dict.fromkeys(INFERENCE_KINDS, 0.0) | {"gate": 1.0, "ffn": 2.5}
 
 
 def test_the_sums_are_those_of_the_steps():
@@ -163,3 +167,190 @@ def test_a_timeline_compared_with_itself_agrees():
     laid = compare(measured, measured)
     assert laid.ratio == 1 and (laid.by_kind["ratio"] == 1).all() and (laid.by_layer["ratio"] == 1).all()
     assert laid.waiting == 0
+
+
+# Numbers.
+LAYERS, EXPERTS, RANKS = 48, 8, 4
+DEEP = MoEModel(
+    name="deep", layers=LAYERS, experts=EXPERTS, experts_per_token=2, d_model=64, d_ff=96, ffn_matrices=3, dtype="bf16"
+)
+PLAN = plan_with(
+    Placement.from_gpu_of_expert(np.arange(LAYERS * EXPERTS).reshape(LAYERS, EXPERTS) % RANKS, RANKS, range(LAYERS))
+)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Layers]:
+    """After a pass of a plan that is right."""
+    rng = np.random.default_rng(3)
+    tokens = Tokens(rng.integers(0, EXPERTS, (96, LAYERS, 2)).astype(np.int16), np.arange(96, dtype=np.int32) % RANKS)
+    ranks = lockstep.ranks_of(RankInstructions(plans=(PLAN,), model=DEEP, ranks=RANKS, backend="gloo"), tokens)
+    lockstep.run(ranks)
+    return ranks
+
+
+def output_of(ranks: list[Layers]) -> torch.Tensor:
+    """[token, d_model], of all ranks."""
+    output = ranks[0].first_tokens()
+    for number, rank in enumerate(ranks):
+        output[rank.held(LAYERS)] = rank.x
+        assert len(rank.x), number
+    return output
+
+
+def test_a_deep_model_in_16_bits_is_off_by_far_and_right(ranks, monkeypatch):
+    """Here with the kernel of another machine, which rounds less often: on one machine both computations round alike."""
+
+    def in_32_bits(rows, counts, inward, outward, gated, ends):
+        return expert_ffns(rows.float(), counts, inward.float(), outward.float(), gated, ends).to(rows.dtype)
+
+    monkeypatch.setattr(layers, "expert_ffns", in_32_bits)
+    lockstep.run(ranks)
+    with torch.inference_mode():
+        output = output_of(ranks)
+        difference = ranks[0].comparison()(output)
+        assert relative(output, ranks[0].unplanned()) > 5 * ALWAYS["bf16"], "a fixed bound would call it wrong"
+    assert difference.share < 0.7, difference
+
+
+@pytest.mark.parametrize("layer", [0, 20, LAYERS - 1])
+def test_a_mistake_in_one_layer_of_one_rank_is_seen_among_all_that_rounding(ranks, monkeypatch, layer):
+    """The rank's rows go back in the wrong order."""
+    real = Layers.ffn
+
+    def turned(self: Layers, number: int) -> None:
+        real(self, number)
+        if number == layer and self.context.rank == 1:
+            self.result = self.result.flip(0)
+
+    monkeypatch.setattr(Layers, "ffn", turned)
+    lockstep.run(ranks)
+    with torch.inference_mode():
+        assert ranks[0].comparison()(output_of(ranks)).share > 1
+
+
+def test_of_what_is_allowed():
+    assert allowed("fp32") == 1e-4 and allowed("bf16", 0.03) == pytest.approx(0.09) and allowed("bf16", 0.0) == 1e-2
+    travelling = PLAN.model_copy(update={"travel": Travel(unit="gpu", dispatch="fp8", combine="fp16")})
+    assert coarsest(DEEP, PLAN) == "bf16" and coarsest(DEEP, travelling) == "fp8"
+    assert worst([Difference(0.5, 1.0), Difference(1e-3, 1e-4), Difference(2.0, 1.0)]) == (1e-3, 1e-4)
+    no_number = Difference(float("nan"), 1.0)
+    assert no_number.share == float("inf") and worst([Difference(5.0, 1.0), no_number]) is no_number
+    assert relative(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
+    assert relative(torch.zeros(2), torch.zeros(2)) == 0 and relative(torch.ones(2), torch.zeros(2)) == float("inf")
+    assert relative(torch.tensor([float("nan"), 0.0]), torch.ones(2)) == float("inf")
+    assert in_words("fp32", "fp8", "the largest") == ", to a relative tolerance of 0.05 of the largest"
+    assert in_words("bf16", "bf16", "it").endswith(
+        "3 times as far from that as an unplanned one in bf16 is, or 0.01 of it"
+    )
+
+
+# Preference.
+
+
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571}
+"""Student's t by passes: the 97.5 % point with passes - 1 degrees of freedom, from a table."""
+
+
+@dataclass
+class TimedPlan:
+    """The part of a `MeasuredPlan` that `prefer` reads."""
+
+    name: str
+    totals: tuple[float, ...]
+    predicted_seconds: float = 1.0
+
+    @property
+    def plan(self):
+        return SimpleNamespace(name=self.name)
+
+    @property
+    def predicted(self):
+        return SimpleNamespace(total=self.predicted_seconds)
+
+
+def test_plans_are_ranked_by_their_median_and_compared_two_by_two():
+    preference = prefer(
+        [TimedPlan("slow", (3.0, 3.1, 3.2)), TimedPlan("quick", (1.0, 1.1, 9.0)), TimedPlan("middle", (2.0, 2.1, 1.9))]
+    )
+    assert preference.order == (1, 2, 0)
+    assert [(pair.faster, pair.slower) for pair in preference.pairs] == [(1, 2), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("passes", T_95)
+def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
+    rng = np.random.default_rng(passes)
+    quick = rng.uniform(1, 2, passes)
+    factor = rng.uniform(1.05, 1.15, passes)
+    (pair,) = prefer([TimedPlan("a", tuple(quick * factor)), TimedPlan("b", tuple(quick))]).pairs
+    ratios = [log(value) for value in factor]
+    mean = sum(ratios) / passes
+    reach = T_95[passes] * sqrt(sum((value - mean) ** 2 for value in ratios) / (passes - 1) / passes)
+    assert pair.times == pytest.approx(exp(mean))
+    assert (pair.low, pair.high) == pytest.approx((exp(mean - reach), exp(mean + reach)), rel=1e-3)
+    assert pair.decided == (pair.low > 1)
+
+
+@pytest.mark.parametrize(("longer", "passes"), [(3, 3), (2, 3), (5, 6), (6, 6), (2, 4)])
+def test_luck_is_that_of_tossed_coins(longer, passes):
+    other = (2.0,) * longer + (0.9,) * (passes - longer)
+    (pair,) = prefer([TimedPlan("a", (1.0,) * passes), TimedPlan("b", other)]).pairs
+    most = max(longer, passes - longer)
+    both_sides = 2 * sum(comb(passes, heads) for heads in range(most, passes + 1)) / 2**passes
+    assert (pair.agreeing, pair.passes) == (longer, passes)
+    assert pair.chance == pytest.approx(min(1.0, both_sides))
+
+
+def test_what_slows_both_plans_down_is_no_noise():
+    drift = np.array([1.0, 1.6, 0.8, 2.5])
+    steady = np.array([1.1, 1.11, 1.09, 1.1])
+    preference = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift * steady))])
+    assert preference.decided and preference.pairs[0].times == pytest.approx(1.1, rel=0.01)
+    mixed = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift[::-1] * steady))])
+    assert not mixed.decided
+
+
+def test_one_pass_decides_nothing_and_equal_passes_do_not_either():
+    (pair,) = prefer([TimedPlan("a", (1.0,)), TimedPlan("b", (5.0,))]).pairs
+    assert (pair.low, pair.high, pair.decided) == (None, None, False) and pair.times == pytest.approx(5)
+    (pair,) = prefer([TimedPlan("a", (1.0, 2.0)), TimedPlan("b", (1.0, 2.0))]).pairs
+    assert (pair.agreeing, pair.chance, pair.decided, pair.times) == (0, 1.0, False, 1.0)
+
+
+def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apart():
+    def alike(*predictions: float) -> bool | None:
+        plans = [TimedPlan(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(predictions)]
+        return prefer(plans).ranked_alike
+
+    near = APART * 0.999
+    assert alike(1.0, 1.2, 1.5) is True
+    assert alike(1.0, near) is None and alike(near, 1.0) is None
+    assert alike(APART * 1.001, 1.0) is False
+    assert alike(1.0, 2.0, 1.5) is False
+    assert alike(1.0, near, 2.0) is True and alike(near, 1.0, 2.0) is True
+
+
+def test_it_is_told_in_words():
+    runs = [
+        TimedPlan("slow", (2.0, 2.02, 2.01), 2.2),
+        TimedPlan("quick", (1.0, 1.01, 1.0), 1.0),
+        TimedPlan("like quick", (1.02, 1.0, 1.01), 3.0),
+    ]
+    preference = prefer(runs)
+    first, *others, ranked = preference.lines
+    assert first == "too close to call: quick and like quick differ by less than the noise"
+    near = prefer([TimedPlan("a", (1.0, 1.02, 1.01), 1.0), TimedPlan("b", (1.02, 1.0, 1.01), 1.01)])
+    assert near.lines[-1] == "as predicted: within 10 % of each other"
+    once = prefer([TimedPlan("a", (1.0,), 1.0), TimedPlan("b", (2.0,), 1.01)])
+    assert "a single pass does not tell" in once.lines[0] and "rank nothing" in once.lines[-1]
+    assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
+    assert (
+        "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
+        and "longer in 3 of 3 passes (p = 0.25)" in others[1]
+    )
+    assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
+    assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"
+    assert "the same way" in prefer(runs[:2]).lines[-1]
+    answer = preference.to_dict()
+    assert answer["order"] == [1, 2, 0] and answer["lines"] == preference.lines and not answer["decided"]
+    assert answer["pairs"][0]["slower"] == 2 and answer["pairs"][2]["foretold"] is False

@@ -1,44 +1,33 @@
-"""Exchanges between three real ranks: every row arrives where it belongs, whatever the order, and a pace is kept."""
+"""Exchanges between three real ranks, and rows on the wire: every row arrives where it belongs, in every order and format."""
 
-import json
 import math
-import os
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.launch.rank.exchange import MOST_SLICES, SLICE, Exchange, slices
 from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.routes import Piece, pieces
-from tests import warm
-from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
-from tests.launch.exchange_ranks import WIDTH
+from engine.launch.rank.wire import Wire, wires_of
+from engine.plan import Travel
+from tests.cases.examples import examples
+from tests.cases.launch_plans import MODES
+from tests.launch.exchange_ranks import PACED_RATES, WIDTH, counts_of, schedule_of
+from tests.strategies import make_model
 
-RANKS, ROOT = 3, Path(__file__).parents[2]
+RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory, warm_process) -> list[dict]:
-    """What every rank has found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [str(warm.PYTHON), "-m", "tests.launch.exchange_ranks"]
-    environment = os.environ | {warm.ADDRESS: str(warm_process)}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(RANKS), str(folder)], cwd=ROOT, env=environment)
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [rank.wait(60) for rank in ranks] == [0] * RANKS
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(RANKS)]
+def outcomes(outcomes_of) -> list[dict]:
+    """The exchanges of every rank."""
+    return outcomes_of("exchange_ranks", RANKS)
 
 
 def wanted(counts: np.ndarray, rank: int) -> list[list[int]]:
@@ -87,7 +76,7 @@ def test_a_shared_order_takes_what_its_busiest_link_needs(outcomes):
 
 
 class Stream:
-    """Of a GPU that the host is ahead of."""
+    """The stream of a GPU that the host is ahead of."""
 
     LATE = 0.1
 
@@ -132,3 +121,81 @@ def test_links_are_a_network_of_their_rates():
     network = Links(np.array([4.0, 2.0]), 0.5).network
     assert network.send.tolist() == network.receive.tolist() == [4, 2] and not network.linked.any()
     assert network.start_up(np.array([0]), np.array([1])) == 0.5
+
+
+# Rows on the wire.
+
+
+FORMATS = ("fp32", "bf16", "fp16", "fp8")
+RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-4}
+"""Half a step between neighbours, relative to a number."""
+
+
+def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
+    """float32[row, width] of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((rows, width), generator=generator) * 10.0 ** torch.randint(
+        -3, 3, (rows, 1), generator=generator
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    st.sampled_from(("copies", "gpu", "node")),
+    st.sampled_from((None, *FORMATS)),
+    st.sampled_from((None, *FORMATS)),
+    st.sampled_from(("fp32", "bf16")),
+    st.integers(1, 400),
+    st.integers(1, 5),
+)
+def test_rows_are_as_long_as_the_plan_says(unit, there, back, dtype, width, k):
+    travel = Travel(unit=unit, dispatch=there, combine=back)
+    model = make_model(1, 8, k, d_model=width, dtype=dtype)
+    wires = wires_of(travel, model)
+    assert tuple(wire.bytes for wire in wires) == travel.row_bytes(model)
+    weights = torch.rand((3, k))
+    for wire in wires:
+        rows = wire.pack(numbers(3, width), weights if wire.weights else None)
+        assert rows.shape == (3, wire.bytes) and rows.dtype == torch.uint8
+    if unit != "copies":
+        assert torch.equal(wires[0].gate_weights(wires[0].pack(numbers(3, width), weights)), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("width", [1, 127, 128, 300])
+def test_numbers_come_out_rounded_to_the_nearest(dtype, width):
+    wire, sent = Wire(dtype, width, 2), numbers(50, width)
+    came = wire.unpack(wire.pack(sent, torch.ones((50, 2))))
+    # In 8 bits a number far below the largest of its group is rounded to steps of that.
+    least = sent.abs().amax(dim=1, keepdim=True) * 2**-10 / 448 if dtype == "fp8" else 1e-7
+    assert ((came - sent).abs() <= sent.abs() * RELATIVE[dtype] + least).all()
+    torch.testing.assert_close(wire.rounded(came), came, rtol=1e-6, atol=0.0)
+    assert torch.equal(wire.rounded(sent), came)
+
+
+@pytest.mark.slow
+def test_a_group_of_zeros_stays_zeros_and_scales_are_each_groups_own():
+    wire, sent = Wire("fp8", 300), torch.zeros((2, 300))
+    sent[0, 128:256] = 1e-20
+    sent[1, 256:] = 3e30
+    torch.testing.assert_close(wire.unpack(wire.pack(sent)), sent, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_no_rows_are_no_bytes(dtype):
+    wire = Wire(dtype, 130)
+    assert wire.pack(torch.empty(0, 130)).shape == (0, wire.bytes) and wire.rounded(torch.empty(0, 130)).shape == (
+        0,
+        130,
+    )
+
+
+@pytest.mark.slow
+def test_rows_that_go_on_as_one_are_summed_before_they_are_rounded():
+    wire = Wire("bf16", 2)
+    rows = wire.pack(torch.tensor([[256.0, 1.0], [1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]))
+    summed = wire.unpack(wire.summed(rows, torch.tensor([0, 0, 0, 1]), 2))
+    assert summed.tolist() == [[258.0, 3.0], [5.0, 5.0]], "one by one, 256 + 1 would stay 256"

@@ -1,6 +1,7 @@
-"""Why a launch failed, in one line: what ranks say of their exceptions, and what is made of all that is printed."""
+"""The cause of a failed launch in one line, from exceptions of ranks and the output of nodes; logs and progress of ranks."""
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,25 @@ import torch
 import torch.distributed as dist
 
 from engine.errors import InputError
-from engine.launch.rank.failure import Failures, RankFailure, read_failure
+from engine.launch.rank import failure as rank_logs
+from engine.launch.rank.failure import (
+    LIMIT,
+    Failures,
+    RankFailure,
+    RankLogs,
+    Standing,
+    log_of,
+    log_tail,
+    read_failure,
+    standing,
+)
 from engine.launch.rank.joining import failure_of, joined
+from engine.launch.running import processes
+from engine.launch.running.clusters import cause, node_lines
+from engine.launch.running.processes import run_processes
 from engine.launch.worker import gpu_of
+from engine.result import never
+from tests.cases.cluster_launches import destination
 
 LOST = RankFailure(0, "rank 0 lost another rank: closed", True).line
 CAUSE = RankFailure(1, "rank 1 is out of memory", False).line
@@ -41,7 +58,7 @@ def test_what_a_rank_says_of_its_exception(error, message, lost):
 
 
 def of_nccl(kind: str, explanation: str, last: str) -> dist.DistBackendError:
-    """As PyTorch reports what NCCL returns (ProcessGroupNCCL.cpp, getNcclErrorDetailStr)."""
+    """An error of NCCL as PyTorch reports it (ProcessGroupNCCL.cpp, getNcclErrorDetailStr)."""
     return dist.DistBackendError(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
         f"{kind} (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n{kind}: {explanation}\nLast error:\n{last}"
@@ -82,7 +99,7 @@ def test_what_a_rank_says_of_nccl_s_errors(kind, last, message, lost):
 
 @pytest.fixture
 def meeting(monkeypatch) -> Iterator[socket.socket]:
-    """Where rank 0 of two is to meet rank 1, which does not exist: a port that nobody listens at."""
+    """The port at which rank 0 of two is to meet rank 1, which does not exist: nobody listens there."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         named = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.getsockname()[1]}
@@ -196,3 +213,178 @@ def test_torchrun_killed_is_told():
     failures = Failures()
     failures.ended(None, -9)
     assert failures.reason.startswith("torchrun was killed by signal 9") and failures.culprit is None
+
+
+# Logs of nodes and ranks.
+
+
+HANDLE = "slurm://switchyard/7"
+MEMORY = RankFailure(5, "rank 5 is out of memory", False).line
+FIRST_OF_NODE = (
+    "E1123 15:48:02.869 17128 api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 171) of binary: python\n"
+)
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 23729 got signal: 15\n"
+STEP = "srun: error: 127.0.0.3: task 0: {}\n"
+CANCELLED = "slurmstepd-127.0.0.2: error: *** STEP 2.0 ON 127.0.0.2 CANCELLED AT 2026-11-23T15:40:54 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "batch", "wanted"),
+    [
+        # torchrun counts the ranks of its node; the nodes are numbered by their names, not in the order they were asked for.
+        (
+            "[rank 4] x\n" + FIRST_OF_NODE.format(-9, 1),
+            f"[rank 0] {LOST}",
+            "",
+            "rank 5 was killed by signal 9 (SIGKILL, which",
+        ),
+        (
+            f"[rank 0] {LOST}" + FIRST_OF_NODE.format(1, 0),
+            "[rank 6] x\n" + FIRST_OF_NODE.format(-11, 2),
+            "",
+            "rank 6 was killed by signal 11",
+        ),
+        (f"[rank 0] {LOST}", f"[rank 5] {MEMORY}", "", "rank 5 is out of memory"),
+        (
+            f"[rank 0] {LOST}",
+            "[rank 4] x\n" + FIRST_OF_NODE.format(-15, 0),
+            STEP.format("Killed"),
+            "Slurm says '127.0.0.3: task 0: Killed'; rank 0 lost another rank",
+        ),
+        # A step that the scheduler ends is no cause, nor is its message about that.
+        (
+            "[rank 0] x\n" + FIRST_OF_NODE.format(-15, 0),
+            SIGNALLED,
+            CANCELLED + STEP.format("Terminated"),
+            "what its nodes printed is in {folder}",
+        ),
+        (
+            "[rank 0] x\n",
+            "",
+            STEP.format("Exited with exit code 1") + STEP.format("Killed"),
+            "Slurm says '127.0.0.3: task 0: Killed'",
+        ),
+        (
+            "",
+            "",
+            "slurmstepd-127.0.0.2: error: execve(): /gone/python: No such file or directory\n",
+            "Slurm says 'execve(): /gone/python: No such file",
+        ),
+        ("", "", "+ srun --output=x\n", "what its nodes printed is in {folder}"),
+        (
+            None,
+            None,
+            None,
+            "its nodes have left no log in {folder}: they have not run, or they do not see it as /scratch/run (--seen-as",
+        ),
+    ],
+)
+def test_the_cause_is_told_as_far_as_the_nodes_tell_it(tmp_path, first, second, batch, wanted):
+    where = destination("slurm", tmp_path, gpus=0, ranks_per_node=4, seen_as="/scratch")
+    (folder := tmp_path / "run").mkdir()
+    names = ("slurm-7-switchyard-0.out", "slurm-7-switchyard-1.out", "slurm-7.out")
+    for name, text in zip(names, (first, second, batch), strict=True):
+        if text is not None:
+            (folder / name).write_text(text)
+    said = cause(folder, HANDLE, where)
+    assert said.startswith(wanted.format(folder=folder))
+    assert said.endswith(f"what its nodes printed is in {folder}") == (first is not None)
+    assert list(node_lines(folder, HANDLE, where, 1)) == (second or "").splitlines(keepends=True)
+
+
+# Each rank's own log.
+TALKS = """
+import json, os, sys, time
+rank = os.environ.get("RANK") or sys.argv[1]
+print(f"hello from {rank}", flush=True)
+print("progress " + json.dumps({"done": 0.25, "message": f"layer {rank}"}), flush=True)
+print("progress nonsense", "progress 5", 'progress {"done": "x", "message": 1}', sep="\\n", flush=True)
+print(f"bye from {rank}", file=sys.stderr, flush=True)
+"""
+
+
+def ranks(count: int, script: str = TALKS) -> list[tuple[list[str], dict[str, str]]]:
+    return [([sys.executable, "-c", script], {"RANK": str(rank)}) for rank in range(count)]
+
+
+def words(folder: Path, rank: int) -> list[str]:
+    """A rank's log without the seconds, which begin every line."""
+    lines = log_tail(folder, rank, 10**6).splitlines()
+    assert all(float(line.split(" s  ")[0]) >= 0 for line in lines)
+    return [line.split(" s  ", 1)[1].strip() for line in lines]
+
+
+def test_every_rank_has_a_log_of_its_own_and_only_the_first_ones_progress_is_the_launchs(tmp_path, capfd):
+    reports = []
+    run_processes(ranks(3), 3, 30.0, tmp_path, never, lambda *report: reports.append(report))
+    for rank in range(3):
+        said = words(tmp_path, rank)
+        assert said[:2] == [f"hello from {rank}", f"25%  layer {rank}"] and said[-1] == f"bye from {rank}"
+        assert "progress nonsense" in said
+    assert reports == [(0.25, "layer 0", None, None)]
+    now = standing(tmp_path)
+    assert [step.message for step in now.steps] == ["layer 0", "layer 1", "layer 2"] and now.failed is None
+    log = capfd.readouterr().out
+    assert "[rank 2] hello from 2" in log and "layer" not in log
+
+
+def test_torchrun_says_whose_a_line_is(tmp_path):
+    talk = TALKS.replace('print(f"hello from {rank}"', 'print(f"[rank {rank}] hello"').replace(
+        '"progress " + json', 'f"[rank {rank}] progress " + json'
+    )
+    reports = []
+    command = [sys.executable, "-c", talk, "1"]
+    run_processes([(command, {})], 2, 30.0, tmp_path, never, lambda *report: reports.append(report))
+    assert words(tmp_path, 1) == ["hello", "25%  layer 1"] and words(tmp_path, 0) == [] and not reports
+    assert [step and step.done for step in standing(tmp_path).steps] == [None, 0.25]
+
+
+def test_the_rank_that_ended_a_launch_is_noted(tmp_path):
+    script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)"
+    with pytest.raises(InputError, match="rank 1 ended with exit code 3"):
+        run_processes(ranks(2, script), 2, 30.0, tmp_path, never, lambda *report: None)
+    assert (standing(tmp_path).failed, standing(tmp_path).code) == (1, 3)
+
+
+def test_a_launch_that_prints_without_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "MOST_PRINTED", 2**22)
+    script = "while True: print('x' * 1000)"
+    with pytest.raises(InputError, match="printed more than 4 MiB"):
+        run_processes(ranks(1, script), 1, 30.0, tmp_path, never, lambda *report: None)
+    assert log_of(tmp_path, 0).stat().st_size <= LIMIT
+
+
+def test_a_long_log_keeps_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_logs, "LIMIT", 4000)
+    logs = RankLogs(tmp_path, 1)
+    for number in range(500):
+        logs.print(0, f"line {number}\n")
+        assert log_of(tmp_path, 0).stat().st_size <= 4000
+    first, *kept = log_tail(tmp_path, 0, 1000).splitlines()
+    numbers = [int(line.split()[-1]) for line in kept]
+    assert "dropped" in first and len(numbers) > 50
+    assert numbers == list(range(500 - len(numbers), 500))
+    logs.print(0, "y" * 10_000)
+    assert log_of(tmp_path, 0).stat().st_size <= 4000 and log_tail(tmp_path, 0, 1).endswith("y")
+
+
+def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
+    assert log_tail(tmp_path, 0) == "" and standing(tmp_path) is None
+    logs = RankLogs(tmp_path, 2)
+    logs.save()
+    assert standing(tmp_path) == Standing(steps=(None, None))
+    logs.progress(1, {"done": 7.0, "message": "m"})
+    logs.save()
+    first, second = standing(tmp_path).steps
+    assert first is None and second.done == 1.0
+    logs.failed = 1, -9
+    logs.save()
+    assert standing(tmp_path).code == -9
+
+
+def test_a_run_folder_that_is_gone_stops_nobody(tmp_path):
+    logs = RankLogs(tmp_path / "run", 1)
+    logs.print(0, "lost\n")
+    logs.progress(0, {"done": 0.5, "message": "lost"})
+    logs.save()
+    assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""How launches fail: each ends in time, says in one line why, and leaves no process, no namespace and no torn file."""
+"""Launches that fail: each ends in time, names the cause in one line, and leaves no process, no namespace and no torn file."""
 
 import contextlib
 import json
@@ -34,18 +34,18 @@ from engine.launch.running.local import run_here
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
-from tests.launch.test_local import BIG, launch_arguments, prepare, processes_of, until
-from tests.launch.test_testbed import MBIT, ROOT, command, needs_testbed, nothing_left, own_namespaces
+from tests.cases.launches import BIG, launch_arguments, prepare
+from tests.cases.processes import processes_of, until
+from tests.cases.testbeds import MBIT, command, needs_testbed, nothing_left, own_namespaces
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
 __all__ = ["command", "nothing_left"]  # fixtures
-
+ROOT = Path(__file__).parents[2]
 ASLEEP = "import time; time.sleep(600)"
 
 
 def message_of(run: Callable[[], object]) -> str:
-    """What a person is told of a launch that fails, checked to be one line and no traceback."""
+    """The message of a launch that fails, checked to be one line and no traceback."""
     with pytest.raises(InputError) as caught:
         run()
     text = str(caught.value)
@@ -66,7 +66,7 @@ def rank(number: int, folder: Path) -> psutil.Process:
 
 
 def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], object]) -> str:
-    """What is told of a launch in which something happens once all its ranks work; nothing of it may run on."""
+    """The message of a launch in which something happens once all its ranks work; none of its processes may run on."""
     working, acted = threading.Event(), threading.Event()
 
     def report(done, message, *more) -> None:
@@ -86,8 +86,6 @@ def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], obje
 
 
 # Ranks that do not come, or go.
-
-
 def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold_python):
     python = tmp_path / "python"
     python.write_text(
@@ -150,8 +148,6 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_p
 
 
 # Disks.
-
-
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[..., Path]]:
     """Mounts small disks."""

@@ -13,11 +13,10 @@ from engine.systems import SYSTEMS, run
 from engine.validate.schedules import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import MODES, plan_with
 from tests.cases.two_models import pair_of_samples
 
 pytestmark = pytest.mark.slow
-
-MODES = ("matched", "shared", "sequential", "concurrent")
 
 
 @st.composite
@@ -43,17 +42,16 @@ def plans(draw, gpus: int | None = None) -> Plan:
         )
 
     scheduled = range(0 if mode == "concurrent" else layers)
-    return Plan(
-        name="plan",
-        placement=Placement(experts=experts, experts_of_gpu=tuple(rows), model_layers=tuple(range(layers))),
+    return plan_with(
+        Placement(experts=experts, experts_of_gpu=tuple(rows), model_layers=tuple(range(layers))),
         send_order=SendOrder(
             mode=mode, dispatch=tuple(schedule() for _ in scheduled), combine=tuple(schedule() for _ in scheduled)
         ),
-        provenance=Provenance(optimiser="test"),
         claim=Claim(status=Status.FEASIBLE, objective=1, bound=0.5, scope="order"),
     )
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 64).flatmap(lambda gpus: st.tuples(st.just(gpus), st.integers(1, gpus))))
 def test_ranks_are_blocks_of_neighbours_of_nearly_equal_size(sizes):
     gpus, ranks = sizes
@@ -63,6 +61,7 @@ def test_ranks_are_blocks_of_neighbours_of_nearly_equal_size(sizes):
     assert held.max() - held.min() <= 1
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(plans(), st.data())
 def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_itself(plan, data):
     gpus = plan.placement.gpus
@@ -146,6 +145,7 @@ def test_a_second_model_is_folded_as_if_it_were_alone(case):
     assert Plan.from_dict(folded.model_dump(), "folded plan") == folded
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(plans())
 def test_what_was_known_of_the_plan_is_not_taken_over(plan):
     """The studio simulates a plan, which computes its shares, before it launches the plan on fewer ranks."""
@@ -158,6 +158,7 @@ def test_what_was_known_of_the_plan_is_not_taken_over(plan):
     assert known == (plan.placement.share.shape, plan.placement.slots.shape, plan.id)
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(plans())
 def test_as_many_ranks_as_gpus_change_nothing(plan):
     assert fold_plan(plan, plan.placement.gpus) is plan
@@ -165,10 +166,8 @@ def test_as_many_ranks_as_gpus_change_nothing(plan):
 
 def test_a_folded_plan_claims_nothing_and_names_its_parent():
     row = ((0,), (1,), (2,), (3,))
-    plan = Plan(
-        name="plan",
-        placement=Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,)),
-        send_order=SendOrder(mode="concurrent"),
+    plan = plan_with(
+        Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,)),
         provenance=Provenance(optimiser="test", inputs={"model": "x"}),
         claim=Claim(status=Status.OPTIMAL, objective=1, bound=1, scope="order"),
     )

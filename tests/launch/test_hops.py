@@ -1,4 +1,4 @@
-"""Two-tier orders in whole rows: every row reaches its rank once, by ports that have their shares."""
+"""Two-tier orders in whole rows: every row reaches its rank once, by ports that have their shares, also between real ranks."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +14,7 @@ from engine.communication.two_tier import two_tier
 from engine.launch.rank.hops import Hops, hops
 from engine.network import Network, off_diagonal
 from tests.cases.examples import examples
+from tests.launch.relayed_ranks import cases_of
 from tests.strategies import networks
 
 SIZES = [(2, 2), (4, 4), (3, 1, 2), (1, 1, 1), (4,), (1,)]
@@ -26,8 +27,8 @@ def network_of(sizes, link: float = 9.0) -> Network:
 
 
 def carried_out(done: Hops, counts: np.ndarray, network: Network) -> list[tuple[int, int, int, int]]:
-    """Every hop as (step, src, dst, row), with all held to the rules: a rank passes on only what it had when the step began,
-    and in the end every rank has what is for it."""
+    """Every hop as (step, src, dst, row), with all held to the rules: a rank passes on only rows that it had when the step
+    began, and in the end every rank has its rows."""
     ranks, domain = len(counts), network.domain
     origin, target = np.divmod(np.repeat(np.arange(ranks * ranks), counts.ravel()), ranks)
     at, taken = origin.copy(), []
@@ -123,3 +124,29 @@ def test_few_rows_are_spread_over_stages():
     crossing = Counter((piece.phase, piece.src) for piece in done.order if piece.src // 4 != piece.dst // 4)
     assert len({phase for phase, _ in crossing}) >= 4
     assert max(sum(1 for phase, _ in crossing if phase == step) for step, _ in crossing) <= 8
+
+
+# Real ranks.
+
+
+@pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.everything)], ids="{} ranks".format)
+def outcomes(request, outcomes_of) -> list[list[dict]]:
+    """The exchanges of every rank."""
+    return outcomes_of("relayed_ranks", request.param)
+
+
+def test_every_row_arrives_in_its_place(outcomes):
+    cases = cases_of(len(outcomes))
+    for rank, exchanges in enumerate(outcomes):
+        assert len(exchanges) == len(cases)
+        for number, ((counts, _), exchange) in enumerate(zip(cases, exchanges, strict=True)):
+            wanted = [[src, rank, row] for src in range(len(counts)) for row in range(counts[src, rank])]
+            assert exchange["incoming"] == wanted, number
+
+
+def test_every_hop_is_logged_once_by_each_of_its_ends(outcomes):
+    for number, (_, done) in enumerate(cases_of(len(outcomes))):
+        order = [[piece.phase, piece.src, piece.dst, piece.begin, piece.end] for piece in done.order]
+        for rank, exchanges in enumerate(outcomes):
+            mine = [piece for piece in order if rank in piece[1:3]]
+            assert sorted(exchanges[number]["logged"]) == sorted(mine)

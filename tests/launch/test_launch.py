@@ -1,4 +1,4 @@
-"""What a launch is to run and where: as the arguments of a job, and the checks that depend on the place."""
+"""Launches as the arguments of a job, and the checks that depend on the place."""
 
 import json
 import socket
@@ -14,9 +14,9 @@ from engine.launch.places.testbed import Testbed
 from engine.launch.preparation import place_checks
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
-from tests.launch.launches_for_clusters import destination
-from tests.launch.test_local import HOST, MODEL, UNEVEN, plan_for, recording
-from tests.launch.test_testbed import cluster_of, needs_testbed, own_namespaces
+from tests.cases.cluster_launches import destination
+from tests.cases.launches import HOST, MODEL, UNEVEN, plan_for, recording
+from tests.cases.testbeds import cluster_of, needs_testbed, own_namespaces
 
 TRACE = recording()
 PLANS = (plan_for(TRACE, "matched"), plan_for(TRACE, "concurrent", UNEVEN))

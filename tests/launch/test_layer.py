@@ -1,35 +1,15 @@
 """The arithmetic of a layer: experts together as one by one, and any placement as no placement at all."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from engine.launch.rank.difference import relative
-from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tokens
-from engine.launch.rank.layer import (
-    Weights,
-    expert_ffns,
-    ffn,
-    has_grouped_kernel,
-    reference,
-    tokens_in,
-    uses_grouped_gemms,
-)
-from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
+from engine.launch.rank.instructions import POOL_STRIDE
+from engine.launch.rank.layer import Weights, expert_ffns, ffn, has_grouped_kernel, uses_grouped_gemms
 from tests.cases.examples import examples
+from tests.cases.layers import CPU, launches, model_of, unplanned
 from tests.launch import lockstep
-
-CPU = torch.device("cpu")
-SIZES = {"layers": 2, "experts": 5, "experts_per_token": 2, "d_model": 16, "d_ff": 24, "dtype": "fp32"}
-
-
-def model_of(**sizes) -> MoEModel:
-    return MoEModel(name="tiny", **SIZES | sizes)
 
 
 @pytest.mark.parametrize("matrices", [2, 3])
@@ -44,7 +24,7 @@ def test_weights_of_several_experts_are_those_of_each(matrices):
         begin = POOL_STRIDE * (5 + expert)
         window = torch.cat([into.flatten() * 16**0.5, out.flatten() * 24**0.5])
         torch.testing.assert_close(window, weights.pool[begin : begin + len(window)])
-    # They are copies: the pool is what all later layers are cut from.
+    # They are copies: all later layers are cut from the pool.
     before = weights.pool.clone()
     inward.zero_()
     outward.zero_()
@@ -92,35 +72,6 @@ def test_where_grouped_gemms_are_one_kernel(monkeypatch):
     assert uses_grouped_gemms(CPU, torch.float32, (20,)) and not uses_grouped_gemms(CPU, torch.bfloat16, (20,))
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
     assert not has_grouped_kernel(cuda, torch.bfloat16, fits) and not uses_grouped_gemms(CPU, torch.bfloat16, fits)
-
-
-@st.composite
-def launches(draw) -> tuple[RankInstructions, Tokens]:
-    """A plan of uneven slots and replicas on a few ranks, and tokens with padding; an expert may be chosen twice."""
-    ranks, k, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    model = model_of(layers=layers, experts_per_token=k, ffn_matrices=draw(st.sampled_from([2, 3])))
-    tokens = draw(st.integers(1, 12))
-    chosen = draw(hnp.arrays(np.int16, (tokens, layers, k), elements=st.integers(-1, 4)))
-    source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
-    homes = st.lists(st.sets(st.integers(0, ranks - 1), min_size=1), min_size=5, max_size=5)
-    rows = tuple(
-        tuple(tuple(e for e in range(5) if rank in homes_of[e]) for rank in range(ranks))
-        for homes_of in draw(st.lists(homes, min_size=layers, max_size=layers))
-    )
-    plan = Plan(
-        name="plan",
-        placement=Placement(experts=5, experts_of_gpu=rows, model_layers=tuple(range(layers))),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"),
-    )
-    return RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
-
-
-def unplanned(instructions: RankInstructions, tokens: Tokens) -> torch.Tensor:
-    """What one process makes of all tokens."""
-    weights = Weights(instructions.model, instructions.model.layers, instructions.seed, CPU, torch.float32)
-    x = tokens_in(len(tokens.experts), instructions.model, instructions.seed, CPU, torch.float32)
-    return reference(torch.from_numpy(tokens.experts.astype(np.int64)), instructions.model, weights, x)
 
 
 @settings(max_examples=examples(60), deadline=None)

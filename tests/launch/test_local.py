@@ -1,6 +1,5 @@
-"""Launches on this machine: what is refused beforehand, what real ranks measure, and how every launch comes to an end."""
+"""Launches on this machine: refusals beforehand, the measurements of real ranks, and the end of every launch."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from engine import store
@@ -27,87 +25,40 @@ from engine.launch.places.devices import Devices
 from engine.launch.preparation import inference
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.rank.instructions import REPORT
-from engine.launch.results.run import Run
 from engine.launch.running import local
 from engine.launch.running.local import command_of, run_here
 from engine.model import MoEModel
-from engine.plan import Placement, Plan
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import never
 from engine.systems.base import silent
-from engine.timeline import INFERENCE_KINDS, NETWORK_KINDS, Timeline
+from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
-from tests.launch.plans import MODES, plan_in, skewed
+from tests.cases.launch_plans import MODES
+from tests.cases.launches import (
+    BIG,
+    EXPERTS,
+    HOST,
+    LAYERS,
+    MODEL,
+    STEPS,
+    UNEVEN,
+    K,
+    hold_together,
+    launch_arguments,
+    placement,
+    plan_for,
+    prepare,
+    recording,
+    sent,
+)
+from tests.cases.processes import processes_of, ranks_of, until
 from tests.oracles.plans import check_plan
 
 pytestmark = pytest.mark.slow
 
-STEPS = tuple(kind for kind in INFERENCE_KINDS if kind not in ("attention", "prompt_gather", "all_gather"))
-LAYERS, EXPERTS, K = 3, 8, 2
-MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=32, d_ff=64)
-BIG = MODEL.model_copy(update={"d_model": 256, "d_ff": 512})
-"""A model whose hundred passes take longer than any test waits."""
-HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
-
-
-def recording(tokens: int = 300, padding: float = 0.0) -> RoutingTrace:
-    return skewed(tokens, MODEL, padding)
-
-
-def placement(*slots: tuple[int, ...]) -> Placement:
-    """The same slots in every layer, one tuple a GPU."""
-    return Placement(experts=EXPERTS, experts_of_gpu=(slots,) * LAYERS, model_layers=tuple(range(LAYERS)))
-
-
-EVEN = placement((0, 1), (2, 3), (4, 5), (6, 7))
-UNEVEN = placement((0, 1, 2, 7), (3, 7), (4, 5), (6,))
-"""Slots 4, 2, 2 and 1; expert 7 has two homes."""
-
-
-def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoEModel = MODEL) -> Plan:
-    return plan_in(mode, trace, where, model)
-
-
-def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> PreparedLaunch:
-    trace = more.pop("trace", None) or recording()
-    plan = more.pop("plan", None) or plan_for(trace, mode)
-    model, devices = more.pop("model", MODEL), more.pop("devices", HOST)
-    return inference.prepare_inference(Launch((plan,), trace, model, ranks=ranks, **{"repeats": 3} | more), devices)
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Living processes that name the folder on their command line or in their environment."""
-    processes = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and any(str(folder) in word for word in words) and protocol.is_alive(process):
-                processes.append(process)
-    return processes
-
-
-def ranks_of(folder: Path) -> list[psutil.Process]:
-    """The living ranks of a launch, without its torchrun."""
-    ranks = []
-    for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
-                ranks.append(process)
-    return ranks
-
-
-def until(condition: Callable, timeout: float = 120.0):
-    """Wait for a condition and return what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return answer
-
 
 # Before anything runs.
-
-
 def test_prepare_says_what_it_checked():
     launch = prepare("matched", 2, tokens=100, repeats=4)
     assert launch.ready and [check.name for check in launch.checks] == [
@@ -214,44 +165,6 @@ def test_replicas_and_tokens_need_memory():
     assert need(model=large, plan=plan_for(trace, "concurrent", everywhere)) > 2.5 * need(model=large)
 
 
-# Real ranks.
-
-
-def hold_together(launch: PreparedLaunch, whole: Run) -> None:
-    """What every finished launch has to show."""
-    ranks, repeats = launch.instructions.ranks, launch.instructions.repeats
-    assert whole.tokens == launch.workloads[0].tokens and whole.device == "CPU" and whole.clock_error == 0
-    assert whole.profile.ranks == ranks and len(whole.runs) == len(launch.instructions.plans)
-    kinds = STEPS if ranks > 1 else tuple(kind for kind in STEPS if kind not in NETWORK_KINDS)
-    for run in whole.runs:
-        assert 0 <= run.difference.error <= 1e-5
-        assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
-        assert run.predicted.resources == run.measured.resources
-        for timeline in (run.predicted, run.measured):
-            events = timeline.events
-            assert (events["start"] >= 0).all() and (events["end"] >= events["start"]).all()
-            assert events["end"].max() == timeline.total and events["start"].min() == 0
-            assert events["kind"].notna().all() and events["stream"].notna().all()
-            at_work = {(row.kind, row.layer, row.resource) for row in events.itertuples()}
-            assert at_work == {(k, layer, rank) for k in kinds for layer in range(LAYERS) for rank in range(ranks)}
-        for before, after in (("gate", "dispatch"), ("dispatch", "ffn"), ("ffn", "combine"), ("combine", "aggregate")):
-            for layer in range(LAYERS):
-                earlier, later = (of(run.measured, kind, layer) for kind in (before, after))
-                assert not len(earlier) or not len(later) or earlier["end"].max() <= later["start"].min() + 1e-4
-
-
-def of(timeline: Timeline, kind: str, layer: int):
-    return timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
-
-
-def bytes_of(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarray:
-    """float64[src, dst] of one all-to-all."""
-    sent = np.zeros((ranks, ranks))
-    events = of(timeline, kind, layer)
-    np.add.at(sent, (events["resource"], events["peer"]), events["bytes"])
-    return sent
-
-
 def rows_of(launch: PreparedLaunch) -> np.ndarray:
     """int64[layer, src, dst] token copies between ranks, counted one by one; for plans without replicas."""
     home = launch.instructions.plans[0].placement.share.argmax(axis=2)
@@ -278,8 +191,8 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, wa
         for layer in range(LAYERS):
             remote = np.where(np.eye(2, dtype=bool), 0, rows[layer])
             for timeline in (run.measured, run.predicted):
-                np.testing.assert_allclose(bytes_of(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
-                np.testing.assert_allclose(bytes_of(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
+                np.testing.assert_allclose(sent(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
+                np.testing.assert_allclose(sent(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
     shares = [done for done, _ in reports]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
     assert reports[0][1] == "measuring this machine"
@@ -297,9 +210,7 @@ def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_pytho
     size = launch.instructions.model.bytes_per_token
     for layer in range(LAYERS):
         for kind in ("dispatch", "combine"):
-            measured, predicted = (
-                bytes_of(timeline, kind, layer, 4) / size for timeline in (run.measured, run.predicted)
-            )
+            measured, predicted = (sent(timeline, kind, layer, 4) / size for timeline in (run.measured, run.predicted))
             np.testing.assert_allclose(measured, np.rint(measured), atol=1e-9)
             # The copies of expert 7 divide over its two homes, ranks 0 and 1: in half, or in whole rows.
             assert np.abs(measured - predicted).max() <= 0.5 + 1e-6
@@ -330,8 +241,6 @@ def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, dif
 
 
 # How a launch ends when it does not finish.
-
-
 @dataclass
 class Running:
     """A launch that runs in a thread."""
@@ -351,7 +260,7 @@ class Running:
 
 @pytest.fixture
 def begin(tmp_path) -> Iterator[Callable[..., Running]]:
-    """Starts a launch that would take minutes; what still runs at the end of the test is ended."""
+    """Starts a launch that would take minutes; ranks that still run at the end of the test are killed."""
     folder = tmp_path / "run"
     asked = threading.Event()
 
@@ -387,7 +296,13 @@ MOMENTS = {
 """That ranks at work are stopped too is seen of a launch that is a job, below."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(MOMENTS["torchrun starts"], marks=pytest.mark.everything, id="torchrun starts"),
+        pytest.param(MOMENTS["ranks start"], id="ranks start"),
+    ],
+)
 @pytest.mark.clock
 def test_a_stop_ends_everything_within_two_seconds(begin, moment):
     running = begin()
@@ -419,6 +334,7 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     assert not protocol.is_alive(first)
 
 
+@pytest.mark.everything
 @pytest.mark.clock
 def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
     running = begin()
@@ -431,8 +347,6 @@ def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
 
 
 # As jobs.
-
-
 @pytest.fixture
 def start_job(own_data_folder) -> Iterator[Callable[..., Job]]:
     """Starts jobs in the data folder; whatever still runs at the end of the test is killed."""
@@ -446,18 +360,6 @@ def start_job(own_data_folder) -> Iterator[Callable[..., Job]]:
     for job in started:
         runner.cancel(job, grace=0)
         assert runner.wait(job, 5).finished
-
-
-def launch_arguments(model: MoEModel, **more) -> dict:
-    trace = recording(300 if model is MODEL else 4000)
-    plan = plan_for(trace, "matched", model=model)
-    return {
-        "workload": store.save_workload(trace),
-        "model": model.model_dump(mode="json"),
-        "plans": [plan.model_dump(mode="json", exclude_none=True)],
-        "ranks": 2,
-        **more,
-    }
 
 
 def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python):
@@ -495,6 +397,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
     until(lambda: not processes_of(job.folder), 2)
 
 
+@pytest.mark.everything
 @pytest.mark.clock
 def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))

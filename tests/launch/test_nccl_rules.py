@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -16,15 +14,11 @@ from engine.plan import Pipeline, Priority
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.systems.base import silent
-from tests import warm
-from tests.launch.plans import MODES, coherent
-from tests.launch.test_colocated import OTHER, pair_of, recording_b
-from tests.launch.test_local import HOST, MODEL, plan_for, recording
-from tests.launch.test_step_launch import plan_by, problem_for
-from tests.launch.test_step_launch import prepare as prepare_step
+from tests.cases.launch_plans import MODES, coherent
+from tests.cases.launches import HOST, MODEL, OTHER, pair_of, plan_for, recording, recording_b
+from tests.cases.steps import plan_by, prepare_step, top_one_problem
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
 VARIANTS = ("", "eager,one-queue", "late,two-machines")
 RULES = "tests.launch.nccl_rules"
 
@@ -61,40 +55,26 @@ def test_two_models_in_every_order(tmp_path, monkeypatch, words):
     assert len(whole.runs) == len(plans) and all(0 <= run.difference.error <= 1e-5 for run in whole.runs)
 
 
-# Not late: what one thread waits for, another one reads, and a processor's threads have no streams to tell each other.
+# Not late: one thread reads tensors that another one waits for, and a processor's threads have no streams to tell each other.
 @pytest.mark.parametrize("words", ["", "eager,one-queue,uneven"])
 def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
-    plan = plan_by("lancet", problem_for())
+    plan = plan_by("lancet", top_one_problem())
     plans = [
         plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=3e3)})
         for policy in POLICIES
     ]
     degrees = Pipeline(forward=(2, 1), backward=(3, 2), order="dispatch-first")
-    piped = plan_by("pipemoe", problem_for())
+    piped = plan_by("pipemoe", top_one_problem())
     plans.append(piped.model_copy(update={"name": "own degrees", "pipeline": degrees}))
     whole = run_under_rules(prepare_step(*plans, repeats=1), words, tmp_path / "run", monkeypatch)
     assert len(whole.runs) == len(plans) and all(0 <= run.difference.error <= 1e-4 for run in whole.runs)
 
 
 # The rules themselves.
-
-
 @pytest.fixture
-def broken(tmp_path, warm_process) -> list[dict]:
-    """What came of breaking them, on both ranks."""
-    settings = {"SWITCHYARD_NCCL": "late,one-queue", "SWITCHYARD_NCCL_PATIENCE": "3", warm.ADDRESS: str(warm_process)}
-    processes = [
-        subprocess.Popen(
-            [warm.PYTHON, "-m", "tests.launch.breaking_ranks", str(rank), tmp_path], env=os.environ | settings
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(60) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    return [json.loads((tmp_path / f"broken-{rank}.json").read_text()) for rank in range(2)]
+def broken(outcomes_of) -> list[dict]:
+    """The refusals that both ranks met."""
+    return outcomes_of("breaking_ranks", 2, SWITCHYARD_NCCL="late,one-queue", SWITCHYARD_NCCL_PATIENCE="3")
 
 
 def test_what_breaks_the_rules_is_refused_or_shows(broken):

@@ -14,9 +14,8 @@ from engine.model import MoEModel
 from engine.plan import Plan
 from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.launch.plans import beside
-from tests.launch.test_colocated import OTHER, pair_of, recording_b
-from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording
+from tests.cases.launch_plans import beside
+from tests.cases.launches import EXPERTS, HOST, LAYERS, MODEL, OTHER, K, pair_of, plan_for, recording, recording_b
 
 TRACE, TRACE_B = recording(), recording_b()
 GIB = 2.0**30
@@ -42,8 +41,6 @@ def text_of(launch: PreparedLaunch, name: str) -> str:
 
 
 # Two models
-
-
 def test_two_models_are_replayed_to_the_same_part():
     launch = prepare(tokens=100)
     assert [workload.tokens for workload in launch.workloads] == [100, 50]
@@ -122,7 +119,7 @@ def test_two_models_that_no_simulation_takes_side_by_side():
 
 
 def predicted(launch: PreparedLaunch) -> Timeline:
-    """Of its first plan, on a machine that computes and sends as if it were one of today's."""
+    """The timeline of its first plan on a machine with the speeds of today."""
     measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
     measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
     profile = fit_profile(measured, "CPU", launch.instructions, 2)
@@ -159,8 +156,6 @@ def test_the_prediction_of_two_models_has_the_work_of_both(mode):
 
 
 # Numbers and devices
-
-
 def test_numbers_are_told_with_the_difference_they_may_make():
     assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
     launch = prepare(dtype="bf16")

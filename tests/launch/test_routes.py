@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from engine.communication.order import order, random_order, shortest_first
 from engine.launch.rank.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
+from tests.cases.examples import examples
+from tests.cases.launch_plans import MODES
 
 pytestmark = pytest.mark.slow
-
-MODES = ("matched", "shared", "sequential", "concurrent")
 
 
 @st.composite
@@ -31,6 +31,7 @@ def copies(token: np.ndarray, choice: np.ndarray) -> list[tuple[int, int]]:
     return sorted(zip(token.tolist(), choice.tolist(), strict=True))
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(layers())
 def test_every_copy_goes_once_to_a_rank_that_holds_its_expert(layer):
     chosen, source, placement = layer
@@ -45,6 +46,7 @@ def test_every_copy_goes_once_to_a_rank_that_holds_its_expert(layer):
             assert set(laid.expert[rows].tolist()) <= set(placement.experts_of_gpu[0][dst])
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(layers())
 def test_what_all_ranks_send_is_what_all_ranks_receive(layer):
     chosen, source, placement = layer
@@ -66,6 +68,7 @@ def test_what_all_ranks_send_is_what_all_ranks_receive(layer):
         assert len(received) == start[-1]
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(layers())
 def test_replicas_share_the_copies_of_every_source_as_evenly_as_whole_rows_allow(layer):
     chosen, source, placement = layer
@@ -81,6 +84,7 @@ def test_replicas_share_the_copies_of_every_source_as_evenly_as_whole_rows_allow
         assert (served.max(axis=1) - served.min(axis=1)).max() <= 1
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(layers(), st.randoms(use_true_random=False))
 def test_a_combine_brings_every_copy_from_its_expert_to_where_its_token_goes_on(layer, random):
     chosen, source, placement = layer
@@ -135,6 +139,7 @@ def exchanges(draw) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=examples(100), deadline=None)
 @given(exchanges())
 def test_pieces_hold_every_row_once_also_of_traffic_the_schedule_does_not_know(mode, exchange):
     counts, planned, seed = exchange
@@ -142,6 +147,7 @@ def test_pieces_hold_every_row_once_also_of_traffic_the_schedule_does_not_know(m
     hold_every_row_once(pieces(mode, schedule_for(mode, counts.astype(float), seed), counts), counts)
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(exchanges())
 def test_pieces_of_a_matched_order_made_for_the_traffic_keep_its_matchings(exchange):
     counts, _, seed = exchange
@@ -155,6 +161,7 @@ def test_pieces_of_a_matched_order_made_for_the_traffic_keep_its_matchings(excha
     assert all((piece.phase, piece.src, piece.dst) in planned for piece in cut)
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(exchanges())
 def test_a_sender_keeps_the_order_of_a_sequential_schedule(exchange):
     counts, _, seed = exchange
@@ -177,6 +184,7 @@ def test_rows_are_cut_in_proportion_to_the_planned_bytes():
     assert cut == [Piece(0, 0, 1, 0, 6), Piece(1, 0, 1, 6, 8)]
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=30), st.integers(1, 10**6))
 def test_round_off_in_many_parts_of_a_pair_loses_no_row(parts, rows):
     schedule = Schedule(

@@ -1,5 +1,4 @@
-"""What a rank tells CUDA, NCCL and PyTorch before it uses them. No GPU is needed: what is said is looked at, not what comes of
-it."""
+"""Settings of a rank for CUDA, NCCL, PyTorch and its threads, made before it uses them. No GPU is needed."""
 
 import contextlib
 import os
@@ -17,7 +16,8 @@ from engine.launch.calibration import sweep_rank
 from engine.launch.calibration.sweep import REQUEST, Sweep
 from engine.launch.rank import joining, settings
 from engine.launch.rank.instructions import RankInstructions, write_instructions
-from tests.launch.test_local import MODEL, plan_for, recording
+from engine.launch.rank.settings import threads
+from tests.cases.launches import MODEL, plan_for, recording
 
 NAMES = (*settings.FOR_NCCL, "NCCL_LAUNCH_ORDER_IMPLICIT")
 GPU = torch.device("cuda", 1)
@@ -25,7 +25,7 @@ GPU = torch.device("cuda", 1)
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    """A rank's process that knows nothing yet, whose GPUs are there to be counted only."""
+    """A rank's process without settings, with GPUs that are only counted."""
     for name in NAMES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -105,7 +105,7 @@ def test_a_rank_multiplies_fp32_in_fp32_whatever_pytorch_was_told(start, tmp_pat
 
 
 def test_the_variable_of_nvidias_images_means_nothing_to_a_rank():
-    """It is read where PyTorch is loaded, which is why a rank has to say what it wants afterwards."""
+    """PyTorch reads it when it is loaded, which is why a rank has to set its own value afterwards."""
     code = (
         "import torch; before = torch.get_float32_matmul_precision(); from engine.launch.rank.settings import settle; "
     )
@@ -119,7 +119,7 @@ def test_the_variable_of_nvidias_images_means_nothing_to_a_rank():
     ("backend", "device", "wanted"), [("nccl", GPU, GPU), ("gloo", GPU, None), ("gloo", torch.device("cpu"), None)]
 )
 def test_nccl_is_told_the_device_and_connects_at_once(backend, device, wanted, monkeypatch):
-    """What it does then is in the rules of `nccl_rules` ("eager")."""
+    """The rules of `nccl_rules` have the consequence ("eager")."""
     made = []
     monkeypatch.setattr(joining, "_meet", lambda *_: dist.HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.append(how))
@@ -127,3 +127,31 @@ def test_nccl_is_told_the_device_and_connects_at_once(backend, device, wanted, m
     with joining.joined(backend, 10.0, device):
         pass
     assert [how["device_id"] for how in made] == [wanted]
+
+
+# Threads.
+
+
+@pytest.mark.parametrize(
+    ("limit", "ranks", "wanted"), [(None, 1, 8), ("3", 1, 3), ("3", 4, 2), ("0", 1, 8), ("", 2, 4), ("x", 16, 1)]
+)
+def test_as_many_as_there_are_processors_and_openmp_allows(monkeypatch, limit, ranks, wanted):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.delenv("OMP_THREAD_LIMIT", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    assert threads(ranks) == wanted
+
+
+def test_products_are_whole():
+    """Told to take two threads where OpenMP gives one, oneDNN leaves half of this product as it was in memory."""
+    assert os.environ["OMP_THREAD_LIMIT"] == "1", "as in all tests"
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads())
+    try:
+        for _ in range(20):
+            torch.full((1, 5000), float("nan"), dtype=torch.bfloat16)  # leaves NaN behind in the memory that comes next
+            product = torch.zeros((1, 64), dtype=torch.bfloat16) @ torch.zeros((64, 5000), dtype=torch.bfloat16)
+            assert not product.isnan().any()
+    finally:
+        torch.set_num_threads(before)

@@ -1,13 +1,15 @@
-"""Rows that serve several experts: any placement, nodes and formats compute what one process computes, rank by rank."""
+"""Rows of tokens that several experts share, and all-gathers: every rank ends with its rows, by the hops that are simulated."""
 
-from collections.abc import Iterator
+from itertools import groupby
 
+import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.communication.travel import Stops, rows_to_all
+from engine.launch.rank.communicator import Gathering
 from engine.launch.rank.difference import allowed, coarsest, relative
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.forward import kind_of_layers
@@ -15,23 +17,19 @@ from engine.launch.rank.hops import Legs
 from engine.launch.rank.instructions import RankInstructions, Tiers, Tokens
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.shared_rows import SharedRows
+from engine.network import off_diagonal
 from engine.plan import Travel
 from tests.cases.examples import examples
+from tests.cases.layers import launches, unplanned
 from tests.launch import lockstep
-from tests.launch.test_layer import launches, unplanned
-
-pytestmark = pytest.mark.slow
 
 FORMATS = (None, "bf16", "fp16", "fp8")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch) -> Iterator[None]:
+def alone(one_rank, monkeypatch) -> None:
     """A process group of this process, in which nothing is received."""
     monkeypatch.setattr(Exchange, "expect", lambda way, incoming: None)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @st.composite
@@ -58,6 +56,7 @@ def run(launch: tuple[RankInstructions, Tokens]) -> tuple[list[Layers], torch.Te
     return ranks, output
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling(), st.sampled_from((1, 2, 7)))
 def test_any_travel_computes_what_one_process_computes(launch, slices):
@@ -74,6 +73,7 @@ def test_any_travel_computes_what_one_process_computes(launch, slices):
     assert moved.sum() <= 1 + 0.2 * len(moved)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_in_the_models_own_format_rows_change_nothing(launch):
@@ -85,10 +85,11 @@ def test_in_the_models_own_format_rows_change_nothing(launch):
     torch.testing.assert_close(output, unplanned(instructions, tokens), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):
-    """The check has to see what is wrong whatever the format: here one rank's experts are paid half."""
+    """The check has to see a mistake in every format: here one rank's experts are paid half."""
     instructions, tokens = launch
     if instructions.plans[0].travel.unit == "copies" or not (tokens.experts >= 0).any():
         return
@@ -103,3 +104,36 @@ def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):
         ranks, output = run(launch)
         rounding = allowed(coarsest(instructions.model, instructions.plans[0]))
         assert relative(output, ranks[0].unplanned()) > rounding / 2
+
+
+# All-gathers.
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 6), st.data())
+def test_ranks_pass_on_what_they_have_until_all_have_everything(domain, slices, data):
+    ranks, stops = len(domain), Stops(np.array(domain))
+    holder = np.array(data.draw(st.lists(st.integers(0, ranks - 1), max_size=40)), dtype=np.int64)
+    gathering = Gathering(holder, stops, slices)
+    assert sorted(gathering.row_of_item.tolist()) == list(range(len(holder)))
+    item_of_row = np.argsort(gathering.row_of_item)
+    has = holder[item_of_row][None, :] == np.arange(ranks)[:, None]
+    moved = np.zeros((ranks, ranks))
+    for _, phase in groupby(gathering.order, key=lambda piece: piece.phase):
+        before = has.copy()
+        for piece in phase:
+            rows = slice(piece.begin, piece.end)
+            assert before[piece.src, rows].all() and not has[piece.dst, rows].any()
+            has[piece.dst, rows] = True
+            moved[piece.src, piece.dst] += piece.end - piece.begin
+    assert has.all()
+    np.testing.assert_array_equal(moved, off_diagonal(rows_to_all(np.bincount(holder, minlength=ranks), stops)))
+
+
+def test_slices_cross_while_others_are_collected_and_spread():
+    """Two nodes of two ranks, eight items on rank 0, in two slices: of each, two rows cross by either rank."""
+    order = Gathering(np.zeros(8, dtype=np.int64), Stops(np.array([0, 0, 1, 1])), 2).order
+    hops = [(piece.phase, piece.src, piece.dst, piece.begin, piece.end) for piece in order]
+    assert [hop for hop in hops if hop[1:3] == (0, 1)] == [(0, 0, 1, 0, 4), (1, 0, 1, 4, 8)]
+    assert [hop for hop in hops if hop[1:3] == (1, 3)] == [(1, 1, 3, 2, 4), (2, 1, 3, 6, 8)]
+    assert [hop for hop in hops if hop[1:3] == (3, 2)] == [(2, 3, 2, 2, 4), (3, 3, 2, 6, 8)]

@@ -1,4 +1,7 @@
-"""Rows that spread inside nodes: every rank gets what it needs, outputs come home once, and the rows are the simulated ones."""
+"""Rows that spread inside nodes: every rank gets its tokens, outputs come home once, and the rows are the simulated ones."""
+
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from engine.launch.rank.links import Links
 from engine.launch.rank.routes import rows_of_ranks
 from engine.network import off_diagonal
 from tests.cases.examples import examples
+from tests.launch.spread_ranks import cases_of
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +68,7 @@ def test_nothing_is_passed_on_before_it_has_come_and_nothing_comes_twice(layer, 
         (int(rank), int(token)) for token, k in zip(*np.nonzero(hosts >= 0), strict=True) for rank in [hosts[token, k]]
     }
     assert served <= has
-    # Back: what every rank has made, until all of it is at home. A rank that has passed a token on has nothing more of it.
+    # Back: the outputs of every rank, until all of them are at home. A rank that has passed a token on has nothing more of it.
     holds = {pair: {pair[0]} for pair in served}
     for step in steps_of(legs.combine(slices)):
         moved = [(dst, token, holds.pop((src, token))) for src, dst, token in step]
@@ -92,7 +96,7 @@ def test_while_one_slice_enters_the_one_before_is_spread(layer):
 
 
 def test_slices_are_as_many_as_shorten_the_exchange():
-    """Two nodes of two; 400 tokens of rank 0 for rank 3, whose entry is rank 2: 1 s over the port, and 0.4 s over the link."""
+    """Two nodes of two; 400 tokens of rank 0 for rank 3, which enter by rank 2: 1 s over the port, and 0.4 s over the link."""
     stops = Stops(np.array([0, 0, 1, 1]))
     legs = Legs.of(np.full((400, 1), 3), np.zeros(400, dtype=int), stops)
     node = np.array([0, 0, 1, 1])
@@ -110,3 +114,44 @@ def test_slices_are_as_many_as_shorten_the_exchange():
     assert inside.slices(1000.0, Links(np.full(4, 1e5), 0.0, node, np.full(4, 1e5)), "gloo") == 1, "nothing is spread"
     phases = [piece.phase for piece in legs.dispatch(4).order if piece.src == 0]
     assert phases == [0, 1, 2, 3] and {piece.end - piece.begin for piece in legs.dispatch(4).order} == {100}
+
+
+# Real ranks.
+
+
+ROOT, RANKS = Path(__file__).parents[2], 4
+
+
+@pytest.fixture(scope="module")
+def outcomes(outcomes_of) -> list[list[dict]]:
+    """The exchanges of every rank."""
+    return outcomes_of("spread_ranks", RANKS)
+
+
+def test_every_rank_gets_the_tokens_of_its_experts(outcomes):
+    for rank, exchanges in enumerate(outcomes):
+        for (hosts, source, *_), exchange in zip(cases_of(RANKS), exchanges, strict=True):
+            wanted = np.flatnonzero((hosts == rank).any(axis=1))
+            assert exchange["came"] == [[token, source[token]] for token in wanted.tolist()]
+
+
+def test_what_the_ranks_made_of_a_token_comes_home_summed_up(outcomes):
+    for rank, exchanges in enumerate(outcomes):
+        for (hosts, source, *_), exchange in zip(cases_of(RANKS), exchanges, strict=True):
+            for token, summed in enumerate(exchange["summed"]):
+                ranks = {int(host) for host in hosts[token] if host >= 0} if source[token] == rank else set()
+                assert summed == [token * len(ranks), sum(2**host for host in ranks)]
+
+
+def test_both_ends_log_the_rows_that_are_simulated(outcomes):
+    for number, (hosts, source, stops, slices) in enumerate(cases_of(RANKS)):
+        wanted = off_diagonal(rows_of_tokens(hosts, source, stops, "node"))
+        for rank, exchanges in enumerate(outcomes):
+            rows = Counter()
+            for phase, src, dst, count in exchanges[number]["logged"]:
+                assert 0 <= phase <= slices and rank in (src, dst)
+                rows[src, dst] += count
+            both_ways = wanted + wanted.T
+            assert rows == {
+                (src, dst): both_ways[src, dst] for src, dst in np.argwhere(both_ways).tolist() if rank in (src, dst)
+            }

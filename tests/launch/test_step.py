@@ -1,4 +1,4 @@
-"""Planned training steps on real Gloo ranks: the gradients of the unplanned step, whatever the plan, and when what ran."""
+"""Planned training steps on real Gloo ranks: the gradients of the unplanned step for every plan, and the order of events."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,11 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.launch.step.sizes import step_bytes, step_problem
-from engine.model import MoEModel
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
-from engine.problem import Problem
-from engine.result import Provenance
+from engine.launch.step.sizes import step_bytes
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Priority
 from engine.simulate.streams import POLICIES
 from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups
@@ -19,50 +16,19 @@ from engine.systems import TRAINING
 from engine.systems import run as plan_with
 from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
-from engine.training import TrainingStep
+from tests.cases.steps import MODEL, RANKS, STEP, plan_of, problem
+from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
-from tests.simulate.test_training import problem_of
 from tests.strategies import cluster_of, make_gpu
 
 pytestmark = pytest.mark.slow
-
-RANKS = 4
 SLOW = 0.004
-MODEL = MoEModel(
-    name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32"
-)
-STEP = TrainingStep(
-    batch=4,
-    sequence_length=6,
-    heads=4,
-    dense_d_ff=40,
-    vocabulary=50,
-    gate="top-k",
-    capacity_factor=1.0,
-    routing="recorded",
-)
 UNDER = {
     "dw.2.experts_down": "dx.1.combine",
     "dw.head": "dx.2.combine",
     "dw.2.qkv": "dx.1.dispatch",
     "dw.1.experts_up": "dx.1.dispatch",
 }
-MICRO_OPS = Priority(policy="priority", micro_op=3e3)
-
-
-def problem(model: MoEModel = MODEL, step: TrainingStep = STEP, ranks: int = RANKS) -> Problem:
-    return step_problem(model, step, ranks)
-
-
-def plan_of(placement: Placement | None = None, priority: Priority = MICRO_OPS, **parts) -> Plan:
-    return Plan(
-        name="test",
-        placement=placement or linear_placement(problem()),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"),
-        priority=priority,
-        **parts,
-    )
 
 
 def by_system(name: str) -> Case:

@@ -5,20 +5,27 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.recorder import Recorder
+from engine.launch.step import measure_machine
 from engine.launch.step.network import Network, StepError, last_computations, orders_of, simulated_order
+from engine.launch.step.run import StepExecutor
+from engine.overlap.transformer import transformer_step
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
+from tests.cases import steps
 from tests.cases.examples import examples
-from tests.launch.test_local import MODEL, plan_for, recording
+from tests.cases.launches import MODEL, plan_for, recording
 
 CPU = torch.device("cpu")
 NONE = (None, None)
@@ -73,7 +80,7 @@ class Run:
 
 @st.composite
 def programs(draw):
-    """A program in the shape of a step's: all-to-alls in a chain, reductions of what was computed, an update at the end."""
+    """A program in the shape of a step's: all-to-alls in a chain, reductions of gradients, an update at the end."""
     stream, edges, pair, holds = [], [], [], set()
     exchanges: list[int] = []
     for _ in range(draw(st.integers(2, 6))):
@@ -217,3 +224,113 @@ def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
             network.start()
             network.end()
     assert made == [gpu, gpu] and network.streams[0] is not network.streams[1]
+
+
+# Tensors on another device.
+
+
+ELSEWHERE = torch.device("cpu", 0)
+"""The device that tensors of the CPU are copied to before they are sent. PyTorch keeps it apart from the CPU."""
+
+
+class OnGpu(Tensor):
+    """A tensor that passes for one of a GPU."""
+
+    copied: list[Tensor]
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), more=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if function is Tensor.to:
+                cls.copied.append(args[0])
+                return args[0].as_subclass(Tensor).clone()
+            if function is Tensor.copy_ and isinstance(args[1], cls):
+                cls.copied.append(args[1])
+            return function(*args, **(more or {}))
+
+
+class Done:
+    def wait(self) -> None:
+        pass
+
+
+@pytest.fixture
+def copied(monkeypatch) -> list[Tensor]:
+    """The tensors copied from the GPU, in this order."""
+    monkeypatch.setattr(OnGpu, "copied", [], raising=False)
+    return OnGpu.copied
+
+
+def launched(collective, *tensors: Tensor) -> tuple[float, float, float]:
+    """The event of a collective that a rank launches through the host's memory and waits for."""
+    context = SimpleNamespace(device=CPU, communication_device=ELSEWHERE, recorder=Recorder(0, CPU))
+    executor = SimpleNamespace(context=context, _collective=lambda task: (collective, list(tensors)), _events={})
+    StepExecutor._launch(executor, 7)()
+    begin, end, size = executor._events[7]
+    return begin.when, end.when, size
+
+
+def on_gpu(numbers: Tensor) -> Tensor:
+    return numbers.as_subclass(OnGpu)
+
+
+def test_only_what_is_sent_is_copied_from_a_gpu(copied):
+    sent, received, seen = on_gpu(torch.arange(4.0)), on_gpu(torch.full((4,), torch.nan)), []
+
+    def exchange(outgoing: Tensor, incoming: Tensor) -> Done:
+        seen.extend((outgoing, incoming))
+        incoming.copy_(outgoing.flip(0))
+        return Done()
+
+    begin, end, size = launched(exchange, sent, received)
+    assert [tensor is sent for tensor in copied] == [True], "room is enough for what is received"
+    assert not any(isinstance(tensor, OnGpu) for tensor in seen)
+    assert received.tolist() == [3, 2, 1, 0] and sent.tolist() == [0, 1, 2, 3]
+    assert begin <= end and size == 16
+
+
+def test_gradients_are_summed_up_where_they_were_copied_to(copied):
+    gradients = on_gpu(torch.arange(3.0))
+
+    def add(summed: Tensor) -> Done:
+        assert not isinstance(summed, OnGpu)
+        summed.mul_(2)
+        return Done()
+
+    launched(add, gradients)
+    assert len(copied) == 1 and gradients.tolist() == [0, 2, 4]
+
+
+# The measurement of the machine.
+class Copies(TorchDispatchMode):
+    """Numbers in every copy of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), more=None):
+        if function is torch.ops.aten.copy_.default:
+            self.sizes.append(args[1].numel())
+        return function(*args, **(more or {}))
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("staged", [False, True])
+def test_collectives_are_measured_with_the_copies_that_the_step_will_pay_for(staged, monkeypatch):
+    if staged:
+        monkeypatch.setattr(RankContext, "communication_device", ELSEWHERE)
+    instructions = RankInstructions(
+        plans=(steps.plan_of(),), model=steps.MODEL, step=steps.STEP, ranks=4, backend="gloo"
+    )
+    context, graph = (
+        RankContext(instructions, (), 0, CPU, Recorder(0, CPU)),
+        transformer_step(steps.MODEL, steps.STEP, 4),
+    )
+    with Copies() as copies:
+        sent, seconds = measure_machine._all_to_all(context, graph, 1.0)
+        numbers = sent / 4 * 4 / 3  # a rank's own part stays with it
+        assert seconds > 0 and copies.sizes.count(numbers) == 2 * staged * (measure_machine.SHORT_REPEATS + 1)
+        copies.sizes.clear()
+        size, seconds = measure_machine._all_reduce(context, 1234)
+    assert (size, copies.sizes.count(1234)) == (4 * 1234, 2 * staged * (measure_machine.REPEATS + 1)) and seconds > 0

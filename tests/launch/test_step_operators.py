@@ -70,7 +70,7 @@ def test_attention(seed, sequence, heads):
     y, probability = ops.attention(qkv, mask, heads)
     same(y, wanted)
     same(ops.attention_dx(dy, qkv, probability, heads), dqkv)
-    # Whole sequences by themselves are what they are among others.
+    # Whole sequences have the same output by themselves as among others.
     parts = [ops.attention(part, mask, heads)[0] for part in qkv.split([sequence, 2 * sequence])]
     same(torch.cat(parts), wanted)
 

@@ -1,13 +1,10 @@
-"""The emulated cluster: its links are as slow as asked, a launch on it computes what it must, and nothing of it stays."""
+"""The emulated cluster: its links are as slow as asked, a launch on it has the right output, and nothing of it stays."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +15,8 @@ import pytest
 from engine.catalogue import cluster_presets
 from engine.cli import main
 from engine.cli.text import launched
-from engine.cluster import Cluster, Node
-from engine.communication.order import order
 from engine.costs import CostProfile, Line
 from engine.errors import InputError
-from engine.jobs import protocol
 from engine.launch.places import testbed
 from engine.launch.places.devices import Devices
 from engine.launch.places.testbed import Testbed, emulated, remove_remains
@@ -30,94 +24,27 @@ from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.results.prediction import predict
 from engine.launch.running.local import run_here
-from engine.launch.running.processes import WORKER
-from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance, never
+from engine.result import never
 from engine.systems.base import silent
-from engine.workload import RoutingTrace
-from tests import everything
+from tests.cases.processes import until, workers_of
+from tests.cases.testbeds import (
+    LAYERS,
+    MBIT,
+    MODEL,
+    command,
+    host_links,
+    needs_testbed,
+    nothing_left,
+    own_namespaces,
+    plan_for,
+    rate_between,
+    recording,
+)
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
+__all__ = ["command", "nothing_left"]  # fixtures
 ROOT = Path(__file__).parent.parent.parent
-MBIT = 1e6 / 8
-LAYERS, EXPERTS, K = 2, 6, 2
-MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=64, d_ff=64)
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
-
-
-def why_not() -> str:
-    """Why no testbed can be built on this machine; empty when one can."""
-    try:
-        with Testbed(np.array([MBIT])):
-            return ""
-    except InputError as error:
-        return str(error)
-
-
-REFUSED = why_not() if everything.WANTED else "only `make everything` builds testbeds"
-
-
-def needs_testbed(test: Callable) -> Callable:
-    """Mark a test that builds a testbed: for root, and for `make everything`."""
-    return pytest.mark.everything(pytest.mark.skipif(bool(REFUSED), reason=REFUSED)(test))
-
-
-def own_namespaces(process: int | None = None) -> list[str]:
-    """Namespaces of testbeds that a process, this one unless told otherwise, has made."""
-    folder = Path("/run/netns")
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    return [name for name in names if name.startswith(f"switchyard-{process or os.getpid()}-")]
-
-
-def host_links() -> set[str]:
-    return {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No test leaves a namespace of its own or a link of the host behind."""
-    before = host_links()
-    yield
-    assert host_links() == before and not own_namespaces()
-
-
-def until(condition: Callable, timeout: float = 120.0):
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return answer
-
-
-RECEIVE = """
-import socket, time
-server = socket.create_server(("", 5001))
-server.settimeout(10)
-print("ready", flush=True)
-stream, begin, total = server.accept()[0], time.monotonic(), 0
-while part := stream.recv(65536):
-    total += len(part)
-print(total / (time.monotonic() - begin))
-"""
-SEND = """
-import socket, sys
-with socket.create_connection((sys.argv[1], 5001)) as stream:
-    stream.sendall(bytes(int(sys.argv[2])))
-"""
-
-
-def rate_between(testbed: Testbed, src: int, dst: int, size: float) -> float:
-    """Bytes/s of one TCP stream."""
-    with subprocess.Popen(
-        testbed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
-    ) as receiver:
-        assert receiver.stdout.readline() == "ready\n"
-        subprocess.run(
-            testbed.inside(src, [sys.executable, "-c", SEND, testbed.address(dst), str(int(size))]), check=True
-        )
-        return float(receiver.stdout.read())
 
 
 @needs_testbed
@@ -202,9 +129,7 @@ def test_a_process_id_used_again_owns_nothing():
     assert not own_namespaces()
 
 
-# What is refused, also without root.
-
-
+# Refusals, also without root.
 def refuse(part: str) -> None:
     with pytest.raises(InputError, match=part) as caught:
         Testbed(np.full(2, MBIT)).__enter__()
@@ -238,30 +163,6 @@ def test_elsewhere_than_on_linux_it_says_so(monkeypatch):
 def test_bandwidths_that_make_no_sense(bandwidth):
     with pytest.raises(InputError, match="testbed"):
         Testbed(np.array(bandwidth))
-
-
-# The plan's cluster as a testbed.
-
-
-def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
-    where = Placement(
-        experts=EXPERTS,
-        experts_of_gpu=(tuple(tuple(p) for p in np.array_split(range(EXPERTS), gpus)),) * LAYERS,
-        model_layers=tuple(range(LAYERS)),
-    )
-    traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
-    rate = np.ones(gpus)
-    schedules = (
-        [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
-    )
-    send_order = SendOrder(mode=mode, dispatch=[out for out, _ in schedules], combine=[back for _, back in schedules])
-    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
-
-
-def recording(tokens: int = 240) -> RoutingTrace:
-    rng = np.random.default_rng(3)
-    keys = rng.random((tokens, LAYERS, EXPERTS)) ** (1 / np.arange(1, EXPERTS + 1))
-    return RoutingTrace("made up", np.argsort(-keys, axis=-1)[:, :, :K].astype(np.int16), EXPERTS)
 
 
 def test_drawn_bandwidths_are_folded_and_scaled():
@@ -309,8 +210,6 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
 
 
 # Launches.
-
-
 @needs_testbed
 def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shaped_one(tmp_path):
     trace = recording()
@@ -324,7 +223,7 @@ def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shap
         for (_, kind), sends in events[events["stream"] == "network"].groupby(["layer", "kind"], observed=True):
             moved = np.bincount(sends["resource"], sends["bytes"], 3) / rate
             moved = max(moved.max(), (np.bincount(sends["peer"], sends["bytes"], 3) / rate).max())
-            # What bursts let pass at once is little beside what the ranks send.
+            # Bursts that pass at once are few bytes compared with those of the ranks.
             assert kind in ("dispatch", "combine") and sends["end"].max() - sends["start"].min() > 0.8 * moved > 0.005
     assert run.predicted.resources == run.measured.resources == ("rank 0", "rank 1", "rank 2")
 
@@ -335,16 +234,6 @@ def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused():
     launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2), HOST)
     with pytest.raises(InputError, match=r"links for 3 ranks .* 2 ranks"):
         launch.on_testbed(Testbed(np.full(3, MBIT)))
-
-
-def workers_of(folder: Path) -> list[psutil.Process]:
-    """The living ranks of a launch."""
-    ranks = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
-                ranks.append(process)
-    return ranks
 
 
 @needs_testbed
@@ -375,25 +264,6 @@ def test_the_death_of_a_rank_ends_the_launch(tmp_path, cold_python):
     with pytest.raises(InputError, match="was killed by signal 9") as caught:
         run_here(launch, folder, kill_one, silent)
     assert f"rank {killed[0]} was killed" in str(caught.value) and not workers_of(folder)
-
-
-def cluster_of(*bandwidth: float) -> Cluster:
-    """One node a GPU; bytes/s each way."""
-    like = cluster_presets()["mixed-8"].cluster.gpus[0]
-    gpus = [like.model_copy(update={"send_bandwidth": rate, "receive_bandwidth": rate}) for rate in bandwidth]
-    return Cluster(name="drawn", nodes=tuple(Node(name=f"n{at}", gpus=(gpu,)) for at, gpu in enumerate(gpus)))
-
-
-@pytest.fixture
-def command(tmp_path) -> list[str]:
-    """`launch` of a plan for two GPUs, one half as fast as the other."""
-    trace = recording()
-    np.savez(tmp_path / "trace.npz", experts=trace.experts)
-    (tmp_path / "model.json").write_text(MODEL.to_json())
-    (tmp_path / "cluster.json").write_text(cluster_of(50e9, 25e9).to_json())
-    (tmp_path / "plan.json").write_text(plan_for(trace, "concurrent", 2).to_json())
-    files = [f"--{what}={tmp_path / what}.json" for what in ("cluster", "model")]
-    return ["launch", str(tmp_path / "plan.json"), *files, f"--workload={tmp_path / 'trace.npz'}", "--ranks=2"]
 
 
 @needs_testbed

@@ -1,67 +1,30 @@
-"""Plans with a two-tier order, launched: the nodes of their ranks, what is refused, and what four ranks in two nodes do."""
+"""Launches of plans with a two-tier order: the nodes of their ranks, refusals, and four ranks in two nodes."""
 
-import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.cli import main
-from engine.cluster import Cluster, Node
-from engine.communication.two_tier import two_tier
 from engine.errors import InputError, UndecidedError
 from engine.launch.places.destination import Slurm
 from engine.launch.places.fold import fold_tiers, nearest_ranks
-from engine.launch.preparation.inference import prepare_inference
-from engine.launch.preparation.launch import Launch, PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.preparation.place_checks import relay_checks
 from engine.launch.rank.hops import hops
 from engine.launch.rank.measure_machine import tier_peers
 from engine.launch.rank.routes import combined, route
+from engine.launch.results.run import Run
 from engine.launch.running.local import run_here
-from engine.network import Network
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement, SendOrder
 from engine.result import never
 from engine.systems.base import silent
-from tests.launch.plans import MODES
-from tests.launch.test_local import EVEN, HOST, LAYERS, MODEL, hold_together, of, plan_for, recording
-from tests.strategies import make_gpu
-
-TRACE = recording()
-
-
-def cluster_of(*nodes: tuple[int, float | None], port: float = 1e9) -> Cluster:
-    """Nodes of so many alike GPUs and with links so fast."""
-    drawn = [
-        Node(name=f"node {at}", gpus=(make_gpu(send=port),) * size, link_bandwidth=link)
-        for at, (size, link) in enumerate(nodes)
-    ]
-    return Cluster(name="drawn", nodes=drawn)
-
-
-TWO_NODES = cluster_of((2, 8e9), (2, 8e9))
-
-
-def tiered(plan: Plan, cluster: Cluster = TWO_NODES) -> Plan:
-    """The plan with a two-tier order on a cluster."""
-    traffic = TRACE.demand(plan.placement.gpus) @ plan.placement.share * MODEL.bytes_per_token
-    schedules = [two_tier(matrix, Network.of(cluster)).solution for matrix in (*traffic, *traffic.transpose(0, 2, 1))]
-    order = SendOrder(mode="two-tier", dispatch=schedules[:LAYERS], combine=schedules[LAYERS:])
-    return plan.model_copy(update={"name": "two-tier", "send_order": order})
-
-
-CONCURRENT = plan_for(TRACE, "concurrent")
-TIERED = tiered(CONCURRENT)
-
-
-def prepare(ranks: int = 4, cluster: Cluster | None = TWO_NODES, plan: Plan = TIERED, **more) -> PreparedLaunch:
-    plans = (plan, *more.pop("beside", ()))
-    return prepare_inference(Launch(plans, TRACE, MODEL, cluster, ranks=ranks, **{"repeats": 2} | more), HOST)
+from tests.cases.launch_plans import MODES, coherent
+from tests.cases.launches import EVEN, LAYERS, hold_together, of, plan_for, sent
+from tests.cases.two_nodes import CONCURRENT, TIERED, TRACE, cluster_of, prepare, tiered
 
 
 # The nodes of ranks.
-
-
 def test_ranks_have_the_ports_and_links_of_their_gpus():
     tiers = fold_tiers(cluster_of((4, 8e9), (2, 4e9)), 3)
     assert tiers.node == (0, 0, 1) and tiers.port == (2e9,) * 3 and tiers.link == (16e9, 16e9, 0.0)
@@ -94,8 +57,6 @@ def test_plans_run_on_the_nearest_number_of_ranks_that_keeps_nodes_whole():
 
 
 # Before anything runs.
-
-
 def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
     def tiered_on(nodes: int) -> PreparedLaunch:
         cluster, row = cluster_of(*((2, 8e9),) * nodes), tuple((expert,) for expert in range(8))
@@ -145,14 +106,21 @@ def test_links_are_measured_where_ranks_relay_over_them():
 
 
 # Launched.
+@pytest.fixture(scope="module")
+def whole(launch_once) -> tuple[PreparedLaunch, Run]:
+    """A two-tier plan, a concurrent one and a context-coherent one in one launch of four ranks in two nodes."""
+    launch = prepare(beside=(CONCURRENT, coherent(CONCURRENT)))
+    return launch, launch_once(launch)
 
 
 @pytest.mark.slow
-def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(tmp_path, warm_python):
-    launch = prepare(beside=(CONCURRENT,))
-    whole = run_here(launch, tmp_path / "run", never, silent)
-    hold_together(launch, whole)
-    relayed, plain = whole.runs
+def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole):
+    launch, run = whole
+    launch = replace(
+        launch, instructions=launch.instructions.model_copy(update={"plans": launch.instructions.plans[:2]})
+    )
+    hold_together(launch, replace(run, runs=run.runs[:2]))
+    relayed, plain, _ = run.runs
     assert relayed.difference == plain.difference, "the order changes when, never what"
     size, network = launch.instructions.model.bytes_per_token, launch.instructions.tiers.network
     experts, source = launch.workloads[0].experts, launch.workloads[0].rank_of_token(4)
@@ -179,20 +147,21 @@ def test_ranks_that_stand_for_whole_nodes_need_no_relays(tmp_path, warm_python):
     assert whole.runs[0].difference.error <= 1e-5
 
 
-@pytest.mark.slow
-def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder, warm_python):
-    np.savez(tmp_path / "trace.npz", experts=TRACE.experts)
-    for name, document in (("plan", TIERED), ("model", MODEL), ("cluster", TWO_NODES)):
-        (tmp_path / f"{name}.json").write_text(document.to_json())
-    command = ["launch", f"{tmp_path}/plan.json", f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json"]
-    command += ["--ranks=4", "--repeats=1", "--tokens=100", "--json"]
-    assert main(command) == 2
-    assert "say which nodes there are (--cluster)" in capsys.readouterr().err
-    assert main([*command, f"--cluster={tmp_path}/cluster.json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["difference"] < 1e-5 and "inside nodes" in run["predicted"]["cost_source"]
-
-
 def test_other_modes_need_no_cluster():
     for mode in MODES:
         assert prepare(plan=plan_for(TRACE, mode), cluster=None).ready
+
+
+@pytest.mark.slow
+def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(whole):
+    launch, run = whole
+    gathered = run.runs[2]
+    assert 0 <= gathered.difference.error <= 1e-5
+    routed = (launch.workloads[0].experts >= 0).any(axis=(1, 2)).sum() * launch.instructions.model.bytes_per_token
+    across = np.arange(4)[:, None] // 2 != np.arange(4) // 2
+    for kind, layer in (("prompt_gather", 0), ("all_gather", LAYERS - 1)):
+        measured, predicted = (sent(timeline, kind, layer, 4) for timeline in (gathered.measured, gathered.predicted))
+        np.testing.assert_allclose(measured, predicted, rtol=1e-9)
+        assert measured.sum() == 3 * routed and measured[across].sum() == routed
+    assert "attention" not in set(gathered.predicted.events["kind"])
+    assert prepare(plan=coherent(CONCURRENT), cluster=None).instructions.tiers is None

@@ -1,9 +1,10 @@
-"""What is submitted to a cluster: read by bash as a node would, and by a YAML parser and the kubelet's rule as a pod would."""
+"""Submissions to a cluster, read by bash as a node would, and by a YAML parser and the kubelet's rule as a pod would."""
 
 import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -14,9 +15,8 @@ from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config,
 from engine.launch.running.node import torchrun
 from engine.launch.running.processes import ROOT, WORKER
 from engine.launch.running.torchx_application import IN_IMAGE, dry_run
+from tests.cases.cluster_launches import destination, launch_for
 from tests.launch.cluster_fakes import JOB_NUMBER, as_kubelet_expands, groups_given_to_srun
-from tests.launch.launches_for_clusters import destination, launch_for
-from tests.launch.volcano import JOB
 
 HOSTILE = [
     "a b",
@@ -42,9 +42,22 @@ def options(words: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)}
 
 
+def meeting(variable: str, port: str, node: int, name: str, folder: str) -> list[str]:
+    """The command of one of two nodes that meet on the first, behind the interpreter."""
+    begin = ["-m", "engine.launch.running.node", variable, port, str(node), "600", "--rdzv-id", name]
+    return [*begin, "--nnodes", "2", *of_each_node(4, folder)]
+
+
+def alone(folder: str) -> list[str]:
+    """The command of a single node, behind the interpreter."""
+    return ["-m", "torch.distributed.run", "--standalone", *of_each_node(2, folder)]
+
+
+def of_each_node(ranks: int, folder: str) -> list[str]:
+    return [*f"--nproc-per-node {ranks} --tee 3 --log-dir".split(), folder, "--module", WORKER, folder]
+
+
 # Slurm.
-
-
 def sbatch_lines(script: str) -> list[dict[str, str] | None]:
     """Slurm's own lines: the options of every node, None between nodes."""
     lines = [line.split()[1:] for line in script.splitlines() if line.startswith("#SBATCH")]
@@ -63,28 +76,7 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
     for node, words in enumerate(groups):
         at = words.index(sys.executable)
         port, name = words[at + 4], words[at + 8]
-        assert words[at:] == [
-            sys.executable,
-            "-m",
-            "engine.launch.running.node",
-            "SLURM_JOB_NODELIST_HET_GROUP_0",
-            port,
-            str(node),
-            "600",
-            "--rdzv-id",
-            name,
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "4",
-            "--tee",
-            "3",
-            "--log-dir",
-            str(folder),
-            "--module",
-            WORKER,
-            str(folder),
-        ]
+        assert words[at:] == [sys.executable, *meeting("SLURM_JOB_NODELIST_HET_GROUP_0", port, node, name, str(folder))]
         assert 20000 <= int(port) < 30000 and re.fullmatch(r"switchyard-[0-9a-f]{12}", name)
         srun_options = options(words[:at])
         assert srun_options["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
@@ -103,15 +95,8 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
 def test_slurm_gets_what_every_node_needs(tmp_path, monkeypatch):
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    for name in (
-        "PATH",
-        "LC_ALL",
-        "NCCL_IB_HCA",
-        "DATABASE_URL",
-        "AWS_SECRET_ACCESS_KEY",
-        "HF_TOKEN",
-        "OMP_NUM_THREADS",
-    ):
+    names = "PATH LC_ALL NCCL_IB_HCA DATABASE_URL AWS_SECRET_ACCESS_KEY HF_TOKEN OMP_NUM_THREADS"
+    for name in names.split():
         monkeypatch.setenv(name, "x")
     where = destination("slurm", tmp_path, partition="gpu,fast", account="team_1.a")
     script = dry_run(launch_for(where, limit=601), tmp_path / "run")
@@ -141,20 +126,7 @@ def test_one_node_of_slurm_meets_itself(tmp_path, monkeypatch):
     assert not {"gpus-per-task", "partition", "account"} & set(only)
     (words,) = groups_given_to_srun(script, tmp_path, monkeypatch)
     folder = str(tmp_path / "run")
-    assert words[words.index(sys.executable) + 1 :] == [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--tee",
-        "3",
-        "--log-dir",
-        folder,
-        "--module",
-        WORKER,
-        folder,
-    ]
+    assert words[words.index(sys.executable) + 1 :] == alone(folder)
     assert "OMP_NUM_THREADS=4" in options(words)["export"].split(",")
 
 
@@ -172,8 +144,6 @@ def test_slurm_in_a_container(tmp_path, monkeypatch):
 
 
 # Kubernetes.
-
-
 @pytest.mark.parametrize("name", ["run-1", *HOSTILE])
 def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
     where = destination("kubernetes", tmp_path, seen_as="/mnt/$(PATH) x")
@@ -189,28 +159,7 @@ def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
         words = [as_kubelet_expands(word, environment) for word in container["command"]]
         assert "args" not in container
         variable = "VC_SWITCHYARD_0_HOSTS" if node else "TORCHX_RANK0_HOST"
-        assert words == [
-            "python",
-            "-m",
-            "engine.launch.running.node",
-            variable,
-            words[4],
-            str(node),
-            "600",
-            "--rdzv-id",
-            words[8],
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "4",
-            "--tee",
-            "3",
-            "--log-dir",
-            seen,
-            "--module",
-            WORKER,
-            seen,
-        ]
+        assert words == ["python", *meeting(variable, words[4], node, words[8], seen)]
         assert {"mountPath": "/mnt/$(PATH) x", "name": "mount-0", "readOnly": False} in container["volumeMounts"]
 
 
@@ -245,9 +194,92 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
     assert elsewhere["metadata"]["name"] != job["metadata"]["name"]
 
 
+# The fields of a Job that a person sets, by Volcano's CustomResourceDefinition jobs.batch.volcano.sh (v1alpha1), but for the
+# pods' templates, which are Kubernetes' own. Unlike the original, this schema refuses every other field.
+EVENTS = [
+    "*",
+    "PodPending",
+    "PodRunning",
+    "PodFailed",
+    "PodEvicted",
+    "Unknown",
+    "TaskCompleted",
+    "OutOfSync",
+    "CommandIssued",
+    "JobUpdated",
+    "TaskFailed",
+]
+ACTIONS = [
+    "AbortJob",
+    "RestartJob",
+    "RestartTask",
+    "RestartPod",
+    "RestartPartition",
+    "TerminateJob",
+    "CompleteJob",
+    "ResumeJob",
+]
+"""The definition takes any text for these; the controller acts on these."""
+LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+
+
+def _fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+POLICIES = {
+    "type": "array",
+    "items": _fields(
+        action={"enum": ACTIONS},
+        event={"enum": EVENTS},
+        events={"type": "array", "items": {"enum": EVENTS}},
+        exitCode={"type": "integer"},
+        timeout={"type": "string"},
+    ),
+}
+TASK = _fields(
+    ("name", "replicas", "template"),
+    name={"type": "string", "maxLength": 63, "pattern": LABEL},
+    replicas=COUNT,
+    minAvailable=COUNT,
+    maxRetry=COUNT,
+    policies=POLICIES,
+    template={"type": "object"},
+)
+SPEC = _fields(
+    ("tasks",),
+    schedulerName={"type": "string", "maxLength": 63},
+    queue={"type": "string", "maxLength": 253, "pattern": NAME},
+    maxRetry=COUNT,
+    minAvailable=COUNT,
+    minSuccess=COUNT | {"minimum": 1},
+    plugins={"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+    policies=POLICIES,
+    priorityClassName={"type": "string", "maxLength": 253, "pattern": NAME},
+    runningEstimate={"type": "string"},
+    tasks={"type": "array", "items": TASK},
+    ttlSecondsAfterFinished=COUNT,
+)
+JOB = _fields(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "batch.volcano.sh/v1alpha1"},
+    kind={"const": "Job"},
+    metadata=_fields(
+        ("name",),
+        name={"type": "string", "maxLength": 63, "pattern": LABEL},
+        namespace={"type": "string"},
+        labels={"type": "object", "additionalProperties": {"type": "string"}},
+        annotations={"type": "object", "additionalProperties": {"type": "string"}},
+    ),
+    spec=SPEC,
+)
+
+
 def check_job(text: str) -> None:
     """Raise ValidationError unless the text is a Job that Volcano takes, of pods that Kubernetes takes, without any field that
-    they would ignore. The oldest and the newest version of Kubernetes whose schemas there are."""
+    they would ignore, in the oldest and the newest version of Kubernetes that have schemas."""
     job = yaml.safe_load(text)
     jsonschema.validate(job, JOB)
     for task in job["spec"]["tasks"]:
@@ -292,21 +324,7 @@ def test_one_pod_meets_itself(tmp_path):
     where = destination("kubernetes", tmp_path, nodes=1, gpus=0, ranks_per_node=2)
     (task,) = yaml.safe_load(dry_run(launch_for(where), tmp_path / "run"))["spec"]["tasks"]
     (container,) = task["template"]["spec"]["containers"]
-    assert container["command"] == [
-        "python",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--tee",
-        "3",
-        "--log-dir",
-        "/shared/run",
-        "--module",
-        WORKER,
-        "/shared/run",
-    ]
+    assert container["command"] == ["python", *alone("/shared/run")]
     assert "nvidia.com/gpu" not in container["resources"]["limits"] and not container["ports"]
 
 
@@ -318,8 +336,6 @@ def test_the_image_has_what_the_job_starts():
 
 
 # On the node.
-
-
 def test_nodes_find_the_first_one():
     others = ["--nnodes", "2", "--module", WORKER, "/a b"]
     first = torchrun(["HEAD", "23456", "0", "600", *others], {})

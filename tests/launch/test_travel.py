@@ -1,7 +1,6 @@
-"""Plans that say how tokens travel, launched: ranks send what is simulated, byte by byte, and compute what one process does."""
+"""Launches of plans with a travel: ranks send the simulated bytes and have the output of one process."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,79 +8,30 @@ import numpy as np
 import pytest
 
 from engine.cli import main
-from engine.cluster import Cluster
 from engine.communication.order import order
 from engine.communication.two_tier import two_tier
 from engine.costs import CostProfile, Datasheet, Line
 from engine.errors import InputError, UndecidedError
-from engine.launch.preparation.inference import prepare_inference
-from engine.launch.preparation.launch import Launch, PreparedLaunch
+from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.preparation.place_checks import traffic_check
 from engine.launch.rank.difference import coarsest
 from engine.launch.rank.hops import Legs
-from engine.launch.rank.instructions import Tiers
+from engine.launch.rank.instructions import MAX_PLANS, Tiers
 from engine.launch.results.prediction import predict
 from engine.launch.results.run import MeasuredPlan
 from engine.launch.running.local import run_here
 from engine.network import Network, off_diagonal
-from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import never
 from engine.simulate.work import works_of
 from engine.systems.base import silent
-from engine.timeline import Timeline
-from tests.launch.plans import beside
-from tests.launch.test_colocated import OTHER, recording_b
-from tests.launch.test_local import EVEN, EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
-from tests.launch.test_testbed import MBIT
-from tests.launch.test_tiers import TWO_NODES, cluster_of
+from tests.cases.launch_plans import beside
+from tests.cases.launches import EVEN, EXPERTS, LAYERS, MODEL, OTHER, UNEVEN, placement, plan_for, recording_b, sent
+from tests.cases.testbeds import MBIT
+from tests.cases.two_nodes import PADDED, TIERED, TWO_NODES, WIDE, cluster_of, hold_bytes, prepared, travelling
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
-
-WIDE = MODEL.model_copy(update={"d_model": 160})
-"""A row of it has more than one group of 8-bit numbers, the last one not full."""
-TRACE = recording(padding=0.1)
-
-
-def travelling(
-    plan: Plan, unit: str, dispatch: str | None = None, combine: str | None = None, replicas: str | None = None
-) -> Plan:
-    travel = Travel(unit=unit, dispatch=dispatch, combine=combine, replicas=replicas)
-    return Plan.model_validate(dict(plan) | {"travel": travel, "name": f"{plan.name} {travel.in_words}"})
-
-
-def sent(timeline: Timeline, kind: str, layer: int, ranks: int, model: int = 0) -> np.ndarray:
-    """float64[src, dst] bytes."""
-    events = timeline.events
-    events = events[(events["kind"] == kind) & (events["layer"] == layer) & (events["model"] == model)]
-    traffic = np.zeros((ranks, ranks))
-    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
-    return traffic
-
-
-def hold_bytes(launch: PreparedLaunch, runs: Sequence[MeasuredPlan], nodes: Cluster) -> None:
-    """What was sent, measured and predicted, is what `works_of` says of the plan on its ranks. nodes: of the ranks"""
-    instructions, second = launch.instructions, None
-    if instructions.model_b is not None:
-        second = Problem(launch.workloads[1], nodes, instructions.model_b, Datasheet())
-    problem = Problem(launch.workloads[0], nodes, instructions.model, Datasheet(), second)
-    for run, folded in zip(runs, instructions.plans, strict=True):
-        for number, work in enumerate(works_of(folded, problem)):
-            for kind in ("dispatch", "combine"):
-                for layer, wanted in enumerate(getattr(work, kind)):
-                    wanted = np.where(np.eye(instructions.ranks, dtype=bool), 0.0, wanted)
-                    assert wanted.any()
-                    measured, predicted = (
-                        sent(timeline, kind, layer, instructions.ranks, number)
-                        for timeline in (run.measured, run.predicted)
-                    )
-                    np.testing.assert_array_equal(measured, wanted)
-                    np.testing.assert_allclose(predicted, wanted, rtol=1e-9)
-
-
-def prepared(*plans: Plan, cluster: Cluster | None = TWO_NODES, **more) -> PreparedLaunch:
-    trace, model = more.pop("trace", TRACE), more.pop("model", WIDE)
-    return prepare_inference(Launch(plans, trace, model, cluster, **{"ranks": 4, "repeats": 1} | more), HOST)
 
 
 def launched(folder: Path, launch: PreparedLaunch) -> tuple[MeasuredPlan, ...]:
@@ -89,33 +39,31 @@ def launched(folder: Path, launch: PreparedLaunch) -> tuple[MeasuredPlan, ...]:
 
 
 # Before anything runs.
-
-
 def refused(plan: Plan, part: str, **more) -> None:
     with pytest.raises(InputError, match=part) as caught:
         prepared(plan, **more)
     assert "\n" not in str(caught.value) and plan.name in str(caught.value)
 
 
-CONCURRENT = plan_for(TRACE, "concurrent")
-BY_NODE = travelling(CONCURRENT, "node", "fp8", "bf16")
+PLAIN = plan_for(PADDED, "concurrent")
+BY_NODE = travelling(PLAIN, "node", "fp8", "bf16")
 
 
 def test_what_no_rank_carries_out_is_refused_in_one_line():
-    coherent = CONCURRENT.model_copy(update={"execution": "context-coherent"})
+    coherent = PLAIN.model_copy(update={"execution": "context-coherent"})
     for unit in ("gpu", "node"):
         refused(
             travelling(coherent, unit),
             "one row .* context-coherent launch sends one row per token copy .* --travel copies",
         )
     refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
-    matched = travelling(plan_for(TRACE, "matched"), "node")
+    matched = travelling(plan_for(PADDED, "matched"), "node")
     refused(
         matched,
         "one row per node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
     )
-    assert prepared(travelling(plan_for(TRACE, "matched"), "gpu"), cluster=None).ready
-    both = travelling(beside(CONCURRENT, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
+    assert prepared(travelling(plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
+    both = travelling(beside(PLAIN, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
     refused(both, "not in a matched order", second=(recording_b(), OTHER))
 
 
@@ -130,11 +78,11 @@ def test_rows_of_nodes_need_the_nodes():
     with pytest.raises(UndecidedError, match=r"whose GPUs pass it on to each other, so that .* takes at least 9 ranks"):
         prepared(BY_NODE.model_copy(update={"placement": wide}), cluster=nodes, ranks=None)
     assert prepared(BY_NODE).instructions.tiers.node == (0, 0, 1, 1)
-    assert prepared(travelling(CONCURRENT, "gpu"), cluster=None).instructions.tiers is None
+    assert prepared(travelling(PLAIN, "gpu"), cluster=None).instructions.tiers is None
 
 
 def test_what_is_allowed_goes_by_the_coarsest_format():
-    launch = prepared(CONCURRENT, BY_NODE, travelling(CONCURRENT, "gpu", "fp16"))
+    launch = prepared(PLAIN, BY_NODE, travelling(PLAIN, "gpu", "fp16"))
     formats = [coarsest(launch.instructions.model, plan) for plan in launch.instructions.plans]
     assert formats == ["fp32", "fp8", "fp16"]
     assert "to a relative tolerance of 0.05 of the largest number" in next(
@@ -146,8 +94,8 @@ def test_the_check_says_how_tokens_travel():
     def said(*plans: Plan) -> list[str]:
         return [check.text for check in prepared(*plans).checks if check.name == "Rows"]
 
-    assert not said(CONCURRENT) and said(BY_NODE) == ["one row per node, fp8 out, bf16 back"]
-    assert said(CONCURRENT, travelling(CONCURRENT, "gpu")) == ["of concurrent one row per GPU one row per GPU"]
+    assert not said(PLAIN) and said(BY_NODE) == ["one row per node, fp8 out, bf16 back"]
+    assert said(PLAIN, travelling(PLAIN, "gpu")) == ["of concurrent one row per GPU one row per GPU"]
 
 
 def on_links(launch: PreparedLaunch, port: float, link: float) -> PreparedLaunch:
@@ -175,8 +123,8 @@ def seconds_of(launch: PreparedLaunch, start_up: float, rate: float) -> np.ndarr
 
 
 def test_a_prediction_knows_the_nodes_and_the_slices():
-    """Links as fast as ports are still what tokens spread over, and what is spread follows what enters."""
-    by_node, by_gpu = (travelling(plan_for(TRACE, "concurrent", EVEN, WIDE), unit) for unit in ("node", "gpu"))
+    """Tokens spread over links even if these are only as fast as ports, and each slice is spread after it has entered."""
+    by_node, by_gpu = (travelling(plan_for(PADDED, "concurrent", EVEN, WIDE), unit) for unit in ("node", "gpu"))
     launch = on_links(prepared(by_node, by_gpu), 5, 5)
     problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
     rows, network = off_diagonal(works_of(by_node, problem)[0].dispatch[0]), launch.instructions.tiers.network
@@ -202,55 +150,37 @@ def test_a_testbed_has_time_for_the_rows_that_are_sent():
         return float(traffic_check(on_links(prepared(*plans), 1, 9)).text.split()[2])
 
     copies, gpu, node = (
-        least(CONCURRENT if unit == "copies" else travelling(CONCURRENT, unit)) for unit in ("copies", "gpu", "node")
+        least(PLAIN if unit == "copies" else travelling(PLAIN, unit)) for unit in ("copies", "gpu", "node")
     )
     assert gpu < copies and node < copies
-    assert least(travelling(CONCURRENT, "copies", "bf16", "bf16")) == pytest.approx(copies / 2, rel=0.02)
+    assert least(travelling(PLAIN, "copies", "bf16", "bf16")) == pytest.approx(copies / 2, rel=0.02)
 
 
 # Launched.
-
 FORMATS = ((None, None), ("fp8", "bf16"), ("bf16", "fp16"), ("fp16", "fp8"))
+ERRORS = (1e-5, 1e-2, 1e-3, 1e-2)
+"""The largest error of a run in each of `FORMATS`: a last bit that becomes a step of a coarse format is rare, and nothing
+compared with a row that is wrong."""
+SPARE = placement((0, 1, 4, 6), (2, 3, 7), (4, 5, 0, 2), (6, 7, 1))
+"""Replicas among which ranks can choose."""
 
 
-@pytest.mark.parametrize("unit", ["copies", "gpu", "node"])
-def test_four_ranks_in_two_nodes_send_what_is_simulated_and_compute_the_same(unit, tmp_path):
-    """Copies of a replica divide equally in a simulation, and in whole rows where they are sent: their plan has none."""
-    where = EVEN if unit == "copies" else UNEVEN
-    concurrent = plan_for(TRACE, "concurrent", where, WIDE)
-    launch = prepared(*(travelling(concurrent, unit, *formats) for formats in FORMATS))
-    runs = launched(tmp_path, launch)
-    hold_bytes(launch, runs, TWO_NODES)
-    # A last bit that becomes a step of a coarse format is rare, and nothing beside a row that is wrong.
-    assert [run.difference.error <= limit for run, limit in zip(runs, (1e-5, 1e-2, 1e-3, 1e-2), strict=True)] == [
-        True
-    ] * 4
-    assert all(run.plan.travel.in_words in run.predicted.cost_source for run in runs if run.plan.travel)
+def plans_to_launch() -> dict[str, list[Plan]]:
+    """Plans for one launch of four ranks, by the test that looks at their runs.
 
-
-@pytest.mark.parametrize("unit", ["gpu", "node"])
-def test_ranks_choose_the_copies_that_touch_fewest(unit, tmp_path):
-    where = Placement(
-        experts=EXPERTS,
-        experts_of_gpu=(((0, 1, 4, 6), (2, 3, 7), (4, 5, 0, 2), (6, 7, 1)),) * LAYERS,
-        model_layers=tuple(range(LAYERS)),
-    )
-    plan = plan_for(TRACE, "concurrent", where, WIDE)
-    fewest, in_turn = (travelling(plan, unit, "fp8", "bf16", replicas) for replicas in ("fewest", None))
-    launch = prepared(fewest, in_turn)
-    runs = launched(tmp_path, launch)
-    hold_bytes(launch, runs, TWO_NODES)
-    assert all(run.difference.error <= 1e-2 for run in runs)
-    away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
-    rows = [sum((sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(LAYERS)) for run in runs]
-    assert rows[0] < 0.9 * rows[1]
-
-
-def test_rows_of_ranks_go_in_every_order(tmp_path):
-    concurrent = travelling(plan_for(TRACE, "concurrent", UNEVEN, WIDE), "gpu", "fp8", "bf16")
+    Copies of a replica divide equally in a simulation and in whole rows between ranks: the plans of copies have no replicas.
+    """
+    plans = {}
+    for unit in ("copies", "gpu", "node"):
+        concurrent = plan_for(PADDED, "concurrent", EVEN if unit == "copies" else UNEVEN, WIDE)
+        plans[unit] = [travelling(concurrent, unit, *formats) for formats in FORMATS]
+    spare = plan_for(PADDED, "concurrent", SPARE, WIDE)
+    for unit in ("gpu", "node"):
+        plans[f"fewest {unit}"] = [travelling(spare, unit, "fp8", "bf16", replicas) for replicas in ("fewest", None)]
+    concurrent, rate = plans["gpu"][1], np.ones(4)
     launch = prepared(concurrent)
     problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
-    (work,), rate, plans = works_of(concurrent, problem), np.ones(4), []
+    (work,), plans["orders"] = works_of(concurrent, problem), []
     for mode in ("matched", "shared", "sequential", "two-tier"):
 
         def scheduled(matrix: np.ndarray, mode: str = mode):
@@ -259,9 +189,47 @@ def test_rows_of_ranks_go_in_every_order(tmp_path):
             return order(matrix, rate, rate, "matched" if mode == "sequential" else mode).solution
 
         ways = {kind: tuple(map(scheduled, getattr(work, kind))) for kind in ("dispatch", "combine")}
-        plans.append(concurrent.model_copy(update={"name": mode, "send_order": SendOrder(mode=mode, **ways)}))
-    launch = prepared(*plans)
-    *straight, relayed = launched(tmp_path, launch)
+        plans["orders"].append(concurrent.model_copy(update={"name": mode, "send_order": SendOrder(mode=mode, **ways)}))
+    return plans
+
+
+@pytest.fixture(scope="module")
+def measured(launch_once) -> dict[str, tuple[PreparedLaunch, tuple[MeasuredPlan, ...]]]:
+    """The launch and the runs of each group of `plans_to_launch`. No group is divided between two launches."""
+    groups = [(name, plan) for name, plans in plans_to_launch().items() for plan in plans]
+    found = {}
+    for begin in range(0, len(groups), MAX_PLANS):
+        part = groups[begin : begin + MAX_PLANS]
+        launch = prepared(*(plan for _, plan in part))
+        runs = launch_once(launch).runs
+        for name in dict(part):
+            own = [place for place, (other, _) in enumerate(part) if other == name]
+            plans = tuple(launch.instructions.plans[place] for place in own)
+            folded = replace(launch, instructions=launch.instructions.model_copy(update={"plans": plans}))
+            found[name] = folded, tuple(runs[place] for place in own)
+    return found
+
+
+@pytest.mark.parametrize("unit", ["copies", "gpu", "node"])
+def test_four_ranks_in_two_nodes_send_what_is_simulated_and_compute_the_same(measured, unit):
+    launch, runs = measured[unit]
+    hold_bytes(launch, runs, TWO_NODES)
+    assert all(run.difference.error <= limit for run, limit in zip(runs, ERRORS, strict=True))
+    assert all(run.plan.travel.in_words in run.predicted.cost_source for run in runs if run.plan.travel)
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_ranks_choose_the_copies_that_touch_fewest(measured, unit):
+    launch, runs = measured[f"fewest {unit}"]
+    hold_bytes(launch, runs, TWO_NODES)
+    assert all(run.difference.error <= 1e-2 for run in runs)
+    away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
+    rows = [sum((sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(LAYERS)) for run in runs]
+    assert rows[0] < 0.9 * rows[1]
+
+
+def test_rows_of_ranks_go_in_every_order(measured):
+    launch, (*straight, relayed) = measured["orders"]
     direct = launch.instructions.model_copy(update={"plans": launch.instructions.plans[:3]})
     hold_bytes(replace(launch, instructions=direct), straight, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in (*straight, relayed))
@@ -271,7 +239,7 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
     """Eight GPUs in two nodes on four ranks: the rows follow from where the ranks' experts are."""
     row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
     where = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=tuple(range(LAYERS)))
-    concurrent = plan_for(TRACE, "concurrent", where, WIDE)
+    concurrent = plan_for(PADDED, "concurrent", where, WIDE)
     launch = prepared(
         *(travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu")),
         cluster=cluster_of((4, 8e9), (4, 8e9)),
@@ -282,25 +250,30 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
     assert all(run.difference.error <= 1e-2 for run in runs)
 
 
-@pytest.mark.parametrize("unit", ["gpu", "node"])
-def test_tokens_of_two_models_travel_alike(unit, tmp_path):
+def test_tokens_of_two_models_travel_alike(tmp_path):
     other = plan_for(recording_b(), "concurrent", UNEVEN, OTHER)
-    plan = travelling(beside(plan_for(TRACE, "concurrent", EVEN, WIDE), other), unit, "fp8", "bf16")
-    launch = prepared(plan, second=(recording_b(), OTHER))
-    (run,) = launched(tmp_path, launch)
-    hold_bytes(launch, (run,), TWO_NODES)
-    assert run.difference.error <= 1e-2
+    both = beside(plan_for(PADDED, "concurrent", EVEN, WIDE), other)
+    launch = prepared(
+        *(travelling(both, unit, "fp8", "bf16") for unit in ("gpu", "node")), second=(recording_b(), OTHER)
+    )
+    runs = launched(tmp_path, launch)
+    hold_bytes(launch, runs, TWO_NODES)
+    assert all(run.difference.error <= 1e-2 for run in runs)
 
 
 def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder):
-    np.savez(tmp_path / "trace.npz", experts=TRACE.experts)
-    for name, document in (("plan", BY_NODE), ("model", MODEL), ("cluster", TWO_NODES)):
+    np.savez(tmp_path / "trace.npz", experts=PADDED.experts)
+    for name, document in (("two-tier", TIERED), ("by-node", BY_NODE), ("model", MODEL), ("cluster", TWO_NODES)):
         (tmp_path / f"{name}.json").write_text(document.to_json())
-    command = ["launch", f"{tmp_path}/plan.json", f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json"]
-    command += ["--ranks=4", "--repeats=1", "--tokens=100", "--json"]
-    assert main(command) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
-    assert main([*command, f"--cluster={tmp_path}/cluster.json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["difference"] < 1e-2 and "one row per node, fp8 out, bf16 back" in run["predicted"]["cost_source"]
+    plans = [f"{tmp_path}/two-tier.json", f"{tmp_path}/by-node.json"]
+    options = [f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json"]
+    options += ["--ranks=4", "--repeats=1", "--tokens=100", "--json"]
+    for plan in plans:
+        assert main(["launch", plan, *options]) == 2
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
+    assert main(["launch", *plans, *options, f"--cluster={tmp_path}/cluster.json"]) == 0
+    two_tier_run, by_node = json.loads(capsys.readouterr().out)["runs"]
+    assert two_tier_run["difference"] < 1e-5 and "inside nodes" in two_tier_run["predicted"]["cost_source"]
+    assert by_node["difference"] < 1e-2
+    assert "one row per node, fp8 out, bf16 back" in by_node["predicted"]["cost_source"]

@@ -20,7 +20,7 @@ def best_order_seconds(stages: Sequence[float], parts: int, stop: Stop = never) 
     """Least seconds of a range over all orders in which its two streams can run the parts of its stages.
 
     stages: seconds of one part of every stage, stages alternating between the streams. At most `MOST_PARTS` parts, for
-    the orders multiply (see `tests.benchmarks.bench_partition` for how long it takes). None when `stop` answers True.
+    the orders multiply (see `tests.benchmarks.bench_overlap` for how long it takes). None when `stop` answers True.
     Raises InputError for other numbers of parts, no stages, or times that are negative or not finite.
 
     A schedule is a sequence of (part, its next stage), each put at the end of its stream. States with the same stages

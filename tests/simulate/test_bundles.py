@@ -16,9 +16,8 @@ from engine.compare.figures import metrics
 from engine.compare.what_if import outlook
 from engine.costs import Datasheet
 from engine.errors import IllegalError
-from engine.plan import Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.simulate import events, simulate, simulate_layers
 from engine.simulate.events import waits
 from engine.store import load_timeline, save_timeline
@@ -27,9 +26,10 @@ from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import plan_with
+from tests.cases.simulations import planned
 from tests.cases.two_models import pair_of_samples, plan_of, planned_pairs
 from tests.oracles.plans import check_timeline
-from tests.simulate.test_inference import planned
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
 
 pytestmark = pytest.mark.slow
@@ -48,9 +48,7 @@ def coherent(draw) -> tuple[Plan, Problem]:
     problem = draw(problems())
     sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
     placement = draw(placements(*sizes, replicas=False))
-    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="test")
-    execution = "context-coherent"
-    return Plan(name="test", placement=placement, send_order=order, execution=execution, provenance=provenance), problem
+    return plan_with(placement, execution="context-coherent"), problem
 
 
 cases = st.one_of(planned(), coherent(), planned_pairs())

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cluster import Efficiency, lost
+from engine.communication.order import meeting_bound, order
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
@@ -12,13 +14,21 @@ from engine.plan.plan import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from tests.cases.examples import examples
+from tests.cases.flows import (
+    MODES,
+    contended,
+    fabric,
+    linked_network,
+    loaded_networks,
+    naive_rates,
+    naive_reached,
+    schedule_for,
+)
 from tests.oracles.communication import check_flows
-from tests.simulate.test_flows import fabric, naive_rates, naive_reached, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
 pytestmark = pytest.mark.slow
-
-MODES = ("matched", "sequential", "concurrent")
+ORDERS = ("matched", "sequential", "concurrent")
 EXACT, CLOSE = 1e-9, 1e-6
 """Against `all_to_all`, which counts the same events; against a simulation with a tolerance of its own."""
 
@@ -30,7 +40,7 @@ def collectives(draw, least: int = 1, most: int = 3, gpus: int = 5, releases: fl
     listed = []
     start = 0.0
     for _ in range(draw(st.integers(least, most))):
-        traffic, mode = draw(traffics(network.gpus)), draw(st.sampled_from(MODES))
+        traffic, mode = draw(traffics(network.gpus)), draw(st.sampled_from(ORDERS))
         planned = traffic if draw(st.booleans()) else draw(traffics(network.gpus))
         listed.append((start, mode, schedule_for(mode, planned, network, draw(seeds)), traffic))
         start += draw(st.sampled_from((0.0, releases / 7, releases)))
@@ -232,3 +242,105 @@ def test_a_send_shorter_than_the_clock_can_tell_ends():
     fabric.release("late", 1e3, "concurrent", None, tiny)
     assert fabric.finish("late") == pytest.approx(1e3)
     assert (fabric.flows("late").end >= 1e3).all()
+
+
+# Contention.
+
+
+ROUND_OFF = 1e-7
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(loaded_networks(contended=False), st.sampled_from(MODES), seeds)
+def test_whole_shares_change_no_bit(loaded, mode, seed):
+    network, traffic = loaded
+    schedule = schedule_for(mode, traffic, network, seed)
+    plain, whole = (all_to_all(mode, schedule, traffic, net) for net in (network, network.reaching(Efficiency())))
+    assert np.array_equal(plain.start, whole.start) and np.array_equal(plain.end, whole.end)
+    assert meeting_bound(network, traffic) == network.bound(traffic)
+
+
+@pytest.mark.parametrize("senders", [1, 2, 5])
+def test_senders_that_meet_at_a_receiver_take_what_it_reaches_with_them(senders):
+    network = contended(fabric([1.0] * 6), 0.25)
+    traffic = np.zeros((6, 6))
+    traffic[1 : senders + 1, 0] = 1.0
+    wanted = senders * (1 + 0.25 * (senders - 1))
+    assert all_to_all("concurrent", None, traffic, network).seconds == pytest.approx(wanted)
+    assert all_to_all("concurrent", None, traffic.T, network).seconds == pytest.approx(wanted)
+    shared = order(traffic, network.send, network.receive, "shared").solution
+    assert all_to_all("shared", shared, traffic, network).seconds == pytest.approx(wanted)
+    matched = order(traffic, network.send, network.receive).solution
+    assert all_to_all("matched", matched, traffic, network).seconds == pytest.approx(senders)
+
+
+def test_a_port_gets_faster_as_its_sends_end():
+    # Three meet at 1 / 2 of the rate until the short one has gone, then two at 2 / 3, then one.
+    network = contended(fabric([1.0] * 4), 0.5)
+    traffic = np.zeros((4, 4))
+    traffic[1:, 0] = 1.0, 2.0, 3.0
+    flows = all_to_all("concurrent", None, traffic, network)
+    assert flows.end.tolist() == pytest.approx([6.0, 9.0, 10.0])
+    assert meeting_bound(network, traffic) == pytest.approx(1 * 2 + 2 * 1.5 + 3)
+
+
+def test_fabric_and_links_contend_apart():
+    network = linked_network([0, 0, 0, 1], 1.0, 1.0)
+    network = network.reaching(Efficiency(links=lost(1.0, 4)))
+    traffic = off_diagonal(np.ones((4, 4)))
+    flows = all_to_all("concurrent", None, traffic, network)
+    over_links = network.linked[flows.src, flows.dst]
+    assert flows.end[over_links] == pytest.approx(4.0)
+    assert flows.end[~over_links].max() == pytest.approx(3.0)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(loaded_networks())
+def test_no_plain_all_to_all_beats_what_its_ports_reach(loaded):
+    network, traffic = loaded
+    least = meeting_bound(network, traffic)
+    assert network.bound(traffic) <= least <= all_to_all("concurrent", None, traffic, network).seconds * (1 + ROUND_OFF)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(loaded_networks(linked=False, contended=False), st.floats(0, 2), st.floats(0, 2))
+def test_more_contention_never_lowers_a_bound_and_never_changes_a_matching(loaded, less, more):
+    network, traffic = loaded
+    slight, strong = (contended(network, contention) for contention in sorted((less, more)))
+    assert meeting_bound(slight, traffic) <= meeting_bound(strong, traffic) * (1 + 1e-12)
+    schedule = order(traffic, network.send, network.receive).solution
+    times = {all_to_all("matched", schedule, traffic, net).seconds for net in (network, slight, strong)}
+    assert len(times) == 1
+
+
+@pytest.mark.parametrize("gpus", [3, 8, 40])
+def test_more_contention_never_makes_an_even_all_to_all_faster(gpus):
+    traffic = off_diagonal(np.ones((gpus, gpus)))
+    times = [
+        all_to_all("concurrent", None, traffic, contended(fabric([1.0] * gpus), contention)).seconds
+        for contention in (0, 0.01, 0.1, 1)
+    ]
+    assert times == pytest.approx([(gpus - 1) * (1 + c * (gpus - 2)) for c in (0, 0.01, 0.1, 1)], rel=2e-3)
+
+
+def test_two_models_meet_at_a_port():
+    network = contended(fabric([1.0] * 3), 1.0)
+    first, second = np.zeros((3, 3)), np.zeros((3, 3))
+    first[1, 0] = second[2, 0] = 1.0
+    both = Fabric(network)
+    both.release("a", 0.0, "concurrent", None, first)
+    both.release("b", 0.0, "concurrent", None, second)
+    assert both.finish("a") == both.finish("b") == pytest.approx(4.0)
+
+
+def test_from_some_contention_on_a_matching_pays():
+    """Thirteen GPUs, even traffic, a start-up as long as a send: a matching pays twelve of those, and contention nothing."""
+    gpus, latency = 13, 1.0
+    traffic = off_diagonal(np.ones((gpus, gpus)))
+    alone = fabric([1.0] * gpus, latency=latency)
+    matched = all_to_all("matched", order(traffic, alone.send, alone.receive).solution, traffic, alone).seconds
+    assert matched == pytest.approx((gpus - 1) * (1 + latency))
+    even = (matched - latency) / (gpus - 1)  # 1 + contention (gpus - 2) where both take as long
+    for factor, pays in ((0.9, False), (1.1, True)):
+        network = contended(alone, factor * (even - 1) / (gpus - 2))
+        assert (matched < all_to_all("concurrent", None, traffic, network).seconds) is pays

@@ -1,4 +1,4 @@
-"""All-to-alls on the fabric: against a naive simulation, closed forms, and what must not change the time."""
+"""All-to-alls on the fabric: against a naive simulation and closed forms, and the changes that leave the time as it is."""
 
 from dataclasses import replace
 
@@ -7,89 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Efficiency, lost
 from engine.communication.order import order, random_order, shortest_first
-from engine.communication.two_tier import two_tier
 from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.simulate.flows import Flows, all_to_all
 from tests.cases.examples import examples
+from tests.cases.flows import (
+    CLOSE,
+    MODES,
+    fabric,
+    linked_network,
+    loaded_networks,
+    naive_rates,
+    naive_reached,
+    schedule_for,
+)
 from tests.oracles.communication import check_flows
-from tests.strategies import networks, seeds, traffics
+from tests.strategies import networks, seeds
 
 pytestmark = pytest.mark.slow
-
-MODES = ("matched", "shared", "two-tier", "sequential", "concurrent")
-CLOSE = 1e-7
-
-
-def fabric(send, receive=None, latency: float = 0.0) -> Network:
-    """A network without links; send, receive in bytes/s."""
-    send = np.array(send, dtype=float)
-    nothing = np.zeros(len(send))
-    receive = send if receive is None else np.array(receive, dtype=float)
-    return Network(send, receive, nothing, np.arange(len(send)), latency, nothing)
-
-
-def linked_network(nodes, send, link, latency=0.0, link_latency=0.0) -> Network:
-    """GPUs in the numbered nodes, all of the same rates."""
-    ones = np.ones(len(nodes))
-    return Network(send * ones, send * ones, link * ones, np.array(nodes), latency, link_latency * ones)
 
 
 def sequence(*sends: tuple[int, int], size: float = 1.0) -> Schedule:
     src, dst = zip(*sends, strict=True)
     return Schedule(src=src, dst=dst, bytes=(size,) * len(src), phase=(0,) * len(src))
-
-
-def contended(network: Network, contention: float) -> Network:
-    points = lost(contention, network.gpus)
-    return network.reaching(Efficiency(fabric=points, links=points))
-
-
-def schedule_for(mode: str, traffic: np.ndarray, network: Network, seed: int = 0) -> Schedule | None:
-    if mode == "concurrent":
-        return None
-    if mode == "sequential":
-        return random_order(traffic, seed)
-    if mode == "two-tier":
-        return two_tier(traffic, network).solution
-    # The rates of the fabric, also for pairs with links: the simulator must take any order.
-    return order(traffic, network.send, network.receive, mode).solution
-
-
-@st.composite
-def loaded_networks(draw, **options):
-    network = draw(networks(**options))
-    return network, draw(traffics(network.gpus))
-
-
-def naive_rates(ports_of_flow: list[tuple], capacity: dict) -> list[float]:
-    """Max-min fairness: all flows grow alike, a flow stops for good when one of its ports is full."""
-    rates = [0.0] * len(ports_of_flow)
-    growing = set(range(len(ports_of_flow)))
-    room = dict(capacity)
-    while growing:
-        users = {port: sum(port in ports_of_flow[flow] for flow in growing) for port in room}
-        step = min(room[port] / count for port, count in users.items() if count)
-        full = {port for port, count in users.items() if count and room[port] / count <= step * (1 + 1e-12)}
-        for flow in growing:
-            rates[flow] += step
-        for port, count in users.items():
-            room[port] -= step * count
-        growing = {flow for flow in growing if not full & set(ports_of_flow[flow])}
-    return rates
-
-
-def naive_reached(network: Network, capacity: dict, moving: list[list]) -> dict:
-    """What every port carries of the sends that it has; capacity: of one alone."""
-    rates = {}
-    for port, rate in capacity.items():
-        count = sum(port in send[2] for send in moving)
-        row = list(network.share[int("link" in port[0])])
-        rates[port] = rate * (row[min(count, len(row)) - 1] if count else 1.0)
-    return rates
 
 
 def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> float:
@@ -333,7 +275,7 @@ def test_shortest_first_is_shortest_first():
 
 
 class TestCheckFlows:
-    """The check itself must see what is wrong."""
+    """The check itself must see faults."""
 
     network = fabric([1, 1, 1])
     traffic = np.array([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])

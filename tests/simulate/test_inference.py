@@ -6,54 +6,32 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
-from engine.communication.order import random_order
 from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import IllegalError, InputError
 from engine.goal import Goal
 from engine.network import off_diagonal
-from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.plan import Placement, Plan, Schedule
 from engine.problem import Problem
-from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
+from engine.simulate.events import waits
 from engine.simulate.inference import bound_of_work
 from engine.simulate.work import traffic_both_ways, work_of
 from engine.systems import SYSTEMS, run
-from engine.systems.pieces import phased_order
-from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
+from engine.systems.pieces import linear_placement
+from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, NETWORK_KINDS, STREAMS, Timeline, balancedness
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import plan_with
+from tests.cases.simulations import plan_of, planned
 from tests.oracles.plans import check_plan
-from tests.strategies import NEEDS_ROWS, clusters, make_gpu, make_model, placements, planned_or_skipped, problems
-
-pytestmark = pytest.mark.slow
+from tests.strategies import NEEDS_ROWS, cluster_of, clusters, make_gpu, make_model, planned_or_skipped, problems
 
 EXACT = 1e-9
 ONE_MODEL = [name for name, system in SYSTEMS.items() if Goal.INFERENCE in system.goals and name not in NEEDS_ROWS]
 STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")
-
-
-def plan_of(problem: Problem, placement, mode: str) -> Plan:
-    """A plan with an exact, a plain or a random one-by-one order."""
-    if mode == "sequential":
-        traffic = problem.traffic(placement)
-        dispatch = tuple(random_order(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
-        combine = tuple(random_order(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
-        order = SendOrder(mode=mode, dispatch=dispatch, combine=combine)
-    else:
-        order = phased_order(placement, problem, mode, lambda: False)
-    origin = Provenance(optimiser="test")
-    return Plan(name="test", placement=placement, send_order=order, travel=problem.travel, provenance=origin)
-
-
-@st.composite
-def planned(draw, modes=("matched", "shared", "two-tier", "sequential", "concurrent"), **options):
-    problem = draw(problems(travelling=draw(st.booleans()), **options))
-    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
-    return plan_of(problem, draw(placements(*sizes)), draw(st.sampled_from(modes))), problem
 
 
 def timeline_of(*events: tuple) -> Timeline:
@@ -64,6 +42,7 @@ def timeline_of(*events: tuple) -> Timeline:
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(planned())
 def test_check_plan_agrees_with_the_simulation(case):
@@ -71,6 +50,7 @@ def test_check_plan_agrees_with_the_simulation(case):
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
+@pytest.mark.slow
 def test_check_plan_knows_that_links_and_fabric_start_differently():
     cards = [make_gpu() for _ in range(3)]
     nodes = (Node(name="two", gpus=cards[:2], link_bandwidth=1e5, link_latency=1e-5), Node(name="one", gpus=cards[2:]))
@@ -82,6 +62,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_MODEL)
 @settings(max_examples=examples(25), deadline=None)
 @given(problems())
@@ -92,6 +73,7 @@ def test_check_plan_agrees_for_every_system(name, problem):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(planned())
 def test_steps_follow_one_another_and_add_up(case):
@@ -111,6 +93,7 @@ def test_steps_follow_one_another_and_add_up(case):
     assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(planned(modes=("matched", "shared", "sequential", "concurrent")))
 def test_network_lanes_show_the_all_to_alls(case):
@@ -126,6 +109,7 @@ def test_network_lanes_show_the_all_to_alls(case):
             np.testing.assert_allclose(moved, wanted * (1 - np.eye(len(wanted))), rtol=EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("shared",), linked=False, symmetric=True, contended=False))
 def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
@@ -133,6 +117,7 @@ def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
     assert simulate(plan, problem).total == pytest.approx(bound_of_plan(plan, problem), rel=EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(linked=False))
 def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
@@ -149,6 +134,7 @@ def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
         assert bound == pytest.approx(wanted, rel=EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned())
 def test_metrics_are_shares_and_fit_together(case):
@@ -164,6 +150,7 @@ def test_metrics_are_shares_and_fit_together(case):
     json.dumps(figures.to_dict())
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(planned())
 def test_timelines_survive_json(case):
@@ -177,6 +164,7 @@ def test_timelines_survive_json(case):
     )
 
 
+@pytest.mark.slow
 def test_exposed_communication_is_what_no_computation_covers():
     timeline = timeline_of(
         (0, "compute", 0.0, 2.0, "gate", 0, -1),
@@ -189,20 +177,11 @@ def test_exposed_communication_is_what_no_computation_covers():
     assert timeline.overlap == pytest.approx(1 - 2.5 / 4)
     assert timeline.utilisation == pytest.approx((2 + 0.5) / 2 / 5)
     assert timeline.busy("network").tolist() == pytest.approx([4, 4])  # a send occupies both of its ends
-    assert timeline.seconds_of_kind() == pytest.approx(
-        {
-            "gate": 2,
-            "ffn": 0.5,
-            "aggregate": 0,
-            "dispatch": 3,
-            "combine": 1.5,
-            "all_gather": 0,
-            "prompt_gather": 0,
-            "attention": 0,
-        }
-    )
+    seconds = {"gate": 2, "ffn": 0.5, "dispatch": 3, "combine": 1.5}
+    assert timeline.seconds_of_kind() == pytest.approx(dict.fromkeys(INFERENCE_KINDS, 0) | seconds)
 
 
+@pytest.mark.slow
 def test_overlapping_events_of_a_lane_count_once():
     timeline = timeline_of(
         (0, "compute", 0.0, 4.0, "ffn", 0, -1),
@@ -215,12 +194,14 @@ def test_overlapping_events_of_a_lane_count_once():
     assert timeline.overlap == timeline.exposed_communication() == 0
 
 
+@pytest.mark.slow
 def test_an_empty_timeline_has_figures():
     timeline = timeline_of()
     assert (timeline.total, timeline.utilisation, timeline.overlap) == (0, 0, 0)
     assert set(timeline.seconds_of_kind().values()) == {0}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
@@ -231,11 +212,13 @@ def test_a_workload_without_tokens_takes_no_time(cluster):
         assert result.objective == check_plan(result.solution, problem) == 0
 
 
+@pytest.mark.slow
 def test_balancedness_is_mean_over_largest():
     load = np.array([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0], [0.0, 5.0]])
     assert balancedness(load).tolist() == pytest.approx([2 / 3, 1, 1, 0.5])
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(planned(modes=("matched", "shared"), least=3))
 def test_check_plan_sees_a_send_that_is_missing(case):
@@ -253,6 +236,7 @@ def test_check_plan_sees_a_send_that_is_missing(case):
         check_plan(plan.model_copy(update={"send_order": order}), problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("concurrent",)))
 def test_a_plan_for_other_sizes_is_refused(case):
@@ -268,6 +252,7 @@ def test_a_plan_for_other_sizes_is_refused(case):
             simulate(plan.model_copy(update={"placement": other}), problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20), deadline=None)
 @given(planned())
 def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
@@ -282,3 +267,58 @@ def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
     # Rows of replicas are added up in another order.
     np.testing.assert_allclose(problem.traffic(reversed_gpus), traffic[:, :, ::-1], rtol=1e-12)
     np.testing.assert_array_equal(problem.traffic(plan.placement), traffic)
+
+
+# Waits.
+
+
+GPUS, LAYERS, EXPERTS = 4, 3, 8
+
+
+def problem_with(*cards) -> Problem:
+    experts = np.random.default_rng(1).integers(0, EXPERTS, (400, LAYERS, 1)).astype(np.int16)
+    return Problem(RoutingTrace("even", experts, EXPERTS), cluster_of(*cards), make_model(LAYERS, EXPERTS), Datasheet())
+
+
+def concurrent(problem: Problem) -> Plan:
+    return plan_with(linear_placement(problem))
+
+
+@pytest.mark.parametrize("system", ["aurora", "rcs", "linear"])
+def test_the_waits_add_up_to_the_time_step_by_step(system) -> None:
+    problem = problem_with(*(make_gpu(kind, 1e6 / (kind + 1)) for kind in range(GPUS)))
+    timeline = simulate(run(SYSTEMS[system], problem, {}).result.solution, problem)
+    waiting = waits(timeline, problem.network)
+    assert waiting["seconds"].sum() == pytest.approx(timeline.total) and (waiting["seconds"] >= 0).all()
+    events = timeline.events
+    assert len(waiting) == len({(itertuple.layer, itertuple.kind) for itertuple in events.itertuples()})
+    for step in waiting.itertuples():
+        mine = events[(events["layer"] == step.layer) & (events["kind"] == step.kind)]
+        last = mine[mine["end"] == mine["end"].max()]
+        assert step.gpu in {*last["resource"], *last["peer"]} - {-1}
+
+
+@pytest.mark.parametrize("way", ["send", "receive"])
+def test_the_gpu_with_the_slow_port_is_waited_for(way) -> None:
+    slow = {"send": 1e6, "receive": 1e6} | {way: 1e5}
+    cards = [make_gpu(0, 1e6) for _ in range(GPUS)]
+    cards[2] = make_gpu(1, **slow)
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
+    networked = waiting[waiting["kind"].isin(NETWORK_KINDS)]
+    assert len(networked) == 2 * LAYERS and set(networked["gpu"]) == {2}
+
+
+def test_the_slow_half_is_waited_for_however_long_the_fast_half_sends_to_it() -> None:
+    """A fast port that sends to several slow ones at once is at work as long as they are, but does not limit them."""
+    cards = [make_gpu(0, 1e6), make_gpu(0, 1e6), make_gpu(1, 1e5), make_gpu(1, 1e5)]
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
+    networked = waiting[waiting["kind"].isin(NETWORK_KINDS)]
+    assert len(networked) == 2 * LAYERS and set(networked["gpu"]) <= {2, 3}
+
+
+def test_the_gpu_that_computes_slowly_is_waited_for() -> None:
+    cards = [make_gpu(0, flops=2e9) for _ in range(GPUS)]
+    cards[1] = make_gpu(1, flops=2e8)
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
+    assert set(waiting.loc[waiting["kind"] == "ffn", "gpu"]) == {1}
+    assert waiting.groupby("gpu")["seconds"].sum().idxmax() == 1

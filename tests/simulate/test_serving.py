@@ -1,4 +1,4 @@
-"""A whole step of serving: what the figures are made of, and what plans and overlap change."""
+"""A whole step of serving: its figures, and the effect of plans and overlap."""
 
 from dataclasses import dataclass, replace
 
@@ -8,9 +8,8 @@ import pytest
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.plan import Placement, Plan, Travel
 from engine.problem import MEMORY_SHARE, Problem, make_problem
-from engine.result import Provenance
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import Operator, ServingStep
@@ -18,6 +17,7 @@ from engine.simulate.serving import serve, with_fused_experts, work_of_step
 from engine.simulate.work import work_of
 from engine.training import balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.launch_plans import plan_with
 from tests.costs.silicon import needs_tables
 from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, h200
 from tests.strategies import cluster_of, make_gpu, make_model
@@ -50,8 +50,7 @@ def problem_of(load: np.ndarray | None = None, model=MODEL, cluster: Cluster = F
 def plan_of(gpu_of_expert: list[int], problem: Problem, travel: Travel | None = None, **more) -> Plan:
     rows = np.tile(gpu_of_expert, (problem.workload.layers, 1))
     placement = Placement.from_gpu_of_expert(rows, len(problem.cluster.gpus), problem.model.moe_layers)
-    about = {"send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="test")} | more
-    return Plan(name="blocks", placement=placement, travel=travel, **about)
+    return plan_with(placement, name="blocks", travel=travel, **more)
 
 
 BLOCKS = [0, 0, 1, 1, 2, 2, 3, 3]
@@ -91,7 +90,7 @@ def test_two_batches_hide_what_travels():
     assert overlapped.figures.seconds < plain.figures.seconds
     assert overlapped.figures.hidden > 0
     assert overlapped.figures.bound <= overlapped.figures.seconds * (1 + 1e-9)
-    # The dense layer's attention and the head (once a batch) are outside of what takes turns.
+    # The dense layer's attention and the head (once a batch) take no turns.
     assert overlapped.figures.seconds == pytest.approx(overlapped.timeline.total + 8e-3 + 2 * 0.5e-3)
     assert set(overlapped.timeline.events.model) == {0, 1}
     assert (overlapped.timeline.events.kind == "dense").sum() == 4 * 2 * 4
@@ -106,7 +105,7 @@ def test_kernels_that_exchange_rows_of_a_node_hold_processors_beside_computation
     )
     for part in ("attention", "ffn", "gate"):
         assert rows.parts[part] == pytest.approx(copies.parts[part] * 132 / 112)
-    assert rows.parts["head"] == copies.parts["head"]  # nothing travels beside it
+    assert rows.parts["head"] == copies.parts["head"]  # nothing travels at the same time
 
 
 def test_memory_is_experts_other_weights_and_the_cache_at_full_length():

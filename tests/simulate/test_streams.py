@@ -1,4 +1,4 @@
-"""Tasks on streams: against a naive simulation tick by tick, against the rules, by hand, and what must not change."""
+"""Tasks on streams: against a naive simulation tick by tick, against the rules, by hand, and under changes without effect."""
 
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ class Ticks:
         return [i for i in every if self.tasks.stream[i] == kind and self.start[i, 0] <= self.now < self.end[i, 0]]
 
     def settle(self) -> bool:
-        """End what has no work left and start computations; whether anything happened."""
+        """End the tasks without work left and start computations; True if anything happened."""
         running = (self.start <= self.now) & (self.end == np.inf)
         over = running & (self.left == 0)
         self.end[over] = self.now

@@ -1,4 +1,4 @@
-"""Simulated training steps: legal schedules, closed forms, bounds, and what must not change them."""
+"""Simulated training steps: legal schedules, closed forms, bounds, and changes without effect."""
 
 import itertools
 from dataclasses import replace
@@ -17,57 +17,22 @@ from engine.costs.profiled import Profiled
 from engine.errors import IllegalError, InputError
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
-from engine.overlap.transformer import transformer_step
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan import Overlap, PartitionRange, Placement, Priority
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training import price_step
 from engine.simulate.training.pricing import expert_groups, route, route_parts
 from engine.simulate.training.step import step_state_bytes
 from engine.systems.pieces import linear_placement
-from engine.training import TrainingStep, balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.training import degrees, graph_of, plan_of, problem_of
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.oracles.training import check_step
-from tests.strategies import cluster_of, clusters, make_gpu, make_model
+from tests.strategies import cluster_of, clusters, make_gpu
 
 pytestmark = pytest.mark.slow
-
 POLICIES = ("fair", "priority", "fifo", "fixed")
-FAIR = Priority(policy="fair", bucket=4e3)
-
-
-def step_of(**more) -> TrainingStep:
-    sizes = {"batch": 8, "sequence_length": 16, "heads": 4, "dense_d_ff": 96, "vocabulary": 50}
-    return TrainingStep(**(sizes | more))
-
-
-def problem_of(cluster=None, experts: int = 4, layers: int = 2, k: int = 1, workload=None, **step) -> Problem:
-    model = make_model(layers, experts, k)
-    cluster = cluster or cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
-    return make_problem(workload or balanced_load(model), cluster, model, Datasheet(), step=step_of(**step))
-
-
-def plan_of(problem: Problem, priority: Priority = FAIR, placement: Placement | None = None, **parts) -> Plan:
-    return Plan(
-        name="test",
-        placement=placement or linear_placement(problem),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"),
-        priority=priority,
-        **parts,
-    )
-
-
-def graph_of(problem: Problem, groups: int = 1):
-    return transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // groups)
-
-
-def degrees(problem: Problem, forward: int, backward: int, order: str = "dispatch-first") -> Pipeline:
-    layers = problem.workload.layers
-    return Pipeline(forward=(forward,) * layers, backward=(backward,) * layers, order=order)
 
 
 @st.composite
@@ -434,7 +399,7 @@ def test_replicas_whose_gradients_nobody_sums_up_are_refused():
 
 
 def test_combines_bring_back_what_dispatches_sent():
-    """All tokens of all GPUs go to one expert, whose port in is ten times as slow as its port out."""
+    """All tokens of all GPUs go to one expert, with a port in ten times as slow as its port out."""
     cards = [make_gpu(0, send=1e6, receive=1e5), *(make_gpu(1, send=1e6, receive=1e6) for _ in range(3))]
     load = ExpertLoad("one", np.array([[1.0, 0, 0, 0]]), (1,))
     problem = problem_of(cluster_of(*cards), layers=1, workload=load, routing="recorded", capacity_factor=0)

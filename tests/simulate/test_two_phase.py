@@ -1,4 +1,4 @@
-"""Lina's two-phase scheduling: against sums over tokens and GPUs, and what must hold whatever the recording."""
+"""Lina's two-phase scheduling: against sums over tokens and GPUs, and the rules for every recording."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -20,13 +20,11 @@ from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests import warm
-from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
-from tests.launch.test_clusters import hold_together
+from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.slurm.real import NODES, until
 from tests.test_cli import INPUTS, CommandLine
 
 pytestmark = pytest.mark.slow
-
 SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}
 
 
@@ -91,7 +89,7 @@ def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, en
     shared = shared_folder(tmp_path)
     launch, reports = launch_for(place(shared)), []
     run = run_on_cluster(launch, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
-    hold_together(run, launch)
+    hold_results(run, launch)
     assert run.profile.cores == 4  # of both nodes, not of this machine
     assert any(message.endswith("is running, measuring this machine") for message in reports), reports
     (folder,) = shared.glob("run-*")

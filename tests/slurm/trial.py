@@ -22,7 +22,7 @@ from engine.launch.running import clusters, local
 from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
-from tests.launch.launches_for_clusters import destination, launch_for
+from tests.cases.cluster_launches import destination, launch_for
 from tests.slurm.real import NODES, TO_REST, Cluster, missing, until
 
 AWAY = 20.0

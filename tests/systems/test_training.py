@@ -20,8 +20,8 @@ from engine.systems import SYSTEMS, TRAINING, run, systems_for
 from engine.systems.training.lina import packed_placement
 from engine.systems.training.pipemoe import layer_tables
 from engine.training import balanced_load
+from tests.cases.training import graph_of, problem_of
 from tests.oracles.training import check_step
-from tests.simulate.test_training import graph_of, problem_of
 from tests.strategies import cluster_of, make_gpu
 
 SMALL = Setting("GPT2-S-MoE", "p4de.24xlarge", 2)

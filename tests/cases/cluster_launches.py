@@ -1,4 +1,4 @@
-"""Destinations and launches for tests of clusters."""
+"""Destinations on clusters, launches for them, and the check of their results."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from engine.launch.places.destination import SCHEDULERS, Destination
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
-from engine.result import Provenance
+from engine.plan import Placement
 from engine.workload import RoutingTrace
+from tests.cases.launch_plans import plan_with
 
 MODEL = MoEModel(name="tiny", layers=2, experts=8, experts_per_token=2, d_model=32, d_ff=64)
 SIZE = {"cpus_per_node": 8, "memory_per_node": 16 * 2.0**30, "gpu": "H100", "gpu_memory": 80 * 2.0**30}
@@ -18,6 +18,7 @@ OWN = {"slurm": {}, "kubernetes": {"image": "registry.example/switchyard:1", "cl
 
 
 def destination(scheduler: str, at: Path, gpus: int = 4, **more) -> Destination:
+    """A destination of two nodes. gpus: a node; more: other fields"""
     fields = {"nodes": 2, "gpus_per_node": gpus, "ranks_per_node": gpus or 1, "shared": str(at)}
     return SCHEDULERS[scheduler].from_dict(SIZE | fields | OWN[scheduler] | more, "test")
 
@@ -29,12 +30,7 @@ def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL
     experts = np.argsort(rng.random((200, model.layers, model.experts)), axis=-1)[:, :, :2].astype(np.int16)
     slots = tuple(tuple(range(gpu * 8 // gpus, (gpu + 1) * 8 // gpus)) for gpu in range(gpus))
     placement = Placement(experts=8, experts_of_gpu=(slots,) * model.layers, model_layers=tuple(range(model.layers)))
-    plan = Plan(
-        name="even",
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"),
-    )
+    plan = plan_with(placement, name="even")
     trace = RoutingTrace("made up", experts, 8)
     asked = Launch((plan,), trace, model, on=where.scheduler, destination=where, repeats=2, limit=limit)
     return prepare(asked)
@@ -45,3 +41,24 @@ def shared_folder(at: Path) -> Path:
     folder = at / 'it\'s $(touch owned) ${HOME} "100%j"'
     folder.mkdir()
     return folder
+
+
+def hold_results(run, launch) -> None:
+    """Assert that the results are those of this launch and its output that of one process."""
+    (measured_plan,) = run.runs
+    assert (
+        measured_plan.plan == launch.plans[0]
+        and measured_plan.difference.error < 1e-5
+        and len(measured_plan.totals) == 2
+    )
+    assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
+    assert measured_plan.measured.resources == measured_plan.predicted.resources == ("rank 0", "rank 1")
+    size = launch.instructions.model.bytes_per_token
+    traffic = launch.workloads[0].demand(2) @ launch.instructions.plans[0].placement.share
+    events = measured_plan.measured.events
+    for layer in range(2):
+        sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
+        across = {
+            (src, dst): bytes for src, dst, bytes in zip(sent["resource"], sent["peer"], sent["bytes"], strict=True)
+        }
+        assert across == {(src, 1 - src): traffic[layer][src, 1 - src] * size for src in (0, 1)}

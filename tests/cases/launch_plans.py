@@ -1,4 +1,4 @@
-"""Recordings and plans of any size for launches, made up."""
+"""Recordings and plans of any size for launches. The GPU check imports this module on machines without pytest."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ MODES: tuple[OrderMode, ...] = ("matched", "shared", "sequential", "concurrent")
 
 
 def skewed(tokens: int, model: MoEModel, padding: float = 0.0) -> RoutingTrace:
-    """Skewed routing, every token's experts different; `padding` is the share of tokens without a choice."""
+    """Skewed routing in which the experts of a token differ. padding: share of tokens without a choice"""
     rng, experts = np.random.default_rng(7), model.experts
     keys = rng.random((tokens, len(model.moe_layers), experts)) ** (1 / np.arange(1, experts + 1))
     chosen = np.argsort(-keys, axis=-1)[:, :, : model.experts_per_token].astype(np.int16)
@@ -22,14 +22,20 @@ def skewed(tokens: int, model: MoEModel, padding: float = 0.0) -> RoutingTrace:
 
 
 def blocks(model: MoEModel, gpus: int) -> Placement:
-    """As many experts as the others, or one more, on every GPU."""
+    """Blocks of neighbouring experts on GPUs, of sizes that differ by one at most."""
     slots = tuple(tuple(block.tolist()) for block in np.array_split(np.arange(model.experts), gpus))
     layers = model.moe_layers
     return Placement(experts=model.experts, experts_of_gpu=(slots,) * len(layers), model_layers=layers)
 
 
+def plan_with(placement: Placement, **parts) -> Plan:
+    """A plan with a placement. parts: other fields, by default a concurrent order"""
+    about = {"name": "test", "send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="test")}
+    return Plan(placement=placement, **about | parts)
+
+
 def plan_in(mode: OrderMode, trace: RoutingTrace, where: Placement, model: MoEModel) -> Plan:
-    """A plan whose order was made for the traffic of `trace`, in 32-bit numbers."""
+    """A plan with an order for the traffic of `trace`, in 32-bit numbers."""
     size = model.model_copy(update={"dtype": "fp32"}).bytes_per_token
     traffic = trace.demand(where.gpus) @ where.share * size
     rate = np.linspace(1e9, 2e9, where.gpus)
@@ -43,15 +49,16 @@ def plan_in(mode: OrderMode, trace: RoutingTrace, where: Placement, model: MoEMo
     send_order = SendOrder(
         mode=mode, dispatch=[dispatch for dispatch, _ in schedules], combine=[combine for _, combine in schedules]
     )
-    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
+    return plan_with(where, name=mode, send_order=send_order)
 
 
 def coherent(plan: Plan) -> Plan:
+    """The plan executed context-coherently."""
     return plan.model_copy(update={"name": f"coherent {plan.name}", "execution": "context-coherent"})
 
 
 def beside(first: Plan, second: Plan) -> Plan:
-    """A plan of two models from one of each."""
+    """A plan of two models from a plan of each."""
     return first.model_copy(
         update={
             "name": f"{first.name} beside {second.name}",

@@ -1,0 +1,40 @@
+"""Evaluations of Lancet and Lina on the simulated step, with the papers' figures.
+
+`python -m tests.benchmarks.bench_training [lancet | lina …]`: both unless one is named.
+"""
+
+import sys
+
+import pandas as pd
+
+from engine.reproduce.lancet import against_the_paper, evaluate, settings, weight_gradient_gaps
+from engine.reproduce.lina import PAPER, design_choices, partition_sizes
+
+
+def lancet() -> None:
+    pd.set_option("display.width", 250, "display.max_columns", 40)
+    for dtype in ("fp16", "fp32"):
+        print(f"\nThe paper's greedy against the optimum, {dtype}")
+        print(weight_gradient_gaps(settings((2, 8), dtype=dtype)).round(6).to_string(index=False))
+    for gate, dtype in (("switch", "fp16"), ("switch", "fp32"), ("batch-prioritised", "fp16")):
+        rows = pd.DataFrame(evaluate(settings(gates=(gate,), dtype=dtype)))
+        print(f"\n{gate} gate, {dtype}, seconds")
+        print(rows.round(4).to_string(index=False))
+        if gate == "switch":
+            print(against_the_paper(rows).set_index("node").T.round(3).to_string())
+
+
+def lina() -> None:
+    pd.set_option("display.width", 200)
+    print("Speedup of the step over fair sharing without cuts (Figure 14), 16 experts on 16 A100")
+    print(design_choices().round(4).to_string(index=False))
+    print("the paper's text:", PAPER)
+    for model in ("GPT-2", "Transformer-XL"):
+        print(f"\nMicro-op size, {model} (Figure 15)")
+        print(partition_sizes(model).round(5).to_string(index=False))
+
+
+PARTS = {"lancet": lancet, "lina": lina}
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()

@@ -1,0 +1,52 @@
+"""The living processes of a launch, and waiting for them."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from engine.jobs import protocol
+from engine.launch.running.processes import WORKER
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Living processes that name the folder on their command line or in their environment."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(folder) in word for word in words) and protocol.is_alive(process):
+                processes.append(process)
+    return processes
+
+
+def ranks_of(folder: Path) -> list[psutil.Process]:
+    """The living ranks of a launch, without its torchrun."""
+    ranks = []
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in process.environ():
+                ranks.append(process)
+    return ranks
+
+
+def until(condition: Callable, timeout: float = 120.0):
+    """Wait for a condition and return its answer."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return answer
+
+
+def workers_of(folder: Path) -> list[psutil.Process]:
+    """The living ranks of a launch."""
+    ranks = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
+                ranks.append(process)
+    return ranks
