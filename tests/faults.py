@@ -1,9 +1,8 @@
-"""A disk that fails at a chosen moment, as SQLite's tests have one: whatever `engine.files` asks of the disk is a point, and a
-test lets the first one fail, then the second, until there are no more.
+"""A disk that fails at a chosen moment, as in SQLite's tests: each request of `engine.files` to the disk is a point, and a test
+lets the first point fail, then the second, until there are no more.
 
-At its point the disk refuses (full, broken, not allowed), or everything ends there: a kill leaves what was asked of the system
-until then, a power cut only what was synced. Of what was not synced a file system may lose the names or the contents, so there
-are two power cuts.
+At its point the disk refuses (full, broken, not allowed), or the process ends: a kill keeps all earlier requests, a power cut
+only synced ones. A file system may lose the names or the contents that were not synced, so there are two power cuts.
 """
 
 import errno
@@ -40,7 +39,7 @@ class Disk:
 
     @property
     def failed(self) -> bool:
-        """Whether its moment has come."""
+        """True if its moment has come."""
         return 0 < self.at <= self.points
 
     def _point(self, frees_room: bool = False) -> None:
@@ -132,7 +131,7 @@ class Disk:
 
 
 OS = {name: getattr(os, name) for name in ("mkdir", "replace", "unlink")}
-"""What paths call by themselves."""
+"""The calls of `os` that paths make by themselves."""
 
 
 def _remove(path: Path) -> None:

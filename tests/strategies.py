@@ -38,7 +38,7 @@ def make_gpu(
     memory: float = 1e9,
     memory_bandwidth: float = 5e8,
 ) -> Gpu:
-    """A slow GPU called `type-kind`, whose times are far above round-off; it receives as fast as it sends."""
+    """A slow GPU called `type-kind` with times far above round-off; it receives as fast as it sends."""
     return Gpu(
         type=f"type-{kind}",
         memory=memory,
@@ -83,8 +83,9 @@ def clusters(
 ) -> Cluster:
     """Equal or mixed GPUs in nodes with or without links, with or without start-up times.
 
-    linked: whether nodes may have links (None: drawn); symmetric: whether all receive as fast as they send; contended:
-    whether sends that meet may reach less than a port's rate.
+    linked: True if nodes may have links; None: drawn.
+    symmetric: True if all GPUs receive as fast as they send.
+    contended: True if sends that meet may reach less than a port's rate.
     """
     count = draw(st.integers(least, most))
     mixed = draw(st.booleans())
@@ -111,7 +112,7 @@ def clusters(
 
 
 def planned_or_skipped(plan: Callable[[], Any]) -> Any:
-    """What `plan()` returns; a drawn problem that the system refuses with a reason is not a case."""
+    """The answer of `plan()`; a drawn problem that the system refuses with a reason is not a case."""
     try:
         return plan()
     except InputError:

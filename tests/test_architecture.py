@@ -59,7 +59,7 @@ def child_of(package: str, module: str) -> str | None:
 
 
 def arrows(package: str) -> dict[tuple[str, str], str]:
-    """Which child of a package imports which other one, with an import that does."""
+    """The imports between children of a package, each with an example."""
     example_of = {}
     for module in modules_under(package):
         for imported in sorted(imports_of(module)):

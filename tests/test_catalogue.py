@@ -1,14 +1,33 @@
-"""The catalogue's data files: every entry loads, and its figures have the right units and proportions."""
+"""The catalogue, its package, models that recordings may come from, and the sample files."""
 
 import json
+import re
+import shutil
 from importlib.resources import files
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from engine import catalogue
-from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, node_types
+from engine import catalogue, formats
+from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, node_types, packaged
+from engine.catalogue.packaged import (
+    every_gpu_type,
+    models_that_fit,
+    packaged_configs,
+    packaged_gpu_types,
+    packaged_node,
+    system_of,
+)
 from engine.cluster import Cluster
+from engine.compare.synthetic import Recipe
 from engine.errors import InputError
+from engine.formats.packaged import packaged_config, packaged_model, packaged_models
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.cli import SAMPLES
+from tests.costs.silicon import needs_tables
+from tests.strategies import make_model
 
 GIB = 2**30
 FILES = {"gpus": gpu_types, "nodes": node_types, "clusters": cluster_presets, "models": model_presets}
@@ -103,3 +122,175 @@ def test_gpu_by_name():
     assert gpu("H100", 10e9, 5e9).receive_bandwidth == 5e9
     with pytest.raises(InputError, match=r"'H1000'.*A100-80.*B200"):
         gpu("H1000")
+
+
+@pytest.fixture
+def without_package(monkeypatch):
+    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
+    packaged_gpu_types.cache_clear()
+    packaged_configs.cache_clear()
+    yield
+    packaged_gpu_types.cache_clear()
+    packaged_configs.cache_clear()
+
+
+@needs_tables
+def test_gpus_that_only_the_package_has_come_beside_ours():
+    theirs, ours = packaged_gpu_types(), gpu_types()
+    assert {"B300-SXM", "GB200", "GB300", "H100-PCIe", "A100-PCIe", "L4"} <= set(theirs)
+    assert not set(theirs) & set(ours) and every_gpu_type() == theirs | ours
+    names = list(every_gpu_type())
+    assert names[:4] == ["GB300", "GB200", "B300-SXM", "B200"] and names[-1] == "RTX 2080 Ti", "the fastest first"
+    assert theirs["H100-PCIe"].memory_bandwidth == 2e12 and theirs["H100-PCIe"].flops_fp16 == 756.5e12
+    for kind in theirs.values():
+        assert 8e9 <= kind.memory <= 400e9 and 1e11 <= kind.memory_bandwidth <= 1e13
+        assert 5e12 <= kind.flops_fp32 < kind.flops_fp16 <= 3e15
+        assert 1e9 <= kind.bandwidth < kind.memory_bandwidth
+        assert kind.source.endswith(f"systems/{system_of(kind.name)}.yaml")
+
+
+@needs_tables
+def test_systems_of_our_own_types_are_left_to_our_catalogue():
+    folder = packaged.package_folder() / "systems"
+    assert all((folder / f"{system}.yaml").is_file() for system in packaged.OURS)
+    assert not {system_of(name) for name in packaged_gpu_types()} & set(packaged.OURS)
+
+
+@needs_tables
+def test_a_node_has_the_links_that_the_package_states():
+    node = packaged_node("GB200", "tray")
+    assert len(node.gpus) == 4 and node.link_bandwidth == 900e9
+    assert node.gpus[0].send_bandwidth == 900e9  # nodes of a rack are joined by NVLink too
+    assert "of one rack, 72 GPUs" in packaged_gpu_types()["GB200"].note
+    with pytest.raises(InputError, match="no GPU type 'H200' in aiconfigurator-core; it has A100-PCIe"):
+        packaged_node("H200", "node")
+
+
+@needs_tables
+def test_models_are_called_what_they_are_called_on_the_hub():
+    models = packaged_models()
+    assert len(models) > 60
+    assert all(model.name == checkpoint.rpartition("/")[2] for checkpoint, model in models.items())
+    deepseek = models["deepseek-ai/DeepSeek-V3"]
+    assert (deepseek.layers, deepseek.dense_layers, deepseek.experts, deepseek.dtype) == (61, (0, 1, 2), 256, "fp8")
+    assert "meta-llama/Meta-Llama-3.1-8B" in packaged_configs() and "meta-llama/Meta-Llama-3.1-8B" not in models
+
+
+@needs_tables
+def test_a_packaged_model_is_found_by_its_name():
+    assert formats.read_model(Path("deepseek-ai/DeepSeek-V3")) == packaged_model("deepseek-v3")
+    assert packaged_config("DeepSeek-V3") == packaged_configs()["deepseek-ai/DeepSeek-V3"]
+    with pytest.raises(InputError, match="no packaged model is called nobody/nothing"):
+        packaged_config("nobody/nothing")
+    with pytest.raises(InputError, match="nothing"):
+        formats.read_model(Path("nobody/nothing"))
+    with pytest.raises(InputError, match="is not an MoE model"):
+        packaged_model("meta-llama/Meta-Llama-3.1-8B")
+
+
+@needs_tables
+def test_a_file_goes_before_a_packaged_model_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("deepseek-ai").mkdir()
+    Path("deepseek-ai/DeepSeek-V3").write_text("mine")
+    with pytest.raises(InputError, match=r"DeepSeek-V3.*\.json"):
+        formats.read_model(Path("deepseek-ai/DeepSeek-V3"))
+
+
+def test_without_the_package_our_catalogue_stands_alone(without_package):
+    assert packaged_gpu_types() == {} and every_gpu_type() == gpu_types()
+    for work in (packaged_models, lambda: packaged_model("deepseek-ai/DeepSeek-V3")):
+        with pytest.raises(InputError) as error:
+            work()
+        assert str(error.value) == (
+            "the packaged models need the package aiconfigurator-core (Linux x86-64 only), which is not installed"
+        )
+    with pytest.raises(InputError, match="it has none: it is not installed"):
+        packaged_node("GB200", "tray")
+
+
+PRESETS = {name: preset.model for name, preset in model_presets().items()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_recording_of_a_preset_fits_that_preset(name):
+    recording = Recipe(tokens=16, skew=0.6, affinity=0.3).draw(PRESETS[name])
+    assert any(name in names for names in models_that_fit(recording, PRESETS))
+
+
+def test_models_of_identical_sizes_are_one_and_others_are_not():
+    model = make_model(3, 8)
+    models = {
+        "a": model,
+        "wider": model.model_copy(update={"d_ff": 2 * model.d_ff}),
+        "b": model.model_copy(update={"name": "b", "batch": 7, "sequence_length": 9}),
+        "deeper": make_model(4, 8),
+        "more": make_model(3, 9),
+        "k": model.model_copy(update={"experts_per_token": model.experts_per_token + 1}),
+    }
+    recording = Recipe(tokens=16, skew=0.6, affinity=0.3).draw(model)
+    assert models_that_fit(recording, models) == [("a", "b"), ("wider",)]
+    loads = ExpertLoad("loads", np.ones((3, 8)), None)
+    assert models_that_fit(loads, models) == [("a", "b"), ("wider",), ("k",)], "loads do not tell experts per token"
+
+
+def test_a_traffic_matrix_tells_no_model():
+    assert models_that_fit(TrafficMatrix("t", np.ones((3, 8, 8)), 1.0), PRESETS) == []
+
+
+RECORDINGS = sorted(path.stem for path in SAMPLES.glob("tiny-moe/*.npz"))
+
+
+def recorded(name: str) -> RoutingTrace:
+    with np.load(SAMPLES / "tiny-moe" / f"{name}.npz") as arrays:
+        return RoutingTrace(name, arrays["experts"], 16, arrays["sequence"])
+
+
+def model_of(name: str) -> MoEModel:
+    path = SAMPLES / f"tiny-moe-{name.partition('-')[0]}.json"
+    return MoEModel.from_json(path.read_bytes(), path.name)
+
+
+def test_all_recordings_are_there():
+    kinds = ("code", "man", "prose")
+    expected = [f"{model}-{kind}" for model in ("alpha", "beta") for kind in kinds]
+    assert sorted([*expected, "alpha-early-code", "alpha-mid-code"]) == RECORDINGS
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_recording(name):
+    trace, model = recorded(name), model_of(name)
+    assert trace.experts.dtype == np.int16
+    assert trace.experts.min() >= 0
+    assert trace.experts.max() < 16
+    model.check_recording(trace.layers, trace.num_experts, trace.k, name)
+    assert trace.tokens == model.batch * model.sequence_length
+    assert trace.sequence.dtype == np.int32
+    np.testing.assert_array_equal(np.unique(trace.sequence, return_counts=True)[1], np.full(96, 128))
+    in_order = np.sort(trace.experts, axis=-1)
+    assert (np.diff(in_order, axis=-1) > 0).all(), "a token chose an expert twice"
+
+
+def test_cluster():
+    cluster = Cluster.from_json((SAMPLES / "mixed-8.json").read_bytes(), "mixed-8.json")
+    assert cluster == cluster_presets()["mixed-8"].cluster
+
+
+@pytest.mark.parametrize("name", ["tiny-moe-alpha", "tiny-moe-beta"])
+def test_model(name):
+    assert MoEModel.from_json((SAMPLES / f"{name}.json").read_bytes(), name) == model_presets()[name].model
+
+
+def test_traffic_is_that_of_the_recording():
+    traffic = np.loadtxt(SAMPLES / "traffic-8.csv", delimiter=",")
+    pairs = recorded("alpha-code").demand(8)[3].reshape(8, 8, 2).sum(axis=2)
+    np.testing.assert_array_equal(traffic, pairs * model_of("alpha").bytes_per_token)
+    assert traffic.sum() == 12288 * 128 * 2
+
+
+def test_the_readmes_recipe_makes_the_traffic_again(tmp_path, monkeypatch):
+    (recipe,) = re.findall(r"```python\n(.*?)```", (SAMPLES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    shutil.copytree(SAMPLES / "tiny-moe", tmp_path / "tiny-moe")
+    monkeypatch.chdir(tmp_path)
+    exec(recipe, {})
+    assert Path("traffic-8.csv").read_text() == (SAMPLES / "traffic-8.csv").read_text()

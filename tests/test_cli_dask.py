@@ -9,7 +9,8 @@ from engine.cli import plan
 from engine.compare.comparison import Comparison
 from engine.errors import InputError
 from engine.parallel import ADDRESS, remote
-from tests.test_cli import INPUTS, engine, error_line
+from tests.cases.cli import INPUTS, error_line
+from tests.cli.conftest import engine
 
 __all__ = ["engine"]
 pytestmark = pytest.mark.slow

@@ -1,20 +1,26 @@
-"""Clusters, models and problems: sizes that must agree, and what a person is told when they do not."""
+"""Clusters, their links and ports, models and problems: sizes that must agree, and the errors when they do not."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster
+from engine import formats
+from engine.catalogue import cluster_presets, gpu_types, node_types
+from engine.catalogue.packaged import links_of_types, nodes_without_links, usual_links, with_usual_links
+from engine.cluster import Cluster, Efficiency, Node, lost, shares
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.network import Network
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance
 from engine.workload import RoutingTrace
+from tests.cases.cli import SAMPLES
 from tests.cases.examples import examples
-from tests.strategies import cluster_of, clusters, make_gpu, make_model, placements, problems, seeds
+from tests.costs.silicon import needs_tables
+from tests.strategies import cluster_of, clusters, efficiencies, make_gpu, make_model, placements, problems, seeds
 
 # Cluster
 
@@ -214,3 +220,105 @@ def test_a_plan_is_refused_when_its_experts_do_not_fit():
     )
     with pytest.raises(InputError, match="GPU 0 · type-0 would hold"):
         problem.check_plan(plan)
+
+
+def cluster(*types: str, link: float | None = None) -> Cluster:
+    gpus = tuple(gpu_types()[kind].gpu() for kind in types)
+    return Cluster(name="c", nodes=(Node(name="n", gpus=gpus, link_bandwidth=link), Node(name="o", gpus=gpus[:1])))
+
+
+@pytest.mark.parametrize("name", node_types())
+def test_the_catalogues_nodes_of_linked_gpus_have_exactly_these_links(name: str) -> None:
+    node = node_types()[name]
+    links = usual_links([node.gpu] * node.count)
+    if links is None:
+        assert node.gpu in ("L40S", "RTX 2080 Ti"), "cards: PCIe, or a bridge that is sold apart"
+    elif node.link_bandwidth is not None:
+        assert (links.bandwidth, links.latency) == (node.link_bandwidth, node.link_latency)
+
+
+def test_one_gpu_and_several_types_have_none() -> None:
+    assert usual_links(["H100"]) is None and usual_links(["H100", "A100-80"]) is None
+    assert usual_links(["made up"] * 2) is None
+
+
+@needs_tables
+def test_packaged_types_only_where_their_nodes_are_linked_faster_than_by_pcie() -> None:
+    links = links_of_types()
+    assert {"GB200", "GB300", "B300-SXM"} <= set(links) and links["GB200"].bandwidth == 900e9
+    assert not {"H100-PCIe", "A100-PCIe", "L4", "A30"} & set(links)
+
+
+def test_a_node_of_eight_h100_without_links_is_found_and_mended() -> None:
+    bare = cluster(*["H100"] * 8)
+    assert [node.name for node in nodes_without_links(bare)] == ["n"]
+    mended = with_usual_links(bare)
+    assert not nodes_without_links(mended) and mended.nodes[0].link_bandwidth == 450e9
+    assert mended.nodes[1] == bare.nodes[1], "a GPU alone needs none"
+
+
+@pytest.mark.parametrize("types", [("L40S",) * 8, ("RTX 2080 Ti",) * 2, ("H100", "V100-16"), ("H100",)])
+def test_nothing_is_said_of_nodes_that_come_with_no_links(types: tuple[str, ...]) -> None:
+    assert not nodes_without_links(cluster(*types))
+
+
+def test_nodes_with_links_and_those_of_presets_stay_as_they_are() -> None:
+    slow = cluster("H100", "H100", link=1e9)
+    assert not nodes_without_links(slow) and with_usual_links(slow) == slow
+    for preset in cluster_presets().values():
+        assert not nodes_without_links(preset.cluster), "the papers' own testbeds are meant so"
+    assert not nodes_without_links(formats.read_cluster(SAMPLES / "mixed-8.json"))
+
+
+@given(efficiencies(), st.integers(1, 20))
+def test_shares_never_rise_and_meet_their_points(efficiency, most):
+    table = efficiency.table(most)
+    assert table.shape == (2, most) and np.all(table > 0) and np.all(table <= 1)
+    assert np.all(np.diff(table, axis=1) <= 1e-15)
+    for points, row in zip((efficiency.fabric, efficiency.links), table, strict=True):
+        for sends, share in points:
+            if sends <= most:
+                assert row[sends - 1] == pytest.approx(share)
+    assert efficiency.is_none == (efficiency.table(20).min() == 1)
+
+
+def test_every_further_send_costs_as_much_time():
+    assert 1 / shares(lost(0.1, 8), np.arange(1, 11)) == pytest.approx([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.7, 1.7])
+    assert lost(0.1, 1) == ((1, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("points", "fault"),
+    [
+        ([[1, 0.5], [2, 0.6]], "larger share"),
+        ([[2, 0.5], [2, 0.5]], "ascending"),
+        ([[0, 0.5]], "greater than or equal to 1"),
+        ([[1, 1.5]], "less than or equal to 1"),
+        ([], "at least 1 item"),
+    ],
+)
+def test_faulty_points_are_named(points, fault):
+    with pytest.raises(InputError, match=fault):
+        Efficiency.from_dict({"fabric": points}, "file")
+
+
+@given(clusters())
+def test_a_cluster_keeps_its_efficiency_and_one_without_is_written_as_ever(cluster):
+    assert Cluster.from_json(cluster.to_json(), "file") == cluster
+    assert ("efficiency" in cluster.to_json()) == (cluster.efficiency is not None)
+
+
+def test_a_network_has_the_rates_of_one_send_and_shares_of_those():
+    cluster = cluster_of(*[make_gpu(send=1e6)] * 3, efficiency=Efficiency(fabric=((1, 0.8), (2, 0.4))))
+    network = Network.of(cluster)
+    assert network.send.tolist() == network.receive.tolist() == [8e5] * 3
+    assert network.share.tolist() == [[1, 0.5], [1, 1]] and network.contended
+    assert network.rate(np.array([0, 0, 5]), np.array([1, 2, 9])).tolist() == [8e5, 4e5, 4e5]
+    again = network.reaching(Efficiency(fabric=lost(1.0, 2)))
+    assert again.send.tolist() == [8e5] * 3 and again.share[0].tolist() == [1, 0.25]
+
+
+def test_it_says_what_it_is():
+    assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == (
+        "ports reach 90 % of their rate with 1 send, 50 % with 8; links reach their full rate (by hand)"
+    )

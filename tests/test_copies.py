@@ -1,4 +1,4 @@
-"""Which copy of an expert serves a token: against a reading that tries every way, what it saves, and what it leaves alone."""
+"""The copy of an expert that serves a token: held against an exhaustive search, with the rows it saves."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from engine.compare.figures import metrics
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.network import off_diagonal
-from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.plan import Placement, Plan, Travel
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.work import works_of
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.cases.examples import examples
+from tests.cases.plans import plan_of
 from tests.cases.samples import in_nodes
 from tests.oracles.plans import check_plan, rows_of_layer
 from tests.strategies import make_model, placements, problems
@@ -25,16 +25,11 @@ from tests.strategies import make_model, placements, problems
 UNITS = st.sampled_from(("gpu", "node"))
 
 
-def plan_of(placement: Placement, travel: Travel | None) -> Plan:
-    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="test")
-    return Plan(name="test", placement=placement, send_order=order, travel=travel, provenance=provenance)
-
-
 @st.composite
 def placed(draw) -> tuple[Problem, Plan]:
     problem = draw(problems(travelling=True, linked=True))
     sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    return problem, plan_of(draw(placements(*sizes)), Travel(unit=draw(UNITS), replicas="fewest"))
+    return problem, plan_of(draw(placements(*sizes)), travel=Travel(unit=draw(UNITS), replicas="fewest"))
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -93,7 +88,7 @@ def in_two_nodes(workload: Workload) -> Problem:
 
 
 def paired() -> tuple[Problem, Placement]:
-    """Pairs of experts that fire together: expert e with e + 8, which is on another node; e + 8 has a copy beside e."""
+    """Pairs of experts that fire together: expert e with e + 8, which is on another node and has a copy on the node of e."""
     rng = np.random.default_rng(2)
     first = rng.integers(0, 8, (800, 1))
     trace = RoutingTrace("pairs", np.stack([first, first + 8], axis=2).astype(np.int16), 16)
@@ -105,7 +100,7 @@ def paired() -> tuple[Problem, Placement]:
 @pytest.mark.parametrize("unit", ["gpu", "node"])
 def test_copies_save_rows_where_each_token_chooses_them(unit):
     problem, placement = paired()
-    fewest, in_turn = (plan_of(placement, Travel(unit=unit, replicas=way)) for way in ("fewest", None))
+    fewest, in_turn = (plan_of(placement, travel=Travel(unit=unit, replicas=way)) for way in ("fewest", None))
     rows = [metrics(plan, problem).rows for plan in (fewest, in_turn)]
     assert rows[0] < 0.8 * rows[1]
     (work,) = works_of(fewest, problem)
@@ -119,7 +114,7 @@ def test_loads_have_no_tokens_that_choose(unit):
     problem, placement = paired()
     loads = in_two_nodes(ExpertLoad("loads", problem.workload.load, problem.model.moe_layers))
     fewest, in_turn = (
-        works_of(plan_of(placement, Travel(unit=unit, replicas=way)), loads)[0] for way in ("fewest", None)
+        works_of(plan_of(placement, travel=Travel(unit=unit, replicas=way)), loads)[0] for way in ("fewest", None)
     )
     assert np.array_equal(fewest.dispatch, in_turn.dispatch)
     assert all(np.array_equal(fewest.compute[kind], in_turn.compute[kind]) for kind in fewest.compute)
@@ -129,7 +124,7 @@ def test_loads_have_no_tokens_that_choose(unit):
 def test_who_chooses_is_said_and_kept_out_of_plans_from_before():
     assert Travel(unit="gpu", dispatch="fp8").to_json() == '{"dispatch":"fp8","unit":"gpu"}'
     where = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
-    before = plan_of(where, Travel(unit="node", dispatch="fp8", combine="bf16"))
+    before = plan_of(where, travel=Travel(unit="node", dispatch="fp8", combine="bf16"))
     assert before.id == "d40d4483b6e1f7fe2e4dc25199d988281ffc07eb3e1ae059458ce1cf34ef9a50"
     fewest = [Travel(unit=unit, replicas="fewest") for unit in ("gpu", "node")]
     assert [travel.in_words.split(", ")[-1] for travel in fewest] == [

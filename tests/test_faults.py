@@ -1,5 +1,5 @@
-"""Every write of what is kept fails in turn, and every moment of it is the last one before a kill or a power cut: then all is
-opened again. What was said to be saved is there, and nothing is half there.
+"""Every write fails in turn, and every moment is the last one before a kill or a power cut: everything reported as saved
+is there afterwards, and nothing is half there.
 
 Each test prints how many points there were; run it with -s to see them.
 """
@@ -31,7 +31,7 @@ from engine.launch.rank.instructions import RankInstructions, read_instructions,
 from engine.store import team
 from engine.store.database import Database
 from engine.workload import RoutingTrace
-from tests.app.conftest import Fields
+from tests.cases.sessions import Fields
 from tests.cases.teams import plan_of
 from tests.faults import ENDS, REFUSALS, How, failing
 
@@ -40,12 +40,12 @@ CLUSTER, MODEL = cluster_presets()["mixed-8"].cluster, model_presets()["Mixtral-
 TRACE = RoutingTrace("a trace", np.random.default_rng(5).integers(0, 6, (20, 3, 2), dtype=np.int16), 6)
 
 Said = list[Callable[[], None]]
-"""What people were told is saved: each looks whether it is."""
+"""Checks of everything that was reported as saved."""
 
 
 def at_every_point(root: Path, how: How, work: Callable[[Said], None], look: Callable[[], None], record) -> None:
-    """Let `work` meet a disk that fails at its first point, at its second and so on, each time in an empty folder; then look
-    whether everything is there that it noted as said, and whether what is there is whole."""
+    """Let `work` meet a disk that fails at its first point, at its second and so on, each time in an empty folder; then check
+    that everything reported as saved is there and that all files are whole."""
     at, failed = 0, True
     while failed:
         at += 1
@@ -65,7 +65,7 @@ def at_every_point(root: Path, how: How, work: Callable[[Said], None], look: Cal
 
 
 def is_whole(path: Path, reading: Callable[[], object]) -> None:
-    """What is under a name can be read."""
+    """Every file can be read."""
     if path.exists():
         reading()
 
@@ -264,8 +264,8 @@ def test_the_bookkeeping_of_a_launch_can_be_read_at_any_moment(how: How, tmp_pat
 
 
 def test_a_transaction_is_kept_whole_or_not_at_all(tmp_path: Path, record_property) -> None:
-    """SQLite is interrupted after its n-th instruction: what the statement, the transaction and the migration had done is
-    undone. And at each of these moments its files are opened as a kill would leave them."""
+    """SQLite is interrupted after its n-th instruction: the statement, the transaction and the migration are undone. At each of
+    these moments its files are also opened as a kill would leave them."""
     stride, at, interrupted, made = 16, 0, True, tmp_path / "made.db"
     Database(f"sqlite:///{made}").close()
     room = team.add_workspace(db := Database(f"sqlite:///{made}"), "a room", "Ana").id

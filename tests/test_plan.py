@@ -1,4 +1,4 @@
-"""Plans: what is refused, what names them, and what a placement means."""
+"""Plans: refusals, ids, and the meaning of a placement."""
 
 import json
 
@@ -22,7 +22,7 @@ def placement_of(*rows, experts: int = 2) -> Placement:
     return Placement(experts=experts, experts_of_gpu=rows, model_layers=tuple(range(len(rows))))
 
 
-def plan_of(**changes) -> Plan:
+def example(**changes) -> Plan:
     fields = {
         "name": "plan",
         "placement": placement_of(((0,), (1,))),
@@ -138,11 +138,11 @@ def test_faulty_orders_are_refused(order, says):
 
 def test_parts_of_a_plan_must_fit_each_other():
     with pytest.raises(ValueError, match="the order covers 2 MoE layers, the placement 1"):
-        plan_of(send_order=SendOrder(mode="matched", dispatch=(TWO, TWO), combine=(TWO, TWO)))
+        example(send_order=SendOrder(mode="matched", dispatch=(TWO, TWO), combine=(TWO, TWO)))
     for ends in ({"dst": (1, 2)}, {"src": (-1, 1)}):
         astray = Schedule.model_validate(TWO.model_dump() | ends)
         with pytest.raises(ValueError, match="outside 0 … 1"):
-            plan_of(send_order=SendOrder(mode="matched", dispatch=(TWO,), combine=(astray,)))
+            example(send_order=SendOrder(mode="matched", dispatch=(TWO,), combine=(astray,)))
 
 
 # Identity
@@ -160,7 +160,7 @@ def test_a_plan_survives_json(placement, volumes):
         duration=tuple(volumes),
     )
     order = SendOrder(mode="shared", dispatch=(schedule,) * placement.layers, combine=(schedule,) * placement.layers)
-    plan = plan_of(placement=placement, send_order=order)
+    plan = example(placement=placement, send_order=order)
     again = Plan.from_json(plan.to_json(), "again")
     assert again == plan
     assert again.id == plan.id
@@ -168,8 +168,8 @@ def test_a_plan_survives_json(placement, volumes):
 
 
 def test_name_and_claim_do_not_change_the_id():
-    plan, claim = plan_of(), Claim(status=Status.OPTIMAL, objective=1.0, bound=1.0, scope="order")
-    assert plan_of(name="another").id == plan_of(claim=claim).id == plan.id
+    plan, claim = example(), Claim(status=Status.OPTIMAL, objective=1.0, bound=1.0, scope="order")
+    assert example(name="another").id == example(claim=claim).id == plan.id
     assert plan.model_copy(update={"claim": claim}).id == plan.id
 
 
@@ -185,8 +185,8 @@ def test_name_and_claim_do_not_change_the_id():
     ],
 )
 def test_content_changes_the_id(changes):
-    plan = plan_of()
-    assert plan.id != plan_of(**changes).id == plan.model_copy(update=changes).id
+    plan = example()
+    assert plan.id != example(**changes).id == plan.model_copy(update=changes).id
 
 
 def test_a_changed_copy_forgets_what_was_computed_before():
@@ -197,7 +197,7 @@ def test_a_changed_copy_forgets_what_was_computed_before():
 
 
 def test_other_parts_are_checked_with_the_rest():
-    plan = plan_of()
+    plan = example()
     assert plan.id  # computed before, and of the plan without them
     at_once = plan.with_parts(send_order=SendOrder(mode="concurrent"), parent=plan.id, travel=Travel())
     assert at_once.id != plan.id == at_once.parent and at_once.travel is None
@@ -213,12 +213,12 @@ def test_plans_compare_whatever_was_computed_of_them():
     second.share  # noqa: B018
     assert first == second != other
     assert first != "a placement"
-    assert plan_of(placement=first) == plan_of(placement=second)
+    assert example(placement=first) == example(placement=second)
 
 
 def test_plans_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
-        plan_of().name = "other"
+        example().name = "other"
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_what_is_no_plan_is_refused_with_the_place(text, says):
 
 
 def test_faults_name_the_field():
-    data = json.loads(plan_of().to_json())
+    data = json.loads(example().to_json())
     data["send_order"]["dispatch"][0]["bytes"][1] = "many"
     with pytest.raises(InputError, match="send_order → dispatch → 0 → bytes → 1: "):
         Plan.from_dict(data, "p.json")
-    data = json.loads(plan_of().to_json()) | {"colour": "red"}
+    data = json.loads(example().to_json()) | {"colour": "red"}
     with pytest.raises(InputError, match="colour: "):
         Plan.from_dict(data, "p.json")
-    text = plan_of().to_json().replace("5.0", "NaN")
+    text = example().to_json().replace("5.0", "NaN")
     with pytest.raises(InputError, match="bytes → 0"):
         Plan.from_json(text, "p.json")
 

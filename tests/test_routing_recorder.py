@@ -69,7 +69,7 @@ def words(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 
 
 def recomputed(model: nn.Module, passes: list[torch.Tensor], k: int = 2) -> np.ndarray:
-    """int64[token, layer, k], ids sorted: top-k of what every router's weights make of every router's input."""
+    """int64[token, layer, k], ids sorted: top-k of every router's weights applied to its input."""
     gates = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     seen: dict[nn.Module, list[torch.Tensor]] = {gate: [] for gate in gates}
     handles = [gate.register_forward_pre_hook(lambda gate, args: seen[gate].append(args[0])) for gate in gates]
@@ -160,7 +160,7 @@ class Keeps(nn.Module):
 
 
 class Returns(nn.Module):
-    """A router whose return value is made by `answer`, from logits [..., experts] and their top-k indices."""
+    """A router that returns `answer` of its logits [..., experts] and their top-k indices."""
 
     def __init__(self, answer, experts: int = 6, k: int = 2) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Returns(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers that get the same input; what they return is dropped."""
+    """Layers that get the same input; their outputs are dropped."""
 
     def __init__(self, **layers: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Another service is told, and nothing waits for it or fails with it."""
+"""Another service is notified; nothing waits for it or fails with it."""
 
 import logging
 import socket

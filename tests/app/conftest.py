@@ -1,5 +1,8 @@
-"""What the tests of the pages share."""
+"""Set-up of the page tests: one sample session a worker, copied for each test; scripts and packages read once."""
 
+import json
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +19,11 @@ from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 from app import failing, simulations
 from app.state import address
 from app.state.session import Session
+from engine.jobs import runner
 from engine.plan import Plan
-from tests.app.test_launch_page import copied, session_with_plans
-
-TOKEN = "test-session"
+from tests import warm
+from tests.cases.pages import plan_the_sample, studio, visit
+from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,8 +37,8 @@ def packages_are_searched_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def scripts_are_compiled_once() -> Iterator[None]:
-    """As in a studio, which reads the configuration beside `app/main.py`: Streamlit's own test runner does not, and compiles
-    every page anew for every run."""
+    """A studio reads the configuration next to `app/main.py`; Streamlit's own test runner does not, and compiles every page
+    for every run."""
     compiled = ScriptCache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_script_runner, "ScriptCache", lambda: compiled)
@@ -56,7 +60,7 @@ def no_processes_are_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def scripts_are_waited_for() -> Iterator[None]:
-    """Streamlit's own test runner looks through all that a script has said, every millisecond, for whether it has ended."""
+    """Streamlit's own test runner searches all output of a script, every millisecond, for its end."""
 
     def has_ended(runner: LocalScriptRunner) -> bool:
         runner._script_thread.join(1.0)
@@ -77,12 +81,6 @@ def faults_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failing, "apologise", raise_again)
 
 
-class Fields(dict):
-    """Stands for `st.session_state`, whose values are attributes too."""
-
-    __getattr__ = dict.__getitem__
-
-
 @pytest.fixture
 def empty_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty session without a page, under TOKEN."""
@@ -90,16 +88,95 @@ def empty_session(monkeypatch: pytest.MonkeyPatch) -> None:
     address.begin(TOKEN, Session())
 
 
-@pytest.fixture(scope="module")
-def session_of_ana(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Plan]]:
-    """A data folder with Ana's session of the sample and two plans, the second of them open; its token and its plans."""
+Stored = tuple[Path, str, list[Plan]]
+"""A data folder with one session, its token and its plans."""
+
+
+@pytest.fixture(scope="session")
+def session_with_two(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """The sample with a linear plan and one that sends shortest first, the first of them open."""
     folder = tmp_path_factory.mktemp("session") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
-        return folder, *session_with_plans(folder, 1, person="Ana")
+        return folder, *session_with_plans(folder, 0)
+
+
+def with_fields(session: Stored, folder: Path, **fields) -> Stored:
+    """A copy of a session with some fields changed."""
+    before, token, plans = session
+    shutil.copytree(before, folder)
+    kept = folder / "sessions" / f"{token}.json"
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | fields))
+    return folder, token, plans
+
+
+@pytest.fixture(scope="session")
+def session_of_ana(session_with_two: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Ana's session, with the second plan open."""
+    return with_fields(
+        session_with_two, tmp_path_factory.mktemp("ana") / "data", plan=session_with_two[2][1].id, person="Ana"
+    )
+
+
+@pytest.fixture(scope="session")
+def session_without_plans(session_with_two: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """The sample alone."""
+    bare = with_fields(session_with_two, tmp_path_factory.mktemp("sample") / "data", plan=None, plan_jobs=[])
+    shutil.rmtree(bare[0] / "jobs")
+    return bare
+
+
+@pytest.fixture(scope="session")
+def planned_session(
+    session_without_plans: Stored, warm_process: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Stored:
+    """The sample planned with the default systems by a job."""
+    folder = tmp_path_factory.mktemp("planned") / "data"
+    shutil.copytree(session_without_plans[0], folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWITCHYARD_DATA", str(folder))
+        patch.setattr(sys, "executable", str(warm.PYTHON))
+        patch.setenv(warm.ADDRESS, str(warm_process))
+        plan_the_sample(studio(session=session_without_plans[1]))
+    return folder, session_without_plans[1], []
 
 
 @pytest.fixture
-def ana(session_of_ana, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
-    """That session in a data folder of the test's own, not run yet; its plans are `plans`."""
+def ana(session_of_ana: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """Ana's session in a data folder of the test's own, not run yet; its plans are `plans`."""
     return copied(session_of_ana, own_data_folder, monkeypatch)
+
+
+@pytest.fixture
+def two_plans(session_with_two: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """The sample with two plans, the first of them open, not run yet; its plans are `plans`."""
+    return copied(session_with_two, own_data_folder, monkeypatch)
+
+
+@pytest.fixture
+def launch_page(two_plans: AppTest) -> Iterator[AppTest]:
+    """That session on the Launch page. Launches that a test starts are ended."""
+    yield visit(two_plans, "launch")
+    for job in launches():
+        runner.cancel(job, grace=0)
+        assert runner.wait(job, 5).finished
+
+
+@pytest.fixture
+def sample(session_without_plans: Stored, own_data_folder: Path) -> AppTest:
+    """The sample, on the Launch page, which is the quickest to draw."""
+    shutil.copytree(session_without_plans[0], own_data_folder)
+    return visit(studio(session=session_without_plans[1]), "launch")
+
+
+@pytest.fixture
+def planned(planned_session: Stored, own_data_folder: Path) -> AppTest:
+    """The sample with plans of the default systems, on the Optimise page."""
+    shutil.copytree(planned_session[0], own_data_folder)
+    return visit(studio(session=planned_session[1]), "optimise")
+
+
+@pytest.fixture
+def app() -> AppTest:
+    """The studio with nothing open, on its first page."""
+    return studio().run()

@@ -1,4 +1,4 @@
-"""The affinity charts name what is in the numbers, group by GPU and cap what they draw."""
+"""The affinity charts name the strongest path, group by GPU and cap the number of cells."""
 
 import json
 

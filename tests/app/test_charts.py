@@ -1,24 +1,26 @@
-"""Charts say what they are told to, in the agreed colours, whatever the sizes."""
+"""The charts that several pages share: what they say and draw, their colours, contrasts and fonts."""
 
-import ast
+import colorsys
+import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from app.charts import cluster as cluster_chart
-from app.charts import gantt, theme
+from app.charts import gantt, stacks, theme
 from app.charts import gantt as waits_charts
+from app.charts import ranked as charts
 from app.charts import workload as workload_charts
 from app.tables import plain
 from engine.catalogue import cluster_presets, gpu_types
 from engine.simulate.events import EventLog
 from engine.simulate.flows import Flows
 from engine.timeline import KINDS, Timeline
-
-ROOT = Path(__file__).parents[2]
 
 
 def timeline(layers: int = 2) -> Timeline:
@@ -159,24 +161,6 @@ def test_plain_leaves_no_markdown(text: str) -> None:
     assert not specials
 
 
-def imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    packages = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            packages |= {name.name.split(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            packages.add(node.module.split(".")[0])
-    return packages
-
-
-def test_the_engine_knows_neither_streamlit_nor_plotly_and_charts_know_no_streamlit() -> None:
-    for path in (ROOT / "engine").rglob("*.py"):
-        assert not imports(path) & {"streamlit", "plotly", "app"}, path
-    for path in (ROOT / "app" / "charts").glob("*.py"):
-        assert "streamlit" not in imports(path), path
-
-
 def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_said() -> None:
     def title(seconds: list[float]) -> str:
         waits = pd.DataFrame({"model": 0, "layer": range(len(seconds)), "kind": "ffn", "gpu": 0, "seconds": seconds})
@@ -185,3 +169,208 @@ def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_
     assert title([1.0, 1.0, 1.01]) == "All layers take about as long: 1 s"
     assert title([1.0, 1.0, 1.5]) == "Layer 2 is slowest: 1.5 s, 1.29× mean"
     assert title([1.0] * 29 + [2.0]) == "Layer 29 is slowest: 2 s, 1.94× mean (the 24 slowest of 30)"
+
+
+APP = Path(theme.__file__).parents[1]
+CONFIG = tomllib.loads((APP / ".streamlit" / "config.toml").read_text())
+TOKENS = {name: CONFIG["theme"][name] for name in ("light", "dark")}
+TEXT, GRAPHICS = 4.5, 3.0
+"""Least contrasts of text, and of lines and bars that carry a meaning."""
+CAPTION = 0.6
+"""Opacity of Streamlit's captions."""
+
+
+def channels(colour: str) -> list[int]:
+    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG defines it."""
+    parts = [channel / 255 for channel in channels(colour)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(colour: str, ground: str) -> float:
+    dark, light = sorted((luminance(colour), luminance(ground)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def over(colour: str, page: str, opacity: float) -> str:
+    mixed = (opacity * top + (1 - opacity) * under for top, under in zip(channels(colour), channels(page), strict=True))
+    return "#" + "".join(f"{round(part):02x}" for part in mixed)
+
+
+def test_the_contrast_of_black_and_white_is_21():
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
+    tokens = TOKENS[name]
+    for page in (
+        tokens["backgroundColor"],
+        tokens["secondaryBackgroundColor"],
+        tokens["dataframeHeaderBackgroundColor"],
+    ):
+        texts = {token: colour for token, colour in tokens.items() if token.endswith("TextColor")}
+        texts |= {token: tokens[token] for token in ("textColor", "linkColor")}
+        for token in ("textColor", "codeTextColor"):
+            texts[f"{token} of a caption"] = over(tokens[token], page, CAPTION)
+        for token, colour in texts.items():
+            assert contrast(colour, page) >= TEXT, (token, page)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_primary_colour_is_read_on_the_page_and_white_on_it(name):
+    tokens = TOKENS[name]
+    assert contrast("#FFFFFF", tokens["primaryColor"]) >= TEXT
+    assert contrast(tokens["primaryColor"], tokens["backgroundColor"]) >= TEXT
+
+
+def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
+    """Streamlit writes it in the primary colour, darker by a quarter of all lightness."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(
+        *(part / 255 for part in channels(TOKENS["dark"]["sidebar"]["primaryColor"]))
+    )
+    darker = colorsys.hls_to_rgb(hue, lightness - 0.25, saturation)
+    name = "#" + "".join(f"{round(255 * part):02x}" for part in darker)
+    assert contrast(name, TOKENS["dark"]["secondaryBackgroundColor"]) >= TEXT
+
+
+def test_the_dark_page_is_as_light_as_its_primary_colour_allows():
+    """The least grey step up, and no primary colour has both contrasts any more."""
+    lighter = "#" + "".join(f"{part + 1:02x}" for part in channels(TOKENS["dark"]["backgroundColor"]))
+    most_light_under_white = 1.05 / TEXT - 0.05
+    assert (most_light_under_white + 0.05) / (luminance(lighter) + 0.05) < TEXT
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
+    page = TOKENS[name]["backgroundColor"]
+    for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
+        assert contrast(colour, page) >= GRAPHICS, colour
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_what_is_written_beside_a_plot_is_read(name):
+    dark = name == "dark"
+    figure = go.Figure(go.Heatmap(z=[[1]], colorbar={"title": "unit"})).add_annotation(text="note", font_size=14)
+    theme.legible(figure, dark)
+    fonts = [figure.layout.xaxis.tickfont, figure.layout.yaxis.title.font, figure.layout.legend.font]
+    fonts += [figure.data[0].colorbar.tickfont, figure.layout.annotations[0].font]
+    for font in fonts:
+        assert font.size >= 12 and contrast(font.color, TOKENS[name]["backgroundColor"]) >= TEXT
+    assert figure.layout.annotations[0].font.size == 14
+    theme.legible(go.Figure(go.Bar(y=[1])).add_scatter(y=[1]), dark)
+
+
+def test_each_face_is_a_file_beside_its_licence():
+    static = APP / "static"
+    assert CONFIG["server"]["enableStaticServing"]
+    faces = CONFIG["theme"]["fontFaces"]
+    for face in faces:
+        file = APP / face["url"].removeprefix("app/")
+        assert file.read_bytes()[:4] == b"wOF2", file
+        licence = next(file.parent.glob(f"{face['family'].replace(' ', '')}-OFL.txt")).read_text()
+        assert "SIL OPEN FONT LICENSE Version 1.1" in licence
+    families = {face["family"] for face in faces}
+    assert {CONFIG["theme"][use].split(",")[0] for use in ("font", "headingFont")} == families
+    # Everybody who reaches the studio may read this folder: fonts and their licences alone.
+    assert {path.suffix for path in static.rglob("*") if path.is_file()} == {".woff2", ".txt"}
+
+
+def test_the_wordmark_needs_no_font():
+    """A browser lends a picture none of the page's."""
+    assert "<text" not in (APP / "wordmark.svg").read_text()
+
+
+@pytest.mark.parametrize(("entry", "lines"), [("a" * stacks.ENTRY, 2), ("a" * (stacks.ENTRY + 1), 3)])
+def test_the_legend_takes_nothing_from_the_bars(entry: str, lines: int) -> None:
+    figure = go.Figure(
+        [go.Bar(name=name) for name in ("one", "two", entry)] + [go.Bar(name="not in it", showlegend=False)]
+    )
+    layout = stacks.arrange(figure, "title", ["plan", "other"], [0, 1], False).layout
+    assert layout.margin.b == stacks.AXIS + lines * stacks.ENTRIES
+    assert layout.height - layout.margin.b - layout.margin.t == pytest.approx(2.2 * stacks.ROW, abs=1)
+
+
+def test_what_is_said_of_a_plan_is_whole_and_its_name_is_text() -> None:
+    said = "90.8 ms, bound 75 ms, +21 %"
+    label = stacks.label("<b>" + "x" * 100, said)
+    assert label.startswith("&lt;b&gt;x") and label.endswith(f"x: {said}")
+    assert stacks.label("Aurora", said) == f"Aurora: {said}"
+
+
+NAMES, TIMES, BOUNDS = ["slow", "<b>fast</b>", "deployed one"], [3.0, 1.0, 2.0], [1.0, 1.0, math.nan]
+
+
+def trace(figure, begin: str):
+    return next(trace for trace in figure.data if trace.name.startswith(begin))
+
+
+def names_in(figure) -> list[str]:
+    """Above the bars, from the top."""
+    return [note.text for note in figure.layout.annotations if note.yanchor == "bottom"]
+
+
+def test_the_fastest_is_on_top_and_the_open_one_has_its_own_colour():
+    figure = charts.ranked(NAMES, TIMES, BOUNDS, 2, 1)
+    assert names_in(figure) == ["▸ &lt;b&gt;fast&lt;/b&gt;", "deployed one", "slow"]
+    low, high = sorted(figure.layout.yaxis.range)
+    assert list(figure.layout.yaxis.range) == [high, low], "the first row is the highest"
+    opened, others = trace(figure, "The open"), trace(figure, "Other")
+    assert list(opened.y) == [charts.BELOW] and list(opened.x) == [1]
+    assert list(others.x) == [2, 3] and opened.marker.color != others.marker.color
+    assert "<b>" not in str(figure.to_dict())
+
+
+def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
+    long = "Replication (EPLB) · " + "r" * 40 + " · seed 7"
+    figure = charts.ranked([long, "b"], [1.0, 2.0], [0.5, 1.0], 0, 1)
+    assert figure.layout.yaxis.visible is False, "names beside the bars take as much as the longest needs"
+    names = [note for note in figure.layout.annotations if note.yanchor == "bottom"]
+    assert names[0].text.startswith("Replication (EPLB)") and names[0].text.endswith("· seed 7 (deployed)")
+    assert len(names[0].text) < len(long)
+    tops = sorted(y - charts.BAR / 2 for bar in figure.data if bar.type == "bar" for y in bar.y)
+    assert [(note.xref, note.x, note.y) for note in names] == [("paper", 0, top) for top in tops]
+    for name in ("Bound", "Deployed"):
+        ends = [y for y in trace(figure, name).y if y is not None]
+        assert all(any(abs(y - top - charts.BAR / 2) < 0.3 for top in tops) for y in ends), (
+            "no line runs through a name"
+        )
+
+
+def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_through_all():
+    figure = charts.ranked(NAMES, TIMES, BOUNDS, 2, 1)
+    assert [x for x in trace(figure, "Bound").x if x is not None] == [1, 1, 1, 1]
+    assert {round(y) for y in trace(figure, "Bound").y if y is not None} == {0, 2}
+    line = trace(figure, "Deployed, 2 s")
+    assert set(line.x) - {None} == {2} and {round(y) for y in line.y if y is not None} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("deployed", "title"),
+    [
+        (2, "&lt;b&gt;fast&lt;/b&gt; is 2× as fast as what is deployed"),
+        (1, "No plan beats what is deployed"),
+        (None, "&lt;b&gt;fast&lt;/b&gt; is fastest: 1 s"),
+    ],
+)
+def test_the_title_is_against_what_is_deployed(deployed, title):
+    assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
+    assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
+
+
+def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open():
+    times = [float(100 - at) for at in range(100)]
+    figure = charts.ranked([f"plan {at}" for at in range(100)], times, [math.nan] * 100, 0, 3)
+    shown = names_in(figure)
+    assert len(shown) == charts.MOST + 2 and shown[0] == "plan 99" and shown[-2:] == ["▸ plan 3", "plan 0 (deployed)"]
+    assert figure.layout.title.text.endswith(f"({charts.MOST + 2} of 100 plans)")
+    assert figure.layout.height < 800
+
+
+def test_plans_that_take_no_time():
+    assert charts.ranked(["a"], [0.0], [0.0], 0).layout.title.text == "a is fastest: 0 s"

@@ -1,26 +1,28 @@
-"""The Cluster page: what it warns of, and what it begins with."""
+"""The Cluster page: its warnings, the cluster as a table and back, and the sums it states."""
 
-from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.charts.cluster import HEIGHT, WIDTH, svg
+from app.charts.cluster import HEIGHT, WIDTH, link_speeds, node_rates, svg
 from app.charts.theme import gpu_colour
 from app.cluster.board import in_words
+from app.cluster.table import memory_fit, shows, to_cluster, to_frame, usual_ports, without_fp8
 from engine.catalogue import cluster_presets, gpu_types
-from engine.cluster import Cluster, Node
-from tests.app.test_pages import ROOT, open_sample, press, visit
-
-
-@pytest.fixture
-def app(own_data_folder: Path) -> AppTest:
-    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+from engine.catalogue.packaged import packaged_gpu_types
+from engine.cluster import Cluster, Efficiency, Node
+from engine.errors import InputError
+from engine.network import Network
+from engine.simulate.flows import all_to_all
+from tests.cases.pages import open_sample, press, said, visit
+from tests.costs.silicon import needs_tables
+from tests.strategies import cluster_of, make_gpu, make_model
 
 
 def warnings(app: AppTest) -> list[str]:
-    """Of links."""
+    """The warnings of missing links."""
     texts = [warning.value.replace("\\", "") for warning in app.warning]
     return [text for text in texts if "NVLink" in text]
 
@@ -43,12 +45,12 @@ def test_the_gallery_comes_first_where_no_cluster_is_open_and_opens_one(app: App
     visit(app, "cluster")
     cards = {button.key.removeprefix("preset-") for button in app.button if (button.key or "").startswith("preset-")}
     assert cards == set(cluster_presets())
-    assert any("Choose a preset" in info.value for info in app.info) and not app.tabs
+    assert "Choose a preset" in said(app.info) and not app.tabs
     app.button(key="preset-hgx-h100-4-nodes").click().run()
     assert not app.exception
     assert app.session_state["cluster"] == cluster_presets()["hgx-h100-4-nodes"].cluster
     assert [tab.label.rpartition(": ")[2] for tab in app.tabs] == ["Inventory", "Links between nodes", "Costs", "Trust"]
-    assert not any("Choose a preset" in info.value for info in app.info)
+    assert "Choose a preset" not in said(app.info)
 
 
 @pytest.mark.parametrize("name", cluster_presets())
@@ -75,3 +77,275 @@ def test_a_picture_has_every_gpu_in_the_colour_of_its_type_and_stays_in_its_fram
 )
 def test_a_preset_in_words(name: str, words: str) -> None:
     assert in_words(cluster_presets()[name].cluster) == words
+
+
+PRESETS = cluster_presets()
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_table_that_nobody_edited_is_the_same_cluster(name: str) -> None:
+    cluster = PRESETS[name].cluster
+    again = to_cluster(to_frame(cluster), cluster, cluster.latency * 1e6)
+    assert again.latency == pytest.approx(cluster.latency)
+    for old, new in zip(cluster.nodes, again.nodes, strict=True):
+        assert (old.name, old.link_latency) == (new.name, new.link_latency)
+        assert new.link_bandwidth == pytest.approx(old.link_bandwidth)
+        for gpu, other in zip(old.gpus, new.gpus, strict=True):
+            assert gpu.type == other.type
+            assert list(gpu.model_dump(exclude={"type"}).values()) == pytest.approx(
+                list(other.model_dump(exclude={"type"}).values())
+            )
+
+
+def test_an_edited_table_keeps_what_ports_reach() -> None:
+    cluster = PRESETS["mixed-8"].cluster.model_copy(update={"efficiency": Efficiency(fabric=((1, 1.0), (4, 0.5)))})
+    frame = to_frame(cluster)
+    frame.loc[0, "type"] = "B200"
+    assert to_cluster(frame, cluster, 0.0).efficiency == cluster.efficiency
+
+
+def test_a_new_type_brings_its_own_numbers() -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    frame.loc[0, "type"] = "B200"
+    changed = to_cluster(frame, cluster, 0.0)
+    assert changed.gpus[0].memory == pytest.approx(180 * 2**30)
+    assert changed.gpus[0].send_bandwidth == cluster.gpus[0].send_bandwidth
+
+
+@needs_tables
+def test_a_type_that_only_the_package_has_brings_its_own_numbers_too() -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    frame.loc[0, "type"] = "GB200"
+    assert to_cluster(frame, cluster, 0.0).gpus[0].memory == packaged_gpu_types()["GB200"].memory
+
+
+@pytest.mark.parametrize(
+    "column, value, reason",
+    [("node", None, "Row 2"), ("type", None, "Row 2"), ("send", 0.0, "Row 2: Send"), ("memory", -1.0, "Row 2: Memory")],
+)
+def test_a_row_that_cannot_be_is_named(column: str, value: object, reason: str) -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster).astype({"node": object, "type": object})
+    frame.loc[1, column] = value
+    with pytest.raises(InputError, match=reason):
+        to_cluster(frame, cluster, 0.0)
+
+
+def test_a_table_without_rows_is_no_cluster() -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    with pytest.raises(InputError, match="at least one GPU"):
+        to_cluster(to_frame(cluster).iloc[:0], cluster, 0.0)
+
+
+def test_a_row_added_in_the_browser_needs_only_a_node_and_a_type() -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    frame.loc[len(frame)] = {**dict.fromkeys(frame, np.nan), "node": "new", "type": "H100"}
+    changed = to_cluster(frame, cluster, 0.0)
+    assert changed.nodes[-1].name == "new"
+    assert changed.gpus[-1].type == "H100"
+
+
+def test_a_table_that_nobody_edited_is_the_cluster_itself_whatever_its_numbers() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        gpus = [
+            gpu.model_copy(
+                update={field: getattr(gpu, field) * random.uniform(0.5, 2) for field in ("memory", "send_bandwidth")}
+            )
+            for gpu in PRESETS["mixed-8"].cluster.gpus
+        ]
+        nodes = tuple(
+            Node(name=f"{rank}", gpus=(gpu,), link_bandwidth=random.uniform(1e9, 1e12)) for rank, gpu in enumerate(gpus)
+        )
+        cluster = Cluster(name="odd", nodes=nodes, latency=random.uniform(0, 1e-4))
+        assert to_cluster(to_frame(cluster), cluster, cluster.latency * 1e6) is cluster
+        frame = to_frame(cluster)
+        frame.loc[3, "send"] *= 1 + 1e-9
+        assert to_cluster(frame, cluster, cluster.latency * 1e6) is not cluster
+
+
+LINKED = Cluster(
+    name="linked",
+    nodes=tuple(
+        Node(name=name, gpus=(PRESETS["mixed-8"].cluster.gpus[0],) * count, link_bandwidth=link, link_latency=1e-6)
+        for name, count, link in (("a", 3, 450e9), ("b", 2, None), ("c", 1, 300e9))
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "edits, links, still_shown",
+    [
+        ({(1, "link"): 200.0}, {"a": 200e9, "b": None, "c": 300e9}, False),  # one row counts for its node
+        ({(1, "link"): np.nan}, {"a": None, "b": None, "c": 300e9}, False),
+        ({(0, "link"): 0.0}, {"a": None, "b": None, "c": 300e9}, False),
+        ({(0, "link"): 50.0, (1, "link"): 50.0, (2, "link"): 50.0}, {"a": 50e9, "b": None, "c": 300e9}, True),
+        ({(2, "node"): "b"}, {"a": 450e9, "b": None, "c": 300e9}, False),  # a GPU takes the links that it finds
+        ({(3, "node"): "a"}, {"a": 450e9, "b": None, "c": 300e9}, False),
+        ({(2, "node"): "d"}, {"a": 450e9, "d": 450e9, "b": None, "c": 300e9}, True),  # and keeps them alone
+        ({(5, "node"): "e"}, {"a": 450e9, "b": None, "e": 300e9}, True),
+        ({(1, "send"): 7.0}, {"a": 450e9, "b": None, "c": 300e9}, True),
+    ],
+)
+def test_links_belong_to_the_node_whichever_row_they_are_typed_into(
+    edits: dict, links: dict, still_shown: bool
+) -> None:
+    base = to_frame(LINKED)
+    frame = base.copy()
+    for (row, column), value in edits.items():
+        frame.loc[row, column] = value
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    assert {node.name: node.link_bandwidth for node in changed.nodes} == links
+    assert shows(frame, changed) is still_shown
+    again = to_frame(changed)  # what the table is written anew from
+    assert to_cluster(again, changed, 0.0, again) is changed
+    assert shows(again, changed)
+
+
+def test_a_row_added_to_a_linked_node_has_its_links() -> None:
+    base = to_frame(LINKED)
+    frame = base.copy()
+    frame.loc[len(frame)] = {**dict.fromkeys(frame, np.nan), "node": "a", "type": "H100"}
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    grown = changed.nodes[0]
+    assert (grown.name, len(grown.gpus), grown.link_bandwidth) == ("a", 4, 450e9)
+    assert not shows(frame, changed)
+
+
+def test_a_renamed_node_keeps_what_the_table_does_not_show() -> None:
+    base = to_frame(LINKED)
+    frame = base.replace({"node": {"b": "renamed"}})
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    assert [(node.name, node.link_latency) for node in changed.nodes] == [("a", 1e-6), ("renamed", 1e-6), ("c", 1e-6)]
+    assert shows(frame, changed)
+
+
+def rows(*cells: tuple[str, str]) -> list[dict]:
+    return [
+        {**dict.fromkeys(to_frame(PRESETS["mixed-8"].cluster), np.nan), "node": node, "type": kind}
+        for node, kind in cells
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "link"),
+    [(("H100", "H100"), 450e9), (("L40S", "L40S"), None), (("H100", "A100-80"), None), (("H100",), None)],
+)
+def test_a_new_node_has_the_links_that_its_gpus_come_with(kinds: tuple[str, ...], link: float | None) -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    for row in rows(*(("new", kind) for kind in kinds)):
+        frame.loc[len(frame)] = row
+    changed = to_cluster(frame, cluster, 0.0, to_frame(cluster))
+    assert changed.nodes[-1].link_bandwidth == link
+    assert changed.nodes[:-1] == cluster.nodes, "nodes of several GPUs keep what they have"
+    assert shows(frame, changed) is (link is None), "the table is written anew, with the links"
+
+
+def test_links_that_were_taken_away_stay_away() -> None:
+    cluster = PRESETS["hgx-h100-8"].cluster
+    base = to_frame(cluster)
+    frame = base.copy()
+    frame["link"] = np.nan
+    bare = to_cluster(frame, cluster, 0.0, base)
+    assert bare.nodes[0].link_bandwidth is None
+    frame.loc[len(frame)] = rows((cluster.nodes[0].name, "H100"))[0]
+    assert to_cluster(frame, bare, 0.0, base).nodes[0].link_bandwidth is None
+
+
+def test_a_preset_that_was_changed_is_not_called_so() -> None:
+    cluster = cluster_presets()["hgx-h100-4-nodes"].cluster
+    frame = to_frame(cluster)
+    frame.loc[0, "send"] = 100.0
+    changed = to_cluster(frame, cluster, cluster.latency * 1e6)
+    assert changed.name == "hgx-h100-4-nodes, changed"
+    frame.loc[1, "send"] = 100.0
+    assert to_cluster(frame, changed, cluster.latency * 1e6).name == changed.name
+
+
+def test_ports_that_nobody_gave_are_told_with_what_they_are_taken_from() -> None:
+    types = gpu_types()
+    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=(types["L40S"].gpu(), types["H100"].gpu(1e9))),))
+    assert usual_ports(cluster) == ["L40S 50 Gb/s (Amazon EC2 g6e.48xlarge, 400 Gb/s for eight GPUs)"]
+    other = packaged_gpu_types()["GB200"]
+    (sentence,) = usual_ports(Cluster(name="c", nodes=(Node(name="n", gpus=(other.gpu(),)),)))
+    assert other.source in sentence
+
+
+@pytest.mark.parametrize("name", ["mixed-8", "exflow-4-nodes", "lancet-p3dn-2-nodes"])
+def test_two_nodes_that_send_evenly_take_as_long_as_their_rate_says(name: str) -> None:
+    """Bytes spread over the ports as these are fast: the simulated all-to-all then needs bytes / rate."""
+    cluster = PRESETS[name].cluster.model_copy(update={"latency": 0.0})
+    rates, network, node = node_rates(cluster), Network.of(cluster), cluster.node_of_gpu
+    for source in range(min(3, len(cluster.nodes))):
+        for target in range(min(3, len(cluster.nodes))):
+            if source == target:
+                continue
+            weight = np.outer(network.send * (node == source), network.receive * (node == target))
+            traffic = 1e9 * weight / weight.sum()
+            took = all_to_all("concurrent", None, traffic, network).seconds
+            assert took == pytest.approx(1e9 / rates[source, target])
+
+
+def test_inside_a_node_its_own_links_count() -> None:
+    gpu = make_gpu()
+    nodes = (Node(name="a", gpus=(gpu, gpu, gpu), link_bandwidth=5e9), Node(name="b", gpus=(gpu,)))
+    rates = node_rates(Cluster(name="c", nodes=nodes))
+    assert rates[0, 0] == 15e9
+    assert np.isnan(rates[1, 1])
+
+
+def test_the_title_names_the_slowest_pair_and_no_name_is_markup() -> None:
+    fast, slow = gpu_types()["H100"].gpu(10e9), gpu_types()["V100-16"].gpu(1e9)
+    nodes = (Node(name="<b>a", gpus=(fast,)), Node(name="b", gpus=(fast,)), Node(name="c", gpus=(slow,)))
+    figure = link_speeds(Cluster(name="c", nodes=nodes), dark=False)
+    assert figure.layout.title.text == "Slowest pair: 8 Gb/s, &lt;b&gt;a → c and 3 more"
+    assert "<b>" not in str(figure.to_dict())
+    equal = link_speeds(Cluster(name="c", nodes=nodes[:2]), dark=True)
+    assert equal.layout.title.text == "Every node reaches every other at 80 Gb/s"
+
+
+def test_every_preset_has_its_matrix() -> None:
+    for preset in PRESETS.values():
+        if len(preset.cluster.nodes) > 1:
+            assert np.shape(link_speeds(preset.cluster, dark=False).data[0].z) == (len(preset.cluster.nodes),) * 2
+
+
+@pytest.mark.parametrize(
+    "memories, fits, reason",
+    [
+        ((4.0, 4.0), True, ""),
+        ((6.0, 2.5), True, "too much for 1 of the GPUs (GPU 1 · T0 holds 2)"),
+        ((4.0, 2.5), False, "This cluster holds only 6 of the 8 experts"),
+    ],
+)
+def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: str) -> None:
+    """memories: in slots, of which a GPU has room for 0.9."""
+    model = make_model(3, 8)
+    slot = 3 * model.bytes_per_expert / 0.9
+    cluster = cluster_of(
+        *(make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories)
+    )
+    (text, placeable), *others = memory_fit(cluster, [model])
+    assert placeable is fits
+    assert reason in text
+    assert not others
+
+
+def test_gpus_without_8_bit_units_are_named_where_the_model_is_in_fp8() -> None:
+    old, new = gpu_types()["A100-80"].gpu(), gpu_types()["H100"].gpu()
+    model = make_model(3, 8, dtype="fp8")
+    (sentence,) = without_fp8(cluster_of(old, new, old), [model])
+    assert sentence.startswith("A100-80 without fp8: narrow computes at the 16-bit rate")
+    assert old.flops("fp8") == old.flops_fp16 and new.flops("fp8") > new.flops_fp16
+    assert not without_fp8(cluster_of(new), [model]) and not without_fp8(cluster_of(old), [make_model(3, 8)])
+
+
+def test_two_models_are_also_held_against_the_memory_together() -> None:
+    model = make_model(3, 8)
+    room = 1.5 * 24 * model.bytes_per_expert / 0.9
+    cluster = cluster_of(make_gpu().model_copy(update={"memory": room}))
+    assert [fits for _, fits in memory_fit(cluster, [model, model])] == [True, True, False]

@@ -1,4 +1,4 @@
-"""The drawing board's Python: edits that are taken, refused or out of date, and what a plan puts on the drawing."""
+"""The drawing board's Python: edits that are taken, refused or out of date, and the drawing of a plan."""
 
 import json
 from dataclasses import replace
@@ -15,13 +15,12 @@ from engine import store
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.workload import RoutingTrace
-from tests.app.conftest import TOKEN
-from tests.app.test_affinity_page import open_plan
-from tests.app.test_pages import ROOT, open_sample, visit
+from tests.cases.pages import said, visit
+from tests.cases.plans import plan_of
+from tests.cases.sessions import TOKEN, open_plan
 from tests.strategies import make_model
 
 LAYERS, EXPERTS, GPUS = 3, 6, 5
@@ -129,12 +128,6 @@ def random_trace(random: np.random.Generator, k: int) -> RoutingTrace:
     return RoutingTrace("random", experts, EXPERTS, source_rank=source)
 
 
-def plan_of(placement: Placement, second: Placement | None = None) -> Plan:
-    order = SendOrder(mode="concurrent")
-    beside = {} if second is None else {"placement_b": second, "send_order_b": order}
-    return Plan(name="p", placement=placement, send_order=order, provenance=Provenance(optimiser=""), **beside)
-
-
 def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[np.ndarray, np.ndarray]:
     """Token by token: float[gpu] tokens served, float[src, dst] token copies sent."""
     served, sent = np.zeros(GPUS), np.zeros((GPUS, GPUS))
@@ -227,17 +220,16 @@ def laid_over(app: AppTest) -> list:
     return [toggle for toggle in app.toggle if toggle.label.startswith("Overlay the open plan")]
 
 
-def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_python) -> None:
-    app = open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
-    visit(app, "cluster")
+def test_the_open_plan_is_offered_for_its_own_cluster_only(sample: AppTest) -> None:
+    app = visit(sample, "cluster")
     assert not laid_over(app)
     open_plan(app, "linear", {})
     visit(app, "cluster")
     laid_over(app)[0].set_value(True).run()
     assert not app.exception, app.exception
-    assert any("port to the fabric is busy longest" in caption.value for caption in app.caption)
+    assert "port to the fabric is busy longest" in said(app.caption)
     app.select_slider[0].set_value(2).run()
-    assert any("of this layer" in caption.value for caption in app.caption)
+    assert "of this layer" in said(app.caption)
     next(button for button in app.button if button.key == "strip-cluster-exflow-4-nodes").click().run()
     assert not laid_over(app)
-    assert any("cannot be laid over this drawing: the plan" in caption.value for caption in app.caption)
+    assert "cannot be laid over this drawing: the plan" in said(app.caption)

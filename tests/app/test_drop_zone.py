@@ -1,39 +1,38 @@
-"""Files dropped on the Workload page: each finds its place, several are one recording, and how to record."""
+"""Files dropped on the Workload page: the place each finds, the models it may come from, and the table of recordings."""
 
 import io
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from engine import store
+from app import model_catalogue, state, workload
+from engine import formats, store
+from engine.catalogue import model_presets
+from engine.compare.synthetic import Recipe
 from engine.jobs import runner
 from engine.recording import GUIDES
-from tests.app.test_pages import ROOT, open_sample, plan_the_sample, press, visit
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.cases.cli import ROOT, SAMPLES
+from tests.cases.pages import answers, complaints, open_sample, pick, plan_the_sample, press, said, upload, visit
+from tests.costs.silicon import needs_tables
 
-SAMPLES = ROOT / "sample_traces"
 NCCL_LOG = ROOT.parent / "shared" / "data" / "measurements" / "xxrjun_N1_G8.log"
 PHRASE = "token,layer,expert\n0,0,1\n0,1,0\n"
 
 
-@pytest.fixture
-def app(own_data_folder: Path) -> AppTest:
-    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
-
-
 def drop(app: AppTest, **files: bytes) -> AppTest:
     """Files by name, with `__` for the dot."""
-    zone = app.file_uploader(key="recordings")
-    zone.set_value([(name.replace("__", "."), content, "application/octet-stream") for name, content in files.items()])
-    app.run()
-    assert not app.exception, app.exception
-    return app
+    return upload(app, "recordings", {name.replace("__", "."): content for name, content in files.items()})
 
 
 def add(app: AppTest, **files: bytes) -> None:
-    """The same, beside the files that are in the zone."""
+    """Add files to those in the zone."""
     zone = app.file_uploader(key="recordings")
     zone._files = zone._get_files_to_register()  # `upload` takes only those away that it brought itself
     for name, content in files.items():
@@ -42,20 +41,8 @@ def add(app: AppTest, **files: bytes) -> None:
     assert not app.exception, app.exception
 
 
-def answers(app: AppTest) -> list[str]:
-    """What files were opened as, which is said in one line."""
-    mark = ":material/check: "
-    lines = [caption.value for caption in app.caption if caption.value.startswith(mark)]
-    assert len(lines) <= 1
-    return [answer for line in lines for answer in line.removeprefix(mark).replace("\\", "").split(" · ")]
-
-
-def complaints(app: AppTest) -> list[str]:
-    return [error.value.replace("\\", "") for error in app.error]
-
-
 def is_unfolded(app: AppTest) -> bool:
-    """Whether the form with the drop zone is open."""
+    """True if the form with the drop zone is open."""
     return next(part for part in app.expander if "recording" in part.label).proto.expanded
 
 
@@ -147,12 +134,11 @@ def test_a_new_upload_clears_what_was_said_of_those_before_it(app: AppTest) -> N
     assert not refused(), "read again for another model, but of an earlier upload and refused as it was"
 
 
-def test_of_a_traffic_matrix_it_is_said_what_of_the_model_counts(app: AppTest) -> None:
-    open_sample(app)
+def test_of_a_traffic_matrix_it_is_said_what_of_the_model_counts(sample: AppTest) -> None:
     counts = "Of tiny-moe-alpha only the sizes of a token and of an expert count"
-    assert not any(counts in caption.value.replace("\\", "") for caption in app.caption)
-    press(app, "Traffic 8 × 8")
-    assert any(counts in caption.value.replace("\\", "") for caption in app.caption)
+    assert counts not in said(visit(sample, "workload").caption)
+    press(sample, "Traffic 8 × 8")
+    assert counts in said(sample.caption)
 
 
 def test_measured_times_go_to_the_costs(app: AppTest) -> None:
@@ -180,3 +166,137 @@ def test_what_of_a_log_was_left_out_is_told(app: AppTest) -> None:
     drop(open_sample(app), xxrjun__log=NCCL_LOG.read_bytes())
     (text,) = answers(app)
     assert text.startswith("read xxrjun: choose it") and "all_gather" in text
+
+
+ALPHA, BETA = (SAMPLES / "tiny-moe" / f"{name}-prose.npz" for name in ("alpha", "beta"))
+RECIPE = Recipe(tokens=64, skew=0.6, affinity=0.3)
+
+
+def as_csv(loads: np.ndarray) -> bytes:
+    header = ",".join(f"expert_{expert}" for expert in range(loads.shape[1]))
+    return "\n".join([header, *(",".join(map(str, row)) for row in loads.tolist())]).encode()
+
+
+def offered(app: AppTest) -> list[str]:
+    return [button.label.replace("\\", "") for button in app.button if (button.key or "").startswith("fitting-")]
+
+
+def test_the_only_model_that_fits_is_opened_and_said(app: AppTest) -> None:
+    drop(app, code__npz=ALPHA.read_bytes())
+    assert app.session_state["model"] == model_presets()["tiny-moe-alpha"].model
+    assert answers(app) == [
+        "opened code; opened the model tiny-moe-alpha, the only one of the catalogue with 8 layers × 16 experts, top-1"
+    ]
+    assert any("fits only tiny-moe-alpha" in toast.value.replace("\\", "") for toast in app.toast)
+    assert not offered(app)
+
+
+def test_of_several_the_last_that_tells_a_model_counts(app: AppTest) -> None:
+    drop(
+        app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes(), traffic__csv=(SAMPLES / "traffic-8.csv").read_bytes()
+    )
+    assert app.session_state["workloads"][app.session_state["workload"]] == "traffic"
+    assert app.session_state["model"].name == "tiny-moe-beta"
+
+
+def test_a_model_dropped_along_counts(app: AppTest) -> None:
+    drop(app, code__npz=ALPHA.read_bytes(), model__json=(SAMPLES / "tiny-moe-alpha.json").read_bytes())
+    assert answers(app) == ["opened code", "opened the model tiny-moe-alpha"]
+
+
+def test_where_the_open_model_does_not_fit_another_is_offered(app: AppTest) -> None:
+    visit(open_sample(app), "workload")
+    drop(app, other__npz=BETA.read_bytes())
+    assert app.session_state["model"].name == "tiny-moe-alpha", "the open model stays until a person says"
+    assert offered(app) == ["tiny-moe-beta"]
+    assert any("8 layers × 16 experts, top-2 fits" in text.value for text in app.markdown)
+    press(app, app.button(key="fitting-tiny-moe-beta").label)
+    assert app.session_state["model"].name == "tiny-moe-beta" and not offered(app)
+
+
+@needs_tables
+def test_several_models_are_offered_and_none_is_opened(app: AppTest) -> None:
+    drop(app, loads__csv=as_csv(np.ones((58, 256)) + np.arange(256)))
+    assert app.session_state["model"] is None
+    assert offered(app)[0] == "DeepSeek-R1, DeepSeek-V3" and len(offered(app)) > 1
+    press(app, app.button(key="fitting-DeepSeek-R1").label)
+    assert app.session_state["model"] == model_presets()["DeepSeek-R1"].model
+    assert state.session.Session.model_validate({"configs": app.session_state["configs"]}).configs == {
+        app.session_state["model"].digest: "deepseek-ai/DeepSeek-R1"
+    }
+
+
+def test_what_fits_no_model_is_said(app: AppTest) -> None:
+    drop(app, loads__csv=as_csv(np.arange(1, 22).reshape(3, 7)))
+    assert not offered(app) and app.session_state["model"] is None
+    assert any("No model of the catalogue has 3 layers × 7 experts" in info.value for info in app.info)
+
+
+def table(app: AppTest) -> list[dict]:
+    return next((frame.value.to_dict("records") for frame in app.dataframe if "Remove" in frame.value), [])
+
+
+def test_several_recordings_are_a_table(app: AppTest) -> None:
+    drop(app, code__npz=ALPHA.read_bytes())
+    assert not table(app), "one needs no table"
+    drop(app, code__npz=ALPHA.read_bytes(), loads__csv=as_csv(np.arange(1, 22).reshape(3, 7)))
+    first, second = table(app)
+    trace = formats.read_workload(ALPHA)
+    assert (first["Open"], first["Kind"], first["Phase"]) == ("code", "routing log", "—")
+    assert first["Tokens"] == f"{trace.tokens:,}" and first["Layers × experts"] == "8 × 16"
+    assert (second["Open"], second["Kind"], second["Tokens"]) == ("loads (open)", "expert loads", "—")
+    assert second["Worst skew"] == "1.75×"  # 7 / 4
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"), [([0, 0], "prefill"), ([1, 1], "decode"), ([0, 1], "50 % decode"), (None, "—")]
+)
+def test_the_phase_where_it_is_known(phase: list[int] | None, said: str) -> None:
+    trace = RoutingTrace("t", np.zeros((2, 1, 1), np.int16), 1, phase=phase and np.array(phase, np.int8))
+    assert workload._phase(trace) == said
+    assert workload._phase(ExpertLoad("l", np.ones((1, 1)), None)) == "—"
+
+
+@pytest.fixture
+def two(own_data_folder: Path, empty_session: None) -> list[str]:
+    """Digests of recordings of two models, the second of which is open."""
+    for name in ("tiny-moe-alpha", "tiny-moe-beta"):
+        model = model_presets()[name].model
+        state.open_workload(RECIPE.draw(model))
+        state.open_model(model)
+        state.remember_model(state.workload_digest(), model)
+    return list(state.workloads())
+
+
+def click(key: str, row: int) -> None:
+    st.session_state[key] = SimpleNamespace(row=row)
+
+
+def test_a_click_opens_a_recording_with_its_model(two: list[str]) -> None:
+    click(workload.OPEN, 0)
+    workload._open_recordings(two)
+    assert state.workload_digest() == two[0] and state.model().name == "tiny-moe-alpha"
+
+
+def test_a_recording_is_removed(two: list[str]) -> None:
+    state.set_others([two[0]])
+    click(workload.REMOVE, 1)
+    workload._remove(two)
+    assert list(state.workloads()) == [two[0]] and state.workload_digest() == two[0]
+    click(workload.REMOVE, 0)
+    workload._remove([two[0]])
+    assert not state.workloads() and state.workload_digest() is None and not st.session_state.others
+    assert "no longer in this session" in state.take_notice()
+
+
+def test_titles_are_short() -> None:
+    assert model_catalogue._title(("a/X", "b/X")) == "X"
+    assert model_catalogue._title(("X", "a/Y", "a/Z")) == "X, Y …"
+
+
+def test_the_recordings_stand_there_though_a_view_lacks_something(app: AppTest) -> None:
+    drop(app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes())
+    assert app.session_state["cluster"] is None
+    pick(app, "workload-view", "Traffic")
+    assert any("Open a cluster" in info.value for info in app.info)
+    assert any(header.value == "Recordings of this session" for header in app.subheader)

@@ -1,4 +1,4 @@
-"""Plans out of the studio: every engine's file, what is refused and why, and the price of the even projection."""
+"""Plans out of the studio: every engine's file, refusals with their reasons, and the price of the even projection."""
 
 import io
 import json
@@ -14,10 +14,9 @@ from engine.formats.placements import TARGETS
 from engine.jobs.runner import State
 from engine.launch.preparation.launch import Launch
 from engine.plan import Plan
-from tests.app.test_launch_page import problem_of
-from tests.app.test_pages import chooser, visit
-from tests.app.test_step_page import said
 from tests.cases.launched import finish, request_of
+from tests.cases.pages import chooser, said, visit
+from tests.cases.sessions import problem_of
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +54,7 @@ def take(app: AppTest, title: str) -> AppTest:
 
 
 def lines(app: AppTest) -> list[str]:
-    """What the last code block says."""
+    """The text of the last code block."""
     return app.code[-1].value.splitlines()
 
 
@@ -91,14 +90,14 @@ def test_nothing_is_written_before_it_is_asked_for(app: AppTest) -> None:
 def test_each_engine_has_its_lines_and_notes(app: AppTest, title: str, line: str, note: str) -> None:
     take(opened(app), title)
     assert any(line in typed for typed in lines(app)), lines(app)
-    text = said(app.markdown).replace("\\", "")
+    text = said(app.markdown)
     assert note in text and "Not carried: the order of its sends" in text and "(--" not in text
     assert button(app).proto.label.endswith(next(taker.suffix for taker in TAKERS if taker.title == title))
     assert not app.error
 
 
 def test_the_files_hold_the_plan(app: AppTest) -> None:
-    """As the engines read them, by the bare libraries."""
+    """The files read by bare libraries, as engines do."""
     plan, model = app.plans[1], app.session_state["model"]
     wanted = [[expert for held in row for expert in held] for row in plan.placement.experts_of_gpu]
 
@@ -129,7 +128,7 @@ def test_the_layer_for_mtp_is_a_tick_of_tensorrt_llm_alone(app: AppTest) -> None
     take(app, "TensorRT-LLM")
     assert ticks() and "add a copy" in said(app.markdown)
     next(box for box in app.checkbox if "MTP" in box.label).check().run()
-    assert "MTP layer's, a copy of layer" in said(app.markdown).replace("\\", "")
+    assert "MTP layer's, a copy of layer" in said(app.markdown)
 
 
 def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced(app: AppTest) -> None:

@@ -1,30 +1,25 @@
-"""The Optimise page beyond a first plan: two models, several recordings, the studies, and wrong requests."""
+"""The Optimise page beyond a first plan: two models, several recordings, studies, and how tokens travel."""
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import state
+from app.review.brief import words
 from app.visitor import roles
 from engine import store
 from engine.jobs import protocol, runner
+from engine.plan import Plan, Travel
 from engine.workload import ExpertLoad
-from tests.app.test_pages import ROOT, chooser, open_sample, plan_the_sample, press, visit
+from tests.cases.pages import chooser, enter, field, press, run_the_job, tick, visit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 
 @pytest.fixture
-def app(warm_python) -> AppTest:
-    return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
-
-
-def choose(app: AppTest, label: str, value) -> AppTest:
-    widgets = [*app.selectbox, *app.multiselect, *app.segmented_control]
-    next(widget for widget in widgets if widget.label == label).set_value(value)
-    app.run()
-    assert not app.exception, app.exception
-    return app
+def app(sample: AppTest) -> AppTest:
+    """The sample, opened."""
+    return sample
 
 
 def open_samples(app: AppTest, *titles: str) -> AppTest:
@@ -34,26 +29,18 @@ def open_samples(app: AppTest, *titles: str) -> AppTest:
     return app
 
 
-def finished(kind: str) -> runner.Job:
-    job = runner.jobs(store.data_folder(), kind)[0]
-    assert runner.wait(job, 90) is runner.State.DONE, job.log_tail()
-    return job
-
-
 def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "optimise")
     press(app, "Two models on one cluster")
     assert any("Choose the recording of the second model" in info.value for info in app.info)
-    choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
+    enter(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     assert {box.label.split("**")[1] for box in app.checkbox} == {
         "Aurora",
         "Random colocation (REC)",
         "Same-model packing (Lina)",
         "Linear placement",
     }
-    press(app, "Run")
-    finished("optimise")
-    app.run()
+    run_the_job(app)
     table = app.dataframe[0].value
     assert len(table) == 4 and table["Plan"].tolist()[:2] == ["Linear placement", "Aurora"]
     against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
@@ -87,19 +74,18 @@ def test_a_second_model_that_does_not_fit_is_refused_with_a_way_out(app: AppTest
     assert not app.error
 
 
-def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
-    plan_the_sample(app)
-    table = app.dataframe[0].value.set_index("Plan")
+def test_what_a_move_costs_counts_from_the_plan_in_use(planned: AppTest) -> None:
+    table = planned.dataframe[0].value.set_index("Plan")
     assert table.loc["Linear placement", "Copies to move"].startswith("0 ")
     assert table.loc["Linear placement", "Pays after"] == "at once" and table.loc["Aurora", "Pays after"].endswith(
         "passes"
     )
-    ids = {option.split(" · ")[0]: option for option in chooser(app, "Deployed now").options}
+    ids = {option.split(" · ")[0]: option for option in chooser(planned, "Deployed now").options}
     assert any(name.startswith("Aurora") for name in ids)
-    deployed = next(box for box in app.selectbox if box.label == "Deployed now")
+    deployed = field(planned, "Deployed now")
     deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora")))
-    app.run()
-    table = app.dataframe[0].value.set_index("Plan")
+    planned.run()
+    table = planned.dataframe[0].value.set_index("Plan")
     assert table.loc["Aurora", "Copies to move"].startswith("0 ")
     assert table.loc["Linear placement", "Pays after"] == "never"
 
@@ -108,21 +94,19 @@ def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
 def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest, unit: str) -> None:
     open_samples(app, "Alpha on prose", "Alpha on code")
     visit(app, "optimise")
-    choose(app, "How tokens travel", unit)
-    choose(app, "Show", "Balance against affinity")
+    enter(app, "How tokens travel", unit)
+    enter(app, "Show", "Balance against affinity")
     assert any("No front yet" in info.value for info in app.info)
-    next(number for number in app.number_input if number.label == "Points on the front").set_value(3)
-    next(number for number in app.number_input if number.label == "Time limit, s").set_value(3)
+    field(app, "Points on the front").set_value(3)
+    field(app, "Time limit, s").set_value(1)
     app.run()
-    press(app, "Find the front")
-    candidates = finished("front").result["candidates"]
-    app.run()
+    candidates = run_the_job(app, "Find the front", "front").result["candidates"]
     assert 1 <= len(candidates) <= 3
     assert all((candidate["rows"] is None) is (unit == "copies") for candidate in candidates)
-    choose(app, "Scored on as well", app.session_state["workload"] and _other(app))
+    enter(app, "Scored on as well", app.session_state["workload"] and _other(app))
     press(app, "Open this plan")
     assert app.session_state["plan"] in {candidate["plan_id"] for candidate in candidates}
-    choose(app, "Show", "Candidate plans")
+    enter(app, "Show", "Candidate plans")
     assert any(str(name).startswith("Front at") for name in app.dataframe[0].value["Plan"])
 
 
@@ -132,26 +116,23 @@ def _other(app: AppTest) -> str:
 
 def test_plan_on_a_score_on_b(app: AppTest) -> None:
     visit(app, "optimise")
-    choose(app, "Show", "Cross-workload score")
+    enter(app, "Show", "Cross-workload score")
     assert any("at least two recordings" in info.value for info in app.info)
     open_samples(app, "Alpha on prose")
     visit(app, "optimise")
-    choose(app, "Show", "Cross-workload score")
-    choose(app, "System", "round-robin")
-    press(app, "Score")
-    result = finished("matrix").result
-    app.run()
+    enter(app, "Show", "Cross-workload score")
+    enter(app, "System", "round-robin")
+    result = run_the_job(app, "Score", "matrix").result
     assert len(result["names"]) == 2 and all(value > 0 for row in result["seconds"] for value in row)
-    choose(app, "Score", "balancedness")
+    enter(app, "Score", "balancedness")
     assert not app.error
 
 
 def test_lina_at_run_time(app: AppTest) -> None:
     visit(app, "optimise")
-    choose(app, "Show", "Lina at run time")
-    next(number for number in app.number_input if number.label == "Experts per device").set_value(3)
-    press(app, "Simulate")
-    result = finished("lina").result
+    enter(app, "Show", "Lina at run time")
+    field(app, "Experts per device").set_value(3)
+    result = run_the_job(app, "Simulate", "lina").result
     assert all(run["options"]["max_experts_per_device"] == 3 for run in result["runs"])
     app.run()
     table = app.dataframe[0].value
@@ -161,12 +142,8 @@ def test_lina_at_run_time(app: AppTest) -> None:
 
 def test_linas_row_is_named_for_its_hosting_and_has_the_scheduled_time_beside_it(app: AppTest) -> None:
     visit(app, "optimise")
-    for box in app.checkbox:
-        box.set_value("Lina (inference)" in box.label or "Linear placement" in box.label)
-    app.run()
-    press(app, "Run")
-    finished("optimise")
-    app.run()
+    tick(app, "Lina (inference)", "Linear placement")
+    run_the_job(app)
     table = app.dataframe[0].value.set_index("Plan")
     scheduled = table["With its scheduler, against contiguous blocks"]
     assert scheduled["Lina's hosting, unscheduled"].endswith("×") and scheduled["Linear placement"] == "—"
@@ -177,21 +154,18 @@ def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:
     app.session_state["workloads"], app.session_state["workload"] = {digest: "loads"}, digest
     visit(app, "optimise")
     for view in ("Balance against affinity", "Lina at run time"):
-        choose(app, "Show", view)
+        enter(app, "Show", view)
         assert any("routing log" in info.value for info in app.info) and not app.error
 
 
 def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
     open_samples(app, "Alpha on prose", "Alpha on code")
     visit(app, "optimise")
-    choose(app, "Also plan for", [_other(app)])
+    enter(app, "Also plan for", [_other(app)])
     assert app.session_state["others"] == [_other(app)]
-    for box in app.checkbox:
-        box.set_value(box.label.startswith("**Replication"))
-    app.run()
-    press(app, "Run")
+    job = run_the_job(tick(app, "Replication"))
     # What counts as deployed is planned too, before all others, although it was not asked for.
-    linear, replicated = finished("optimise").result["candidates"]
+    linear, replicated = job.result["candidates"]
     assert linear["plan"]["name"] == "Linear placement"
     note = replicated["notes"]["balancedness"]["value"]
     assert "of the worst recording" in note
@@ -201,12 +175,7 @@ def test_a_system_that_cannot_plan_says_why_and_does_not_hold_up_the_others(app:
     digest = store.save_workload(ExpertLoad("loads", np.ones((8, 16)), tuple(range(8))))
     app.session_state["workloads"], app.session_state["workload"] = {digest: "loads"}, digest
     visit(app, "optimise")
-    for box in app.checkbox:
-        box.set_value(box.label.startswith(("**ExFlow", "**Linear")))
-    app.run()
-    press(app, "Run")
-    assert list(finished("optimise").result["refused"]) == ["ExFlow"]
-    app.run()
+    assert list(run_the_job(tick(app, "ExFlow", "Linear")).result["refused"]) == ["ExFlow"]
     assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
     assert any("ExFlow" in warning.value and "routing log" in warning.value for warning in app.warning)
 
@@ -232,21 +201,63 @@ def test_every_system_says_how_long_it_takes_before_it_is_run(app: AppTest) -> N
     assert "about 1 s" in limited and "about 1 s" not in usual
 
 
-def test_a_plan_is_in_the_table_before_the_others_are_found(app: AppTest, monkeypatch) -> None:
-    plan_the_sample(app)
+def test_a_plan_is_in_the_table_before_the_others_are_found(planned: AppTest, monkeypatch) -> None:
     job = runner.jobs(store.data_folder(), "optimise")[0]
     everything = job.result
     some = everything | {"candidates": everything["candidates"][1:2]}
     monkeypatch.setattr(runner.Job, "state", runner.State.RUNNING)
     protocol.replace_result(job.folder, some)
-    app.run()
-    assert list(app.dataframe[0].value["Plan"]) == [some["candidates"][0]["plan"]["name"]]
+    planned.run()
+    assert list(planned.dataframe[0].value["Plan"]) == [some["candidates"][0]["plan"]["name"]]
     protocol.replace_result(job.folder, everything)
-    app.run()
-    assert len(app.dataframe[0].value) == len(everything["candidates"])
+    planned.run()
+    assert len(planned.dataframe[0].value) == len(everything["candidates"])
 
 
 def test_whoever_watches_a_job_is_told_of_every_result(empty_session) -> None:
     assert not state.newly_written("job", None) and not state.newly_written("job", None)
     assert state.newly_written("job", 1) and not state.newly_written("job", 1) and state.newly_written("job", 2)
     assert not state.newly_written("of another session", 5)
+
+
+def test_a_way_to_travel_is_kept_and_only_plans_of_that_way_are_compared(planned: AppTest) -> None:
+    assert len(planned.dataframe) == 1 and "Rows per token" not in planned.dataframe[0].value
+    enter(planned, "How tokens travel", "gpu")
+    enter(planned, "Dispatch format", "fp8")
+    assert planned.session_state.travel == Travel(unit="gpu", dispatch="fp8") and not len(planned.dataframe)
+    (candidate, *_) = run_the_job(planned).result["candidates"]
+    assert "Rows per token" in planned.dataframe[0].value
+    plan = Plan.from_dict(candidate["plan"], "plan")
+    planned.session_state["plan"] = plan.id
+    visit(planned, "timeline")
+    assert any("one row per GPU, fp8 out" in (metric.help or "") for metric in planned.metric)
+    said = " ".join(words(plan, None))
+    assert "a token once to each GPU that has one of its experts, as fp8 in dispatch" in said and "fewest" not in said
+    chosen = plan.model_copy(update={"travel": Travel(unit="node", replicas="fewest")})
+    assert "each token to the copies of its experts that touch fewest nodes." in " ".join(words(chosen, None))
+
+
+def test_tokens_choose_copies_where_rows_are_shared(app: AppTest) -> None:
+    visit(app, "optimise")
+    assert "Copies of an expert" not in [box.label for box in app.selectbox]
+    enter(app, "How tokens travel", "gpu")
+    enter(app, "Copies of an expert", "fewest")
+    assert app.session_state.travel == Travel(unit="gpu", replicas="fewest")
+    enter(app, "How tokens travel", "node")
+    assert app.session_state.travel == Travel(unit="node", replicas="fewest")
+    enter(app, "How tokens travel", "copies")
+    assert app.session_state.travel is None
+
+
+def test_co_activation_says_what_it_needs(app: AppTest) -> None:
+    run_the_job(tick(visit(app, "optimise"), "Co-activation"))  # of what counts as deployed, which is planned first
+    assert any("every copy of a token travels on its own" in text.value for text in app.warning)
+
+
+def test_a_model_in_fp8_is_told_in_what_engines_combine(app: AppTest) -> None:
+    visit(app, "optimise")
+    assert not any("combine in bf16" in caption.value for caption in app.caption)
+    app.session_state["model"] = app.session_state["model"].model_copy(update={"dtype": "fp8"})
+    assert any("combine in bf16" in caption.value for caption in app.run().caption)
+    enter(app, "Combine format", "bf16")
+    assert not any("combine in bf16" in caption.value for caption in app.caption)

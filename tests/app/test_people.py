@@ -1,40 +1,35 @@
-"""Who is looking and what they may do: by login where there is one, by name elsewhere; less than the operator says, never."""
+"""Visitors and their permissions: roles, who may start programs, and the operator's page."""
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import streamlit as st
-from streamlit import user_info
 from streamlit.testing.v1 import AppTest
 
 from app import state
 from app.review import store
 from app.visitor import people, roles
+from app.visitor.people import FORWARDED, GUARD_SWITCH, PROXY, why_not_launch
+from app.visitor.roles import SETTING
 from engine.errors import InputError
+from engine.jobs import protocol, runner
 from engine.store import team
 from engine.store.database import database
-from tests.app.test_pages import ROOT, chooser, visit
+from engine.upkeep import health
+from tests.cases.pages import buttons, chooser, said, studio, visit
+from tests.cases.sessions import login, visitor
+from tests.upkeep.conftest import Folder, folder  # noqa: F401  a fixture
 
-MAIN = str(ROOT / "app" / "main.py")
 TEAM = {"Ana@Example.org": "launch", "ben@example.org": "plan", "default": "view"}
 AUTH = {"auth": {"redirect_uri": "http://localhost/oauth2callback", "cookie_secret": "x" * 32, "client_id": "a"}}
 
 
-def login(email: str, **more) -> SimpleNamespace:
-    return SimpleNamespace(is_logged_in=True, email=email, **more)
-
-
 def configure_team(monkeypatch: pytest.MonkeyPatch, setting: str | dict = TEAM) -> None:
     monkeypatch.setenv(roles.SETTING, setting if isinstance(setting, str) else json.dumps(setting))
-
-
-def visitor(monkeypatch: pytest.MonkeyPatch, address: str | None = None, **claims) -> None:
-    """Who looks at the pages: from an address (None: this machine), with what a login tells of them."""
-    monkeypatch.setattr(type(st.context), "ip_address", property(lambda _: address))
-    monkeypatch.setattr(user_info, "_get_user_info", lambda: claims)
 
 
 def test_without_a_setting_everybody_may_plan_and_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +77,9 @@ def test_roles_include_what_stands_before_them() -> None:
 
 def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(people.SWITCH, "required")
-    app = AppTest.from_file(MAIN, default_timeout=60).run()
+    app = studio().run()
     assert "has not said where" in app.error[0].value and not app.button and not app.exception
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = studio()
     app.secrets.update(AUTH)
     visitor(monkeypatch, "192.0.2.7", is_logged_in=False)
     asked = []
@@ -114,7 +109,7 @@ def test_a_login_counts_for_so_many_hours(hours: float, setting: str | None, mon
 
 def test_an_expired_login_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(people.SWITCH, "required")
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = studio()
     app.secrets.update(AUTH)
     visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time() - 13 * 3600)
     app.run()
@@ -140,7 +135,7 @@ def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty
 
 def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(people.SWITCH, "required")
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = studio()
     app.secrets["auth"] = {
         "redirect_uri": "x",
         "cookie_secret": "x",
@@ -221,9 +216,9 @@ def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.
     configure_team(monkeypatch)
     visitor(monkeypatch)
     team.add_workspace(database(), "ours", "Ana")
-    app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
+    app = visit(studio().run(), "review")
     assert chooser(app, "Workspace").value and not app.error
-    assert not any(button.label == "Save" for button in app.button)
+    assert "Save" not in buttons(app)
 
 
 def test_a_name_that_the_browser_recalls_is_taken_as_one_that_is_typed(empty_session, monkeypatch) -> None:
@@ -235,3 +230,138 @@ def test_a_name_that_the_browser_recalls_is_taken_as_one_that_is_typed(empty_ses
     assert state.person() is None, "it could be taken for a login's"
     people._recall(" <b>Ben</b>  B ")
     assert state.person() == "<b>Ben</b> B", "on one line, as it was typed"
+
+
+NOBODY, SOMEBODY = SimpleNamespace(is_logged_in=False), SimpleNamespace(is_logged_in=True)
+
+
+def caller(address: str | None, **headers: str) -> SimpleNamespace:
+    return SimpleNamespace(ip_address=address, headers=headers)
+
+
+def test_a_visitor_on_this_machine_may_launch() -> None:
+    assert why_not_launch(caller(None), NOBODY) is None
+
+
+PROXIES = [
+    *({header: "192.0.2.7"} for header in FORWARDED),
+    {"Host": "127.0.0.1:8501", "Origin": "https://plans.example.org"},  # nginx as it comes
+    {"Host": "plans.example.org", "Origin": "https://plans.example.org"},
+    {"Host": "plans.example.org"},
+    {"Host": "localhost.example.org:8501"},
+    {"Host": "127.0.0.1:8501", "Origin": "null"},
+    {"Host": "[", "Origin": "http://["},
+]
+"""Headers of requests that a proxy on this machine passes on, some without adding any of its own."""
+
+
+def test_others_may_not_even_through_a_proxy_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GUARD_SWITCH, raising=False)
+    for user in (NOBODY, SOMEBODY):
+        assert "off" in why_not_launch(caller("192.0.2.7"), user)
+    for headers in PROXIES:
+        assert why_not_launch(caller(None, **headers), SOMEBODY) is not None, headers
+
+
+@pytest.mark.parametrize("here", ["localhost:8501", "127.0.0.1:8501", "[::1]:8501", "LOCALHOST"])
+def test_this_machine_has_several_names(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GUARD_SWITCH, raising=False)
+    headers = {"Host": here, "Origin": f"http://{here}"}
+    assert why_not_launch(caller(None, **headers), NOBODY) is None
+    monkeypatch.setenv(PROXY, "1")
+    assert why_not_launch(caller(None, **headers), NOBODY) is not None
+
+
+def test_who_may_only_plan_may_not_launch_even_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, '{"default": "plan", "ana@example.org": "launch"}')
+    monkeypatch.setenv(GUARD_SWITCH, "1")
+    ana = SimpleNamespace(is_logged_in=True, email="ana@example.org")
+    for address in (None, "192.0.2.7"):
+        assert "role here is plan" in why_not_launch(caller(address), SOMEBODY)
+        assert why_not_launch(caller(address), ana) is None
+
+
+def test_the_switch_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GUARD_SWITCH, "1")
+    assert "Log in" in why_not_launch(caller("192.0.2.7"), NOBODY)
+    assert "Log in" in why_not_launch(caller("192.0.2.7"), SimpleNamespace())
+    assert why_not_launch(caller("192.0.2.7"), SOMEBODY) is None
+
+
+OPERATORS = json.dumps({"ana@example.org": "operate", "ben@example.org": "launch"})
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    visitor(monkeypatch)
+    return studio()
+
+
+def operate(app: AppTest) -> AppTest:
+    return visit(app.run(), "operate")
+
+
+def test_what_an_operator_sees(app: AppTest, folder: Folder) -> None:  # noqa: F811
+    ended = folder.job(1, 100)
+    folder.job(2, 1)
+    folder.recording(0, 100)
+    folder.session("an-old-session", 100)
+    before = folder.names()
+    operate(app)
+    assert (
+        "Healthy: the data folder is writable" in said(app.success)
+        and "database answers" in said(app.success)
+        and not app.error
+    )
+    assert "Times are in " in said(app.caption) and "Removable" in said(app.subheader)
+    jobs, here, uses, going = (table.value for table in app.dataframe)
+    assert list(jobs["State"]) == ["done", "done"] and list(jobs["Kind"]) == ["optimise", "optimise"]
+    assert list(here.columns)[:2] == ["Who", "Role"]
+    assert {"jobs", "recordings", "sessions"} <= set(uses["What"]) and uses["Share"].sum() == pytest.approx(100)
+    assert list(going["What"]) == ["sessions", "jobs", "recordings"] and list(going["Number"]) == ["1", "1", "1"]
+    assert before <= folder.names() and (folder.path / "jobs" / ended).is_dir(), "the page removes nothing"
+    assert "an-old-session" not in str(app), "its address would open it"
+
+
+def test_a_running_job_can_be_seen_and_stopped(app: AppTest, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    id = folder.job(1, 0, done=False)
+    protocol.write_pid(folder.path / "jobs" / id, os.getpid())
+    stopped = []
+    monkeypatch.setattr(runner, "cancel", lambda job, grace: stopped.append(job.id))
+    operate(app)
+    assert "Jobs · 1 running or waiting" in said(app.subheader)
+    app.button(key=f"stop-{id}").click().run()
+    assert stopped == [id]
+
+
+def test_what_is_wrong_stands_in_a_line(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "free", lambda where: (1_000_000, 10**12))
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x")
+    operate(app)
+    assert "its disk is full" in said(app.error) and "does not answer" in said(app.error)
+    assert "hunter2" not in str(app) and len(app.dataframe) == 2, "what can be told is told"
+
+
+@pytest.mark.parametrize(
+    ("address", "email", "setting", "may"),
+    [
+        (None, None, None, True),
+        ("192.0.2.7", None, None, False),
+        ("192.0.2.7", "ana@example.org", None, False),
+        (None, None, OPERATORS, False),
+        ("192.0.2.7", "ana@example.org", OPERATORS, True),
+        ("192.0.2.7", "ben@example.org", OPERATORS, False),
+        ("192.0.2.7", None, '{"default": "operate"}', False),
+        (None, None, '{"default": "operate"}', True),
+        (None, None, "{", False),
+    ],
+)
+def test_who_may_look_after_the_studio(address, email, setting, may, app: AppTest, monkeypatch) -> None:
+    if setting is not None:
+        monkeypatch.setenv(roles.SETTING, setting)
+    visitor(monkeypatch, address, **(vars(login(email)) if email else {}))
+    app.run()
+    if may:
+        assert operate(app).header[0].value == "Administration"
+    context = type("Context", (), {"ip_address": address, "headers": {}})
+    assert people.may_operate(context, login(email) if email else type("User", (), {})()) is may

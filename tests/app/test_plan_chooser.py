@@ -8,8 +8,8 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, plan_chooser
 from engine.plan import Plan
-from tests.app.test_launch_page import ANOTHER, JOB, MAIN, plan, problem_of
-from tests.app.test_pages import offered_plans, press, visit
+from tests.cases.pages import offered_plans, press, studio, visit
+from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +51,7 @@ def test_a_name_is_kept_shown_everywhere_and_taken_back(app: AppTest) -> None:
     rename(app, "  the one for <b>Monday</b> ")
     assert app.session_state["plan_names"] == {own.id: "the one for <b>Monday</b>"}
     assert "the one for <b>Monday</b>" in app.dataframe[0].value["Plan"].tolist()
-    again = AppTest.from_file(MAIN, default_timeout=60)
-    again.query_params["session"] = app.query_params["session"]
+    again = studio(session=app.query_params["session"])
     assert "the one for <b>Monday</b>" in offered_plans(again.run())
     rename(app, "")
     assert app.session_state["plan_names"] == {} and own.name in offered_plans(app)

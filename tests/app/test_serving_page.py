@@ -24,35 +24,31 @@ from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.training import balanced_load
 from engine.units import digits, seconds
-from tests.app.test_pages import ROOT, open_sample, plan_the_sample, press, visit
-from tests.app.test_verdict_line import gain
+from tests.cases.cli import ALPHA
+from tests.cases.pages import (
+    buttons,
+    enter,
+    gain,
+    metrics,
+    plan_the_sample,
+    press,
+    run_the_job,
+    said,
+    studio,
+    tick,
+    visit,
+)
 from tests.costs.silicon import needs_tables
-from tests.test_cli_serve import ALPHA
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 SERVE = "Serving step"
 
 
 @pytest.fixture
-def app(warm_python) -> AppTest:
-    return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
-
-
-def enter(app: AppTest, label: str, value) -> AppTest:
-    widgets = [*app.number_input, *app.selectbox, *app.segmented_control]
-    next(widget for widget in widgets if widget.label == label).set_value(value)
-    app.run()
-    assert not app.exception, app.exception
-    return app
-
-
-def said(elements) -> str:
-    return " | ".join(element.value.replace("\\", "") for element in elements)
-
-
-def metrics(app: AppTest) -> dict[str, str]:
-    return {metric.label.replace("\\", ""): metric.value for metric in app.metric}
+def app(sample: AppTest) -> AppTest:
+    """The sample, opened."""
+    return sample
 
 
 def serving(app: AppTest, preset: str = "hgx-h200-8") -> AppTest:
@@ -63,7 +59,7 @@ def serving(app: AppTest, preset: str = "hgx-h200-8") -> AppTest:
 def test_a_mixed_cluster_is_answered_with_clusters_that_can_serve(app: AppTest) -> None:
     press(visit(app, "optimise"), SERVE)
     assert "GPUs of one type" in said(app.info) and "RTX 2080 Ti" in said(app.info)
-    assert not app.metric and not any(button.label == "Run" for button in app.button)
+    assert not app.metric and "Run" not in buttons(app)
     press(app, "hgx-h200-8")
     assert app.session_state["serving"] == usual_serving()
     assert metrics(app).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the order bound"}
@@ -118,11 +114,7 @@ def test_the_figures_of_the_table_are_those_of_serve(app: AppTest) -> None:
 
 def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(app: AppTest) -> None:
     serving(app)
-    for box in app.checkbox:
-        if " · " in box.label:
-            box.set_value(box.label.startswith(("**ExFlow", "**Linear")))
-    app.run()
-    plan_the_sample(app)
+    run_the_job(tick(app, "ExFlow", "Linear"))
     assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
     assert "ExFlow is not in the table: the plan ExFlow is executed context-coherently" in said(app.caption)
     assert app.dataframe[0].value[""].tolist() == ["▸"]
@@ -215,9 +207,7 @@ def test_a_session_without_serving_opens_as_before(app: AppTest) -> None:
     for field in ("serving", "servings", "configs"):
         del stored[field]
     store.save_session("older-session", json.dumps(stored))
-    older = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    older.query_params["session"] = "older-session"
-    older.run()
+    older = studio(session="older-session").run()
     assert not older.exception and not older.toast
     press(visit(older, "optimise"), SERVE)
     press(older, "hgx-h100-8")

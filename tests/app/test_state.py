@@ -1,71 +1,34 @@
-"""Stored sessions: those of other versions and damaged ones open with what still fits, and the page says once what does not."""
+"""Stored sessions: old and damaged ones open with all that still fits, choices are found again, and tabs do not mix."""
 
 import json
 from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import state
+from app.optimise import goal
 from app.state import address
-from app.state.session import VERSION, Session, read, write
+from app.state.session import MOST_CHOICES, VERSION, Session, read, write
 from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.compare.evidence import Thresholds
 from engine.training import usual_step
-from tests.app.conftest import TOKEN
-from tests.app.test_optimise_page import choose
-from tests.app.test_pages import PAGES, ROOT, open_sample, visit
+from engine.workload import RoutingTrace
+from tests.cases.cli import ROOT
+from tests.cases.pages import PAGES, enter, open_sample, run, studio, visit
+from tests.cases.sessions import TOKEN
 
 pytestmark = pytest.mark.slow
 
-OF_VERSION_1 = """{
-"workloads": {"ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f": "routing, code",
- "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce": "loads of two"},
-"workload": "ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f",
-"plan_jobs": ["20260101-000002-aaaaaaaa"], "launch_jobs": ["20260101-000003-aaaaaaaa"],
-"plan": "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc",
-"second": "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce",
-"others": ["c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce"],
-"in_use": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-"model_of": {
- "ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f": {"name": "tiny", "layers": 2, "dense_layers": [],
-  "experts": 4, "experts_per_token": 1, "d_model": 32, "d_ff": 64, "ffn_matrices": 3, "shared_experts": 0, "dtype": "bf16",
-  "batch": 1, "sequence_length": 2048},
- "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce": {"name": "tiny too", "layers": 2, "dense_layers": [],
-  "experts": 4, "experts_per_token": 1, "d_model": 32, "d_ff": 128, "ffn_matrices": 3, "shared_experts": 0,
-  "dtype": "bf16", "batch": 1, "sequence_length": 2048}},
-"study_jobs": {"front": "20260101-000000-aaaaaaaa"},
-"graph": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
-"cost": {"source": "combined", "computation": {"source": "profile", "profile": {"name": "own", "origin": "measured once",
- "gemm": {"H100": {"alpha": 1e-05, "beta": 2e-15, "error": 0.0}}, "gate": {}, "memory": {},
- "network": {"alpha": 2e-05, "beta": 1e-10, "error": 0.1}, "ranks": 1, "cores": 1}}, "network": {"source": "datasheet"}},
-"steps": {"97eee8a6bf176f4d8e84e65427920d0abef596dabc61a7eb0a34ed90f5fb36af": {"batch": 1, "sequence_length": 2048,
- "heads": 1, "dense_d_ff": 64, "vocabulary": 50257, "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0,
- "routing": "balanced"}},
-"sources": {"own": {"source": "profile", "profile": {"name": "own", "origin": "measured once",
- "gemm": {"H100": {"alpha": 1e-05, "beta": 2e-15, "error": 0.0}}, "gate": {}, "memory": {},
- "network": {"alpha": 2e-05, "beta": 1e-10, "error": 0.1}, "ranks": 1, "cores": 1}}},
-"taken": {"cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc": "20260101-000001-aaaaaaaa"},
-"person": "Ada",
-"saved": {"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee": null,
- "dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd": 3},
-"workspace": "w1", "tour": "on", "what_if": {"compute": 2.0, "noise": 15, "dtype": "fp8"},
-"cluster": {"name": "mixed-8", "nodes": [
- {"name": "aurora-100g-0", "gpus": [{"type": "H100", "memory": 85899345920.0, "memory_bandwidth": 3350000000000.0,
-  "flops_fp32": 67000000000000.0, "flops_fp16": 989500000000000.0, "flops_fp8": 1979000000000000.0,
-  "send_bandwidth": 12500000000.0, "receive_bandwidth": 12500000000.0}], "link_latency": 0.0},
- {"name": "aurora-80g-0", "gpus": [{"type": "A100-80", "memory": 85899345920.0, "memory_bandwidth": 2039000000000.0,
-  "flops_fp32": 19500000000000.0, "flops_fp16": 312000000000000.0, "flops_fp8": 0.0,
-  "send_bandwidth": 10000000000.0, "receive_bandwidth": 10000000000.0}], "link_latency": 0.0}], "latency": 0.0},
-"model": {"name": "tiny", "layers": 2, "dense_layers": [], "experts": 4, "experts_per_token": 1, "d_model": 32,
- "d_ff": 64, "ffn_matrices": 3, "shared_experts": 0, "dtype": "bf16", "batch": 1, "sequence_length": 2048},
-"step": {"batch": 1, "sequence_length": 2048, "heads": 1, "dense_d_ff": 64, "vocabulary": 50257,
- "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0, "routing": "balanced"}}"""
-"""As the studio wrote it before sessions had a version, with something in every field that there was."""
+OF_VERSION_1 = (ROOT / "tests" / "data" / "session_of_version_1.json").read_text()
+"""A session as studios wrote it before sessions had versions, with a value in every field of that time."""
 CHOICES = {"what-if-compute": 2.0, "what-if-noise": 15, "what-if-dtype": "fp8"}
-"""What the sliders of the What-if page, which had a field of their own, are now."""
+"""The sliders of the What-if page, which had a field of their own."""
 LATER = {
     "revision": 7,
     "choices": CHOICES | {"use-one-eplb": True, "lina-lengths": [1, 3], "what-if-price": None},
@@ -138,7 +101,7 @@ BROKEN = {
     "tour": ["off", True],
 }
 DEPENDS = {"model": "step", "model_of": "second"}
-"""What cannot be open without the field."""
+"""Fields that cannot be open without the field."""
 
 
 def short(text: str | bytes) -> str:
@@ -154,9 +117,7 @@ def opened(text: str | bytes) -> AppTest:
     """The studio at the address of a stored session."""
     store.save_session(TOKEN, "{}")
     file_of_session().write_bytes(text if isinstance(text, bytes) else text.encode())
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    app.query_params["session"] = TOKEN
-    app.run()
+    app = studio(session=TOKEN).run()
     assert not app.exception, app.exception
     return app
 
@@ -181,29 +142,29 @@ def test_a_session_that_is_written_is_read_as_it_was() -> None:
         assert read(write(session)) == (session, None)
 
 
-@pytest.mark.parametrize("missing", [name for name in Session.model_fields if name != "version"])
-def test_a_field_that_an_older_version_did_not_have_is_as_in_an_empty_session(missing: str) -> None:
-    before = json.loads(FULL)
-    del before[missing]
-    session, left_out = read(json.dumps(before))
-    assert getattr(session, missing) == getattr(Session(), missing)
-    assert (left_out is not None) == (missing in DEPENDS)
-
-
-@pytest.mark.parametrize("name, value", [(name, value) for name, values in BROKEN.items() for value in values])
-def test_only_the_field_that_is_broken_is_left_out_and_named(name: str, value: object) -> None:
-    session, left_out = read(stored(**{name: value}))
-    lost = {name, DEPENDS.get(name, name)}
-    whole = read(FULL)[0]
-    for field in Session.model_fields:
-        assert getattr(session, field) == getattr(Session() if field in lost else whole, field), field
-    for field in lost:
-        assert Session.model_fields[field].title in left_out
-    assert left_out.count(";") == len(lost) - 1 and "\n" not in left_out
+def test_a_field_that_an_older_version_did_not_have_is_as_in_an_empty_session() -> None:
+    for missing in set(Session.model_fields) - {"version"}:
+        before = json.loads(FULL)
+        del before[missing]
+        session, left_out = read(json.dumps(before))
+        assert getattr(session, missing) == getattr(Session(), missing)
+        assert (left_out is not None) == (missing in DEPENDS), missing
 
 
 def test_every_field_has_a_broken_value_above() -> None:
     assert set(BROKEN) == set(Session.model_fields)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_only_the_field_that_is_broken_is_left_out_and_named(name: str) -> None:
+    lost, whole = {name, DEPENDS.get(name, name)}, read(FULL)[0]
+    for value in BROKEN[name]:
+        session, left_out = read(stored(**{name: value}))
+        for field in Session.model_fields:
+            assert getattr(session, field) == getattr(Session() if field in lost else whole, field), (value, field)
+        for field in lost:
+            assert Session.model_fields[field].title in left_out
+        assert left_out.count(";") == len(lost) - 1 and "\n" not in left_out
 
 
 @pytest.mark.parametrize(
@@ -261,8 +222,8 @@ def test_a_page_says_once_what_it_could_not_open(text: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["cluster", "model", "model_of", "workload", "cost", "choices"])
-def test_every_page_opens_without_what_was_left_out(name: str) -> None:
-    session = open_sample(opened("{}")).session_state
+def test_every_page_opens_without_what_was_left_out(sample: AppTest, name: str) -> None:
+    session = sample.session_state
     model, digest = session["model"], session["workload"]
     step = usual_step(model, 8)
     whole = Session(
@@ -317,7 +278,7 @@ def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
 
 def at(address: dict[str, str]) -> AppTest:
     """The studio at an address."""
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = studio()
     app.query_params.update(address)
     app.run()
     assert not app.exception, app.exception
@@ -352,5 +313,110 @@ def test_an_open_session_that_is_deleted_is_stored_again_with_the_next_change() 
     app.run()
     assert not app.toast and "session" not in app.query_params and app.session_state["workload"] is not None
     visit(app, "optimise")
-    choose(app, "How tokens travel", "gpu")
+    enter(app, "How tokens travel", "gpu")
     assert stored_file.exists() and app.query_params["session"] in ([stored_file.stem], stored_file.stem)
+
+
+PAGE_CHOICES: dict[str, dict[str, Any]] = {
+    "optimise": {
+        f"use-{goal.ONE}-eplb": True,
+        f"option-{goal.ONE}-aurora-time_limit": 7.0,
+        f"use-{goal.ONE}-rcs": False,
+    },
+    "timeline": {"timeline-beside": [], "timeline-layers": (2, 3)},
+    "what_if": {"what-if-compute": 2, "what-if-dtype": "fp8", "what-if-noise": 20, "what-if-study": "capacity"},
+    "affinity": {"affinity-values": "Counts", "affinity-order": "Grouped by GPU"},
+    "launch": {"launch-place": "testbed", "launch-repeats": 7, "launch-limit": 120, "launch-dtype": "bf16"},
+    "workload": {"workload-view": "Table"},
+    "cluster": {"overlay": True},
+}
+KINDS = ("checkbox", "toggle", "selectbox", "multiselect", "number_input", "slider", "select_slider", "button_group")
+
+
+def widget(app: AppTest, key: str):
+    return next(widget for kind in KINDS for widget in app.get(kind) if widget.key == key)
+
+
+def test_choices_are_found_on_coming_back_and_in_a_new_tab(ana: AppTest) -> None:
+    for page, choices in PAGE_CHOICES.items():
+        visit(ana, page)
+        for key, value in choices.items():
+            assert widget(ana, key).value != value, "another one than the default"
+            widget(ana, key).set_value(value)
+            run(ana)
+    tab = studio(session=ana.query_params["session"])
+    for page, choices in PAGE_CHOICES.items():
+        for one in (ana, tab):
+            visit(one, page)
+            assert {key: widget(one, key).value for key in choices} == choices, page
+
+
+def test_a_look_at_the_pages_chooses_nothing(ana: AppTest) -> None:
+    ana.run()
+    kept = store.session_written(ana.query_params["session"])
+    for page in PAGE_CHOICES:
+        visit(ana, page)
+    assert ana.session_state["choices"] == {}
+    assert store.session_written(ana.query_params["session"]) == kept
+
+
+def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:
+    visit(ana.run(), "what_if")
+    widget(ana, "what-if-compute").set_value(2).run()
+    next(button for button in ana.button if button.label == "Reset all sliders").click().run()
+    assert widget(ana, "what-if-compute-1").value == 1 and "what-if-compute" not in ana.session_state["choices"]
+
+
+@pytest.mark.usefixtures("empty_session")
+def test_the_oldest_choices_give_way() -> None:
+    for number in range(MOST_CHOICES + 3):
+        state.keep_choice(f"key-{number}", number)
+    state.keep_choice("key-5", "anew")
+    choices = read(store.load_session(TOKEN))[0].choices
+    assert len(choices) == MOST_CHOICES
+    assert next(iter(choices)) == "key-3" and list(choices)[-1] == "key-5" and choices["key-5"] == "anew"
+
+
+def log(name: str, seed: int = 0) -> RoutingTrace:
+    experts = np.random.default_rng(seed).integers(0, 16, (64, 8, 1)).astype(np.int16)
+    return RoutingTrace(name, experts, 16)
+
+
+def session_with(name: str) -> AppTest:
+    app = open_sample(studio().run())
+    digest = store.save_workload(log(name))
+    app.session_state["workloads"], app.session_state["workload"] = {digest: name}, digest
+    return app
+
+
+def test_the_same_contents_under_two_names_keep_the_name_of_each_session() -> None:
+    mine, yours = session_with("mine"), session_with("yours")
+    for page in ("workload", "optimise", "affinity", "launch"):
+        for app, own, other in ((mine, "mine", "yours"), (yours, "yours", "mine")):
+            visit(app, page)
+            shown = [button.label for button in app.button] + [
+                popover.proto.popover.label for popover in app.get("popover")
+            ]
+            shown += [block.value for block in (*app.caption, *app.markdown, *app.info)]
+            assert any(own in text.split() or own == text for text in shown), page
+            assert not any(other in text.split() for text in shown), page
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_that_save_the_same_at_once_do_not_get_in_each_others_way(seed: int) -> None:
+    ready, faults = Barrier(8), []
+
+    def save() -> None:
+        trace = log("any", seed)
+        ready.wait()
+        try:
+            assert store.load_workload(store.save_workload(trace)).digest == trace.digest
+        except Exception as error:
+            faults.append(error)
+
+    threads = [Thread(target=save) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

@@ -15,28 +15,12 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.compare.sensitivity import operators_of
 from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled, Silicon
 from engine.errors import InputError
-from engine.jobs import runner
 from engine.problem import Problem, make_problem
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
-from tests.app.test_pages import ROOT, open_sample, press, visit
+from tests.cases.pages import enter, field, open_sample, press, run_the_job, said, tick, visit
 
-pytestmark = pytest.mark.slow
-
-
-def field(app: AppTest, label: str):
-    return next(widget for widget in (*app.number_input, *app.selectbox, *app.checkbox) if widget.label == label)
-
-
-def enter(app: AppTest, label: str, value) -> AppTest:
-    field(app, label).set_value(value)
-    app.run()
-    assert not app.exception, app.exception
-    return app
-
-
-def said(elements) -> str:
-    return " | ".join(element.value.replace("\\", "") for element in elements)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 
 def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2-S-MoE") -> AppTest:
@@ -46,21 +30,8 @@ def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2
     return visit(app, "optimise")
 
 
-@pytest.fixture
-def app(warm_python) -> AppTest:
-    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
-
-
 def plan_the_step(app: AppTest, *systems: str) -> AppTest:
-    for box in app.checkbox:
-        if " · " in box.label:
-            box.set_value(box.label.startswith(tuple(f"**{system}" for system in systems)))
-    app.run()
-    press(app, "Run")
-    job = runner.jobs(store.data_folder(), "optimise")[0]
-    assert runner.wait(job, 90) is runner.State.DONE, job.log_tail()
-    app.run()
-    assert not app.exception, app.exception
+    run_the_job(tick(app, *systems))
     return app
 
 
@@ -106,7 +77,7 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert metrics.keys() >= {"Bound for this placement", "Overlap", "GPU utilisation"}
     assert "every expert is chosen equally often" in said(app.caption)
     for part in ("forward", "backward"):
-        next(control for control in app.segmented_control if control.label == "Part of the step").set_value(part)
+        field(app, "Part of the step").set_value(part)
         app.run()
         assert not app.exception and any(slider.label == "Model layers" for slider in app.slider)
 
@@ -125,44 +96,43 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert not app.error
 
 
-def test_changing_the_goal_loses_neither_plans_nor_the_step(app: AppTest) -> None:
-    open_sample(app)
-    press(visit(app, "optimise"), "Training step")
-    enter(app, "Batch per GPU, sequences", 7)
-    plan_the_step(app, "DeepSpeed")
-    enter(app, "Batch per GPU, sequences", 8)
-    row = app.dataframe[0].value.iloc[0]
+def test_changing_the_goal_loses_neither_plans_nor_the_step(sample: AppTest) -> None:
+    press(visit(sample, "optimise"), "Training step")
+    enter(sample, "Batch per GPU, sequences", 7)
+    plan_the_step(sample, "DeepSpeed")
+    enter(sample, "Batch per GPU, sequences", 8)
+    row = sample.dataframe[0].value.iloc[0]
     assert row["Proof"] in ("schedule", "nothing") and row["Above the bound"].endswith(" %")
-    enter(app, "Batch per GPU, sequences", 7)
-    press(app, "Inference latency of one model")
-    assert app.session_state["step"] is None and not app.dataframe
-    plan_the_step(app, "Linear")
-    assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
-    press(app, "Training step")
-    assert app.session_state["step"].batch == 7
-    assert app.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
-    visit(app, "timeline")
-    assert "is for inference, but what is open is a training step; change the goal" in said(app.info)
+    enter(sample, "Batch per GPU, sequences", 7)
+    press(sample, "Inference latency of one model")
+    assert sample.session_state["step"] is None and not sample.dataframe
+    plan_the_step(sample, "Linear")
+    assert sample.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
+    press(sample, "Training step")
+    assert sample.session_state["step"].batch == 7
+    assert sample.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
+    visit(sample, "timeline")
+    assert "is for inference, but what is open is a training step; change the goal" in said(sample.info)
 
 
-def test_the_step_closes_a_second_model_and_the_other_goals_close_the_step(app: AppTest) -> None:
-    open_sample(app)
-    app.session_state["second"] = app.session_state["workload"]
-    press(visit(app, "optimise"), "Training step")
-    assert app.session_state["second"] is None and app.session_state["step"] is not None
-    press(app, "Two models on one cluster")
-    assert app.session_state["step"] is None
-    assert "Choose the recording of the second model" in said(app.info)
+def test_the_step_closes_a_second_model_and_the_other_goals_close_the_step(sample: AppTest) -> None:
+    sample.session_state["second"] = sample.session_state["workload"]
+    press(visit(sample, "optimise"), "Training step")
+    assert sample.session_state["second"] is None and sample.session_state["step"] is not None
+    press(sample, "Two models on one cluster")
+    assert sample.session_state["step"] is None
+    assert "Choose the recording of the second model" in said(sample.info)
 
 
-def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTest) -> None:
-    open_sample(app)
-    press(visit(app, "optimise"), "Training step")
-    enter(app, "Capacity factor", 0.5)
-    assert "capacity_factor below 1 drops tokens" in said(app.error) and "last valid step stays" in said(app.error)
-    assert app.session_state["step"].capacity_factor == 1
-    enter(app, "Capacity factor", 1.25)
-    assert not app.error
+def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: AppTest) -> None:
+    press(visit(sample, "optimise"), "Training step")
+    enter(sample, "Capacity factor", 0.5)
+    assert "capacity_factor below 1 drops tokens" in said(sample.error) and "last valid step stays" in said(
+        sample.error
+    )
+    assert sample.session_state["step"].capacity_factor == 1
+    enter(sample, "Capacity factor", 1.25)
+    assert not sample.error
     for label, value in (
         ("Sequence length, tokens", 64),
         ("Gate", "random"),
@@ -172,8 +142,8 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTes
         ("Tied embeddings", False),
         ("Routing", "recorded"),
     ):
-        enter(app, label, value)
-    step = app.session_state["step"]
+        enter(sample, label, value)
+    step = sample.session_state["step"]
     assert step.model_dump(exclude={"batch"}) == {
         "sequence_length": 64,
         "gate": "random",
@@ -184,10 +154,10 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTes
         "routing": "recorded",
         "capacity_factor": 1.25,
     }
-    assert "experts are chosen as in alpha-code" in said(app.caption)
-    press(app, "Defaults for tiny\\-moe\\-alpha")
-    assert app.session_state["step"] == usual_step(app.session_state["model"], 8)
-    assert field(app, "Dense d_ff").value == app.session_state["step"].dense_d_ff
+    assert "experts are chosen as in alpha-code" in said(sample.caption)
+    press(sample, "Defaults for tiny\\-moe\\-alpha")
+    assert sample.session_state["step"] == usual_step(sample.session_state["model"], 8)
+    assert field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
 
 
 def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
@@ -200,17 +170,16 @@ def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
         assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
 
 
-def test_recorded_routing_without_its_recording_offers_the_balanced_one(app: AppTest) -> None:
-    open_sample(app)
-    press(visit(app, "optimise"), "Training step")
-    enter(app, "Routing", "recorded")
+def test_recorded_routing_without_its_recording_offers_the_balanced_one(sample: AppTest) -> None:
+    press(visit(sample, "optimise"), "Training step")
+    enter(sample, "Routing", "recorded")
     other = ExpertLoad("other", np.ones((3, 4)), (0, 1, 2))
-    app.session_state["workloads"] = {store.save_workload(other): "other"}
-    app.session_state["workload"] = other.digest
-    visit(app, "timeline")
-    assert "does not fit the recording other" in said(app.error)
-    press(app, "Assume balanced routing")
-    assert not app.error and app.session_state["step"].routing == "balanced"
+    sample.session_state["workloads"] = {store.save_workload(other): "other"}
+    sample.session_state["workload"] = other.digest
+    visit(sample, "timeline")
+    assert "does not fit the recording other" in said(sample.error)
+    press(sample, "Assume balanced routing")
+    assert not sample.error and sample.session_state["step"].routing == "balanced"
 
 
 def problem() -> Problem:

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from engine.simulate import bound_of_plan, events, simulate, simulate_layers
 from engine.systems import SYSTEMS, run
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
-from tests.app.test_launch_page import JOB, MAIN, plan, problem_of, session_with_plans
-from tests.app.test_pages import open_sample, visit
+from tests.cases.pages import field, visit
+from tests.cases.sessions import JOB, plan, problem_of
 from tests.strategies import make_gpu, make_model
 
 pytestmark = pytest.mark.slow
@@ -30,15 +29,11 @@ LAYERS = 40
 
 
 @pytest.fixture
-def app(own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+def app(two_plans: AppTest, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """The sample with two plans on the Timeline page, simulated with bundles."""
-    token, plans = session_with_plans(own_data_folder, 0)
     st.cache_resource.clear()  # other tests have simulated the same plans
     monkeypatch.setattr(events, "MOST_SENDS", 0)
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    app.query_params["session"] = token
-    app.plans = plans
-    yield visit(app, "timeline")
+    yield visit(two_plans, "timeline")
     st.cache_resource.clear()
 
 
@@ -49,7 +44,7 @@ def drawn(app: AppTest) -> list[dict]:
 
 
 def bars(spec: dict) -> list[str]:
-    """What hovering the bars of a chart says."""
+    """The tips of the bars of a chart."""
     return [text for trace in spec["data"] if trace["type"] == "bar" for text in trace["customdata"]]
 
 
@@ -61,7 +56,7 @@ def test_bundles_are_drawn_and_sends_once_a_layer_and_gpus_are_chosen(app: AppTe
     app.toggle[0].set_value(True).run()
     assert not app.exception
     next(slider for slider in app.slider if slider.label == "MoE layer").set_value(3).run()
-    next(choice for choice in app.multiselect if choice.label == "GPUs").set_value([5, 2]).run()
+    field(app, "GPUs").set_value([5, 2]).run()
     assert not app.exception
     chosen = drawn(app)[-1]
     sends = [text for text in bars(chosen) if " → " in text]
@@ -76,8 +71,8 @@ def test_bundles_are_drawn_and_sends_once_a_layer_and_gpus_are_chosen(app: AppTe
 
 
 @pytest.mark.parametrize(("order", "straight"), [("concurrent", True), ("two-tier", False), ("best", True)])
-def test_a_placement_is_held_against_orders_with_relays(own_data_folder: Path, order: str, straight: bool) -> None:
-    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+def test_a_placement_is_held_against_orders_with_relays(sample: AppTest, order: str, straight: bool) -> None:
+    app = sample
     pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=2e9) for at in range(4)]
     # With long start-ups the many steps of a two-tier order do not pay, although its bound is lower.
     app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs, latency=1e-3 if order == "best" else 0.0)

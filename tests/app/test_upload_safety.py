@@ -1,6 +1,6 @@
 """Files that mean harm: nothing in them runs, leaves the data folder or becomes markup, and each is answered in a line.
 
-`tests/formats` has what each reader refuses, `tests/browser/test_bad_input.py` what a person sees of it.
+`tests/formats` has the refusals of each reader, `tests/browser/test_bad_input.py` their look in a browser.
 """
 
 import io
@@ -21,17 +21,16 @@ from streamlit.testing.v1 import AppTest
 from app import uploads
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
-from tests.app.test_pages import PAGES, ROOT, open_sample, plan_the_sample, visit
+from tests.cases.pages import PAGES, plan_the_sample, run, said, visit
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
 MARKUP = re.compile(r"(?<!\\)(<img|\*\*zz|\]\(javascript|\$x|:red\[|`c)")
 AS_IT_IS = {"options", "default", "raw_values", "columns", "alt"}
-"""Fields that a browser shows letter by letter: choices of lists, what is drawn in a table, and what is read aloud of a
-chart."""
+"""Fields that a browser shows letter by letter: choices of lists, columns of a table, and the description of a chart."""
 PLAIN = {"arrow_data_frame", "text", "code", "text_input", "text_area", "imgs", "bidi_component", "file_uploader"}
-"""Elements that it shows letter by letter, or whose text never comes from a file."""
+"""Elements that it shows letter by letter, or with texts that never come from a file."""
 LOG = np.zeros((8, 2, 1), np.int16)
 
 
@@ -66,7 +65,7 @@ def claiming_less(content: bytes, unpacked: int) -> bytes:
 
 
 def repeated_text() -> bytes:
-    """A Parquet file of some kilobytes whose token column would be 64 GiB."""
+    """A Parquet file of some kilobytes with a token column of 64 GiB."""
     text = pa.DictionaryArray.from_arrays(np.zeros(1_000_000, np.int32), pa.array(["0" * 65536]))
     numbers = pa.array(np.zeros(1_000_000, np.int64))
     file = io.BytesIO()
@@ -86,20 +85,19 @@ def model(**changes: object) -> bytes:
 
 
 @pytest.fixture
-def app(own_data_folder: Path) -> AppTest:
-    return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
+def app(sample: AppTest) -> AppTest:
+    """The sample on the Workload page."""
+    return visit(sample, "workload")
 
 
 def upload(app: AppTest, name: str, content: bytes) -> AppTest:
-    visit(app, "workload")
+    """Drop a file on the Workload page, which is open."""
     app.file_uploader[0].set_value([(name, content, "application/octet-stream")])
-    app.run()
-    assert not app.exception, app.exception
-    return app
+    return run(app)
 
 
 def outside(tmp_path: Path) -> set[Path]:
-    """What there is beside the data folder."""
+    """The files outside the data folder."""
     return {path for path in tmp_path.rglob("*") if "data" not in path.relative_to(tmp_path).parts}
 
 
@@ -129,7 +127,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         answers = [error.value.replace("\\", "") for error in app.error]
         assert len(answers) == 1 and answers[0].startswith(name), (name, answers)
         assert re.search(reason, answers[0]) and "\n" not in answers[0] and str(tmp_path) not in answers[0], answers
-        assert any("12,288 tokens" in caption.value for caption in app.caption), f"{name} lost what was open"
+        assert "12,288 tokens" in said(app.caption), f"{name} lost what was open"
     assert outside(tmp_path) == before and not mark.exists()
     assert not list((tmp_path / "data").glob("reading-*"))
 
@@ -195,7 +193,7 @@ def strings(message: Message, field: str = "") -> Iterator[tuple[str, str]]:
 
 
 def markup(app: AppTest) -> list[str]:
-    """Where a text of `HOSTILE` would be read as markup."""
+    """The elements in which a text of `HOSTILE` would be read as markup."""
     faults = []
     waiting = [app._tree]
     while waiting:
@@ -250,5 +248,6 @@ def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
     for page in PAGES:
         visit(app, page)
         assert not markup(app), page
+    visit(app, "workload")
     upload(app, f"{HOSTILE}.npz", archive(**{f"{HOSTILE}{at}.npy": b"" for at in range(2)}))
     assert app.error and not markup(app)

@@ -1,7 +1,9 @@
-"""The verdict line: the same figures of a plan on every page, always against what is deployed; and what is planned first."""
+"""The baseline, given by word or file, and the verdict line that compares with it on every page."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import streamlit as st
@@ -10,32 +12,24 @@ from streamlit.testing.v1 import AppTest
 from app import verdict_line
 from app.optimise.table import columns_in_sight
 from engine import store, units
-from engine.compare.figures import metrics, migration
+from engine.compare.figures import balance_of, cross_node_share, metrics, migration
 from engine.compare.standing import Risk, gain_in_words, tokens_per_second
-from engine.plan import Travel
+from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.problem import Problem
+from engine.result import Provenance
 from engine.simulate import simulate
 from engine.store import team
 from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.app.test_disks import said
-from tests.app.test_launch_page import ANOTHER, JOB, plan, problem_of
-from tests.app.test_pages import press, visit
+from tests.cases.pages import chooser, complaints, field, gain, press, said, upload, visit
 from tests.cases.samples import sample_problem
+from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
 pytestmark = pytest.mark.slow
 
 LINE = ("Simulated pass", "Tokens/s per GPU", "Above the order bound", "Moves", "Worst other recording")
-
-
-def gain(app: AppTest) -> dict[str, str]:
-    """What stands large in the line, by its name; no more than one line is on a page."""
-    names = [caption.value.replace("\\", "") for caption in app.caption]
-    names = [name for name in names if name.startswith("Gain over") or name == "Deployed now"]
-    large = [text.value.removeprefix("###### ") for text in app.markdown if text.value.startswith("###### ")]
-    return dict(zip(names, large, strict=True))
 
 
 def line(app: AppTest) -> dict[str, str]:
@@ -80,7 +74,7 @@ def test_the_title_of_the_timeline_compares_with_what_is_deployed_whatever_else_
     total, deployed = (simulate(plan, problem_of(ana)).total for plan in reversed(ana.plans))
     wanted = f"{ana.plans[1].name} takes {units.seconds(total)}, {gain_in_words(deployed / total, 'Linear placement')}"
     for beside in ([ana.plans[0].id], []):
-        next(box for box in ana.multiselect if box.label == "Compare with").set_value(beside).run()
+        field(ana, "Compare with").set_value(beside).run()
         assert wanted in [chart.proto.alt for chart in ana.get("plotly_chart")]
 
 
@@ -161,7 +155,7 @@ def test_gains_in_words(gain: float, words: str) -> None:
 
 
 def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(ana: AppTest) -> None:
-    """The figures are those of what is open; the plan's own time, in the sidebar, is of what it was made for."""
+    """The figures are for the open recording; the plan's own time, in the sidebar, is for the one it was made for."""
     visit(ana, "optimise")
     assert "Made for" not in said(ana.caption)
     shifted = RoutingTrace("shifted", (problem_of(ana).workload.experts + 5) % 16, 16)
@@ -198,3 +192,126 @@ def test_a_loss_elsewhere_and_room_that_placements_leave_are_said_beside_the_gai
     app = AppTest.from_function(line_of_a_plan_that_loses_elsewhere).run()
     assert {metric.label: metric.value for metric in app.metric}["Above order · placement bound"] == "25 % · 300 %"
     assert app.caption[-1].value.replace("\\", "").endswith("] On prose it is slower than old: 1.2× its time.")
+
+
+LAYERS, EXPERTS, GPUS = 8, 16, 8
+FILE = "sglang-prod.json"
+
+
+@pytest.fixture
+def app(ana: AppTest) -> AppTest:
+    """Ana's session on the Optimise page."""
+    return visit(ana, "optimise")
+
+
+def rows() -> list[list[int]]:
+    """Three slots per GPU: every expert once, and experts 0 to 7 twice, on GPUs that have them not yet."""
+    row = [slot for gpu in range(GPUS) for slot in (2 * gpu, 2 * gpu + 1, (gpu + 4) % 8)]
+    return [row] * LAYERS
+
+
+def drop(app: AppTest, name: str, text: str) -> AppTest:
+    """Upload the plan that is deployed."""
+    return upload(app, "deployed-file", {name: text})
+
+
+def drop_map(app: AppTest) -> AppTest:
+    return drop(app, FILE, json.dumps({"physical_to_logical_map": rows()}))
+
+
+def figures(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def deployed() -> Plan:
+    """The rows of the file."""
+    slots = np.full(GPUS, 3)
+    placement = Placement.from_slots(np.array(rows()), slots, EXPERTS, tuple(range(LAYERS)))
+    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="")
+    return Plan(name=FILE, placement=placement, send_order=order, provenance=provenance)
+
+
+def test_contiguous_blocks_are_scored_until_something_else_is_chosen(app: AppTest) -> None:
+    problem = problem_of(app)
+    assert "Deployed today: linear" in said(app.markdown)
+    linear = metrics(app.plans[0], problem)
+    assert figures(app)["Balancedness"] == f"{linear.balancedness:.3f}"
+    assert figures(app)["Time, simulated"] == f"{1e3 * linear.total:.3g} ms"
+    # Nothing is proven over placements until a system has proven it.
+    assert figures(app)["Ceiling by order alone"] == f"{linear.total / linear.order_bound:.3g}×"
+
+
+def test_an_engines_file_counts_as_deployed_everywhere(app: AppTest) -> None:
+    drop_map(app)
+    assert f"{FILE} counts as deployed now: SGLang" in said(app.caption)
+    problem, plan = problem_of(app), deployed()
+    assert f"Deployed today: {FILE}" in said(app.markdown)
+    shown = figures(app)
+    assert shown["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
+    assert shown["Cross-node share"] == f"{cross_node_share(plan, problem):.0%}".replace("%", " %")
+    assert shown["Time, simulated"] == f"{1e3 * simulate(plan, problem).total:.3g} ms"
+    table = app.dataframe[0].value.set_index("Plan")
+    assert table.loc[FILE, "Copies to move"].startswith("0 ")
+    assert table.loc[FILE, "Against what is deployed"] == "deployed"
+    aurora = app.plans[1]
+    wanted = simulate(plan, problem).total / simulate(aurora, problem).total
+    assert table.loc[aurora.name, "Against what is deployed"] == f"{wanted:.3g}×"
+    visit(app, "timeline")
+    beside = field(app, "Compare with")
+    assert app.session_state["in_use"] in beside.value
+    assert any(option == f"{FILE} (deployed now)" for option in beside.options)
+
+
+def test_a_review_names_what_is_deployed_by_its_file(app: AppTest) -> None:
+    drop_map(app)
+    team.add_workspace(database(), "Autumn", "Ana")
+    visit(app, "review")
+    press(app, "Save")
+    assert f"as {FILE}" in said(app.markdown) or FILE in said(app.markdown)
+    assert "Placement in use" not in said(app.markdown)
+    problem = problem_of(app)
+    wanted = simulate(deployed(), problem).total / simulate(app.plans[1], problem).total
+    assert gain(app) == {f"Gain over {FILE}": f"{wanted:.3g}×"}
+
+
+def test_the_default_layout_of_vllm_by_word(app: AppTest) -> None:
+    box = chooser(app, "Deployed now")
+    assert box.options[:2] == ["linear (contiguous blocks)", "round-robin (as vLLM)"]
+    box.select_index(1)
+    app.run()
+    assert not app.exception and "Deployed today: round-robin" in said(app.markdown)
+    dealt = Placement.from_gpu_of_expert(np.tile(np.arange(EXPERTS) % GPUS, (LAYERS, 1)), GPUS, tuple(range(LAYERS)))
+    plan = deployed().model_copy(update={"placement": dealt})
+    assert figures(app)["Balancedness"] == f"{balance_of(plan, problem_of(app)).balancedness:.3f}"
+    chooser(app, "Deployed now").select_index(0)
+    app.run()
+    assert app.session_state["in_use"] is None and "Deployed today: linear" in said(app.markdown)
+
+
+def test_a_file_that_does_not_fit_is_refused_in_one_line(app: AppTest) -> None:
+    for text, complaint in (
+        ('{"physical_to_logical_map": [[1, 2', "not valid JSON"),
+        (json.dumps({"physical_to_logical_map": rows()[:5]}), "has 5 rows"),
+        (json.dumps({"physical_to_logical_map": [[*row[:-1], 99] for row in rows()]}), "99"),
+    ):
+        drop(app, "plan.json", text)
+        (said,) = complaints(app)
+        assert complaint in said and "plan.json" in said and app.session_state["in_use"] is None
+
+
+def test_what_no_longer_fits_is_said(app: AppTest) -> None:
+    drop_map(app)
+    cluster = app.session_state["cluster"]
+    app.session_state["cluster"] = cluster.part(list(range(6)))
+    app.run()
+    assert not app.exception
+    assert "is for 8 GPUs, but there are 6" in said(app.warning)
+    assert "Deployed today: linear" in said(app.markdown)
+
+
+def test_the_share_that_crosses_nodes(app: AppTest) -> None:
+    problem, plan = problem_of(app), app.plans[0]
+    node = problem.cluster.node_of_gpu
+    moved = problem.workload.demand(GPUS) @ plan.placement.share
+    crossing = sum(moved[:, a, b].sum() for a in range(GPUS) for b in range(GPUS) if node[a] != node[b])
+    assert cross_node_share(plan, problem) == pytest.approx(crossing / moved.sum())

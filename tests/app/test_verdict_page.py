@@ -1,4 +1,4 @@
-"""Verdicts on the Review page: told in a job, kept, told again when something else is chosen; and the chart of its parts."""
+"""Verdicts on the Review page: computed in a job, kept, computed again after another choice; and the chart of their parts."""
 
 import json
 import shutil
@@ -22,10 +22,9 @@ from engine.store import team
 from engine.store.database import database
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import RoutingTrace
-from tests.app.test_launch_page import MAIN, problem_of
-from tests.app.test_pages import press, visit
-from tests.app.test_review_page import link, save
-from tests.app.test_step_page import said
+from tests.cases.pages import field, press, run_the_job, said, studio, visit
+from tests.cases.reviews import link, save
+from tests.cases.sessions import problem_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
@@ -40,16 +39,11 @@ def app(ana: AppTest) -> AppTest:
 
 
 def tell(app: AppTest) -> Job:
-    press(app, "Judge this plan")
-    job = runner.jobs(store.data_folder(), "verdict")[0]
-    assert runner.wait(job, 60) is State.DONE, job.log_tail()
-    app.run()
-    assert not app.exception, app.exception
-    return job
+    return run_the_job(app, "Judge this plan", "verdict")
 
 
 def text(app: AppTest) -> str:
-    return said(app.markdown).replace("\\", "")
+    return said(app.markdown)
 
 
 def tables(app: AppTest, column: str) -> list:
@@ -93,13 +87,13 @@ def test_recordings_that_are_held_out_are_those_that_fit(app: AppTest) -> None:
     names = {store.save_workload(recording): recording.name for recording in (other, alien)}
     app.session_state["workloads"] = {**app.session_state["workloads"], **names}
     app.run()
-    chooser = next(box for box in app.multiselect if box.label == "Held-out recordings")
+    chooser = field(app, "Held-out recordings")
     assert chooser.options == ["another hour"] and chooser.value == [other.digest]
     job = tell(app)
     assert job.request.arguments["recordings"] == [trace.digest, other.digest]
     parts = Judgement.from_dict(job.result, "verdict").evidence.parts
     assert [part.by for part in parts] == ["time", "recording"] and parts[1].part == "another hour"
-    next(box for box in app.multiselect if box.label == "Held-out recordings").set_value([]).run()
+    field(app, "Held-out recordings").set_value([]).run()
     assert "Judge it again" in said(app.info), "what it was told with is no longer what is chosen"
 
 
@@ -124,7 +118,7 @@ def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTes
     set_threshold(app, "Tokens per expert", 1e8)
     assert runner.jobs(store.data_folder(), "verdict") == [job], "no job was started"
     assert before != word(app) == "Cannot say yet" and "Record at least" in text(app)
-    assert not any("Judge it again" in info.value for info in app.info) and "other thresholds" not in text(app)
+    assert "Judge it again" not in said(app.info) and "other thresholds" not in text(app)
     (rows,) = tables(app, "Threshold")
     assert "at least 100,000,000" in rows["Threshold"].tolist()
     kept = Judgement.from_dict(job.result, "verdict")
@@ -146,8 +140,7 @@ def test_thresholds_are_kept_for_the_session_and_for_verdicts_to_come(app: AppTe
     assert tell(app).result["thresholds"]["try_gain"] == 0.5
     (rows,) = tables(app, "Threshold")
     assert "at least 50 %" in rows["Threshold"].tolist() and "other thresholds" not in text(app)
-    again = AppTest.from_file(MAIN, default_timeout=60)
-    again.query_params["session"] = app.query_params["session"]
+    again = studio(session=app.query_params["session"])
     assert again.run().session_state["thresholds"] == Thresholds(try_gain=0.5), "a reload finds them"
 
 

@@ -1,5 +1,7 @@
-"""The first screen: what this is and what one gains, until a visitor has something of their own."""
+"""A first visit: the welcome, the guide, and the words that pages explain."""
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -8,24 +10,20 @@ from streamlit.testing.v1 import AppTest
 from app import samples
 from app.charts.workload import gain
 from app.tables import plain
+from app.visitor.glossary import PAGES, STEPS, TERMS
 from engine import formats, store
 from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.problem import make_problem
 from engine.systems import SYSTEMS, run
-from tests.app.test_pages import ROOT, press, visit
+from tests.cases.cli import ROOT, SAMPLES
+from tests.cases.pages import buttons, open_sample, press, studio, visit
 
-SAMPLES = Path(ROOT) / "sample_traces"
 GAIN = samples.gain()
 
 
-@pytest.fixture
-def app() -> AppTest:
-    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
-
-
 def welcomes(app: AppTest) -> bool:
-    return any(button.label == "Plan the sample" for button in app.button)
+    return "Plan the sample" in buttons(app)
 
 
 @pytest.mark.clock
@@ -49,7 +47,7 @@ def test_the_chart_draws_both_times_and_the_bound():
 def test_a_newcomer_plans_the_sample_with_one_click(app: AppTest):
     assert welcomes(app) and any("before you deploy it" in header.value for header in app.header)
     press(app, "Plan the sample")
-    assert app.header[0].value == "Optimise" and any(button.label == "Run" for button in app.button)
+    assert app.header[0].value == "Optimise" and "Run" in buttons(app)
     (job,) = app.session_state["plan_jobs"]
     runner.wait(runner.find(job, store.data_folder()), 60)
     assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [job], "it runs once"
@@ -70,3 +68,128 @@ def test_a_sample_of_real_size_is_called_synthetic(app: AppTest):
     assert not welcomes(app)
     visit(app, "optimise")
     assert not app.error
+
+
+def guide(app: AppTest) -> str:
+    return next((caption.value for caption in app.caption if "**Guide" in caption.value), "")
+
+
+def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_their_own(app: AppTest) -> None:
+    assert not guide(app)
+    assert not guide(press(app, "Beta on prose"))
+
+
+def test_the_guide_speaks_of_what_is_open(sample: AppTest) -> None:
+    assert "“alpha\\-code”." in guide(visit(sample, "workload"))
+    assert "8 GPUs of 4 types:" in guide(visit(sample, "cluster"))
+    press(sample, plain("hgx-h100-8"))
+    assert "8 GPUs of 1 type:" in guide(sample)
+    press(visit(sample, "workload"), "Beta on prose")
+    assert "“beta\\-prose”." in guide(sample)
+
+
+def test_each_step_leads_to_the_next_and_the_end_is_kept(sample: AppTest) -> None:
+    steps = [(title, *step) for title, step in STEPS.items()]
+    assert [title for title, *_ in steps] == [
+        *("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
+    ]
+    for number, (title, file, sentence) in enumerate(steps, 1):
+        visit(sample, file)
+        assert sample.header[0].value == title
+        assert f"{number} of 8" in guide(sample) and max(re.split(r"{\w+}", sentence), key=len) in guide(sample)
+        links = {link.proto.label for link in sample.get("page_link")}
+        leads = {link for link in links if link.startswith("Next: ")}
+        assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
+    visit(sample, "timeline")
+    assert not guide(press(sample, "End guide"))
+    again = studio(session=sample.query_params["session"])
+    assert not guide(again.run()) and not again.exception
+    assert not guide(visit(again, "cluster"))
+
+
+def test_the_guide_asks_for_a_run_until_one_was_asked_for(app: AppTest) -> None:
+    visit(open_sample(app), "optimise")
+    assert "Press Run: each plan" in guide(app)
+    app.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
+    assert "Each plan has a proven bound" in guide(app.run()) and "Press Run" not in guide(app)
+
+
+PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")
+ELSEWHERE = (
+    "balancedness contention critical_path gap held_out overload_factor persistence rank roofline slot two-tier_order"
+)
+ELSEWHERE = {word.replace("_", " ") for word in ELSEWHERE.split()}
+"""Words that none of the five papers has."""
+SHOWN = {"Optimise": "systems", "Cluster": "costs"}
+"""Folders of the engine with texts about systems, options and sources that a page shows."""
+COMMON = ("widgets", "glossary", "text", "state")
+"""Modules that every page imports say nothing about a page."""
+
+
+def imported(path: Path) -> set[Path]:
+    """The modules of `app` that a module imports, directly or not."""
+    modules, waiting = set(), [path]
+    while waiting:
+        for node in ast.walk(ast.parse(waiting.pop().read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app"):
+                folder = ROOT.joinpath(*node.module.split("."))
+                for module in (folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)):
+                    if module.exists() and module not in modules and module.stem not in COMMON:
+                        modules.add(module)
+                        waiting.append(module)
+    return modules
+
+
+def texts(module: Path) -> list[str]:
+    """The strings of a module without its docstrings."""
+    tree = ast.parse(module.read_text())
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        str(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
+    ]
+
+
+def words_of(page: str) -> str:
+    """All text in a page's own modules and in the folders it shows."""
+    path = ROOT / "pages" / f"{page.lower().replace('-', '_')}.py"
+    modules = {path, *imported(path)}
+    if page in SHOWN:
+        modules |= set((ROOT / "engine" / SHOWN[page]).rglob("*.py"))
+    return " ".join(text for module in modules for text in texts(module))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_uses_the_words_that_it_explains(page: str) -> None:
+    words = words_of(page)
+    unused = [
+        name
+        for name in PAGES[page]
+        if not any(re.search(rf"\b{re.escape(term)}", words, re.IGNORECASE) for term in (name, *TERMS[name].also))
+    ]
+    assert not unused
+
+
+def test_every_word_is_on_a_page_and_none_twice() -> None:
+    assert {name for names in PAGES.values() for name in names} == set(TERMS)
+    assert all(len(set(names)) == len(names) for names in PAGES.values())
+
+
+def test_a_word_is_explained_in_a_sentence_or_two_and_cites_its_source() -> None:
+    for name, term in TERMS.items():
+        assert 1 <= len(re.findall(r"\.(?:\s|$)", term.meaning)) <= 3 and term.meaning.endswith("."), name
+        cited = [paper for paper in PAPERS if paper in term.source]
+        assert cited or name in ELSEWHERE, name
+        for paper in cited:
+            numbers = "[IV]+" if paper in ("ExFlow", "PipeMoE") else r"\d"
+            assert re.search(rf"{paper}[^;]*§{numbers}", term.source) or name in ELSEWHERE, name
+
+
+def test_every_page_offers_its_words(sample: AppTest) -> None:
+    app = sample
+    for page in PAGES:
+        path = f"pages/{page.lower().replace('-', '_')}.py"
+        if (ROOT / path).exists():
+            visit(app, Path(path).stem)
+            assert any(TERMS[PAGES[page][0]].meaning in markdown.value for markdown in app.markdown), page

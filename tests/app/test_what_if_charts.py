@@ -1,13 +1,16 @@
-"""Charts of the What-if page: what their titles find, and that what they draw is what was simulated."""
+"""Charts of studies and sweeps state the findings and draw the simulated times."""
 
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from app.charts import sweep as sweep_charts
 from app.charts import sweep as synthetic
 from app.charts import what_if as live
-from app.charts import what_if_studies as charts
+from app.charts import what_if_studies as study_charts
 from app.charts.what_if import Case
 from app.charts.what_if import contention as contention_chart
 from app.charts.what_if_studies import curve as curve_chart
@@ -17,6 +20,7 @@ from engine.compare.capacity import CapacityPoint
 from engine.compare.contention import ContentionPoint
 from engine.compare.imprecision import ImprecisionPoint
 from engine.compare.sensitivity import ANEW, CurvePoint, SensitivityPoint
+from engine.compare.sweep import SweepPoint
 from engine.compare.what_if import Outlook
 from tests.strategies import cluster_of
 
@@ -140,12 +144,12 @@ def test_a_tornado_has_the_widest_on_top() -> None:
         SensitivityPoint("network", 1.5, 0.8),
         SensitivityPoint("tokens", 0.9, 1.1),
     ]
-    figure = charts.tornado(points, 1.0, 0.25)
+    figure = study_charts.tornado(points, 1.0, 0.25)
     assert figure.layout.title.text == "Network counts most: 25 % more saves 20 % of the time; latency does not matter"
     assert list(figure.layout.yaxis.ticktext) == ["network", "tokens", "latency"]
     assert np.allclose(figure.data[0].x, [50, -10, 0]) and np.allclose(figure.data[1].x, [-20, 10, 0])
-    assert "(bound)" in charts.tornado(points, 1.0, 0.25, tag="bound").layout.xaxis.title.text
-    assert charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
+    assert "(bound)" in study_charts.tornado(points, 1.0, 0.25, tag="bound").layout.xaxis.title.text
+    assert study_charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
 
 
 def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
@@ -172,15 +176,15 @@ def test_imprecision_is_the_median_with_its_band() -> None:
     points = [ImprecisionPoint("aurora", 0.0, 0, 1.0), ImprecisionPoint("rcs", 0.0, 0, 2.0)]
     for seed, (aurora, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
         points += [ImprecisionPoint("aurora", 0.75, seed, aurora), ImprecisionPoint("rcs", 0.75, seed, theirs)]
-    figure = charts.imprecise_times(points, titles)
+    figure = study_charts.imprecise_times(points, titles)
     assert figure.layout.title.text == "At 75 % noise Aurora's plan takes 20 % longer"
     assert list(figure.data[1].y) == [1.0, 1.2] and list(figure.data[0].y) == [1.0, 4.0, 1.1, 1.0]
-    ratios = charts.speed_ups(points, titles)
+    ratios = study_charts.speed_ups(points, titles)
     assert np.allclose(ratios.data[0].y, [2.0, np.median([2 / 1.2, 2.0, 0.5])])
     assert ratios.layout.title.text == "Aurora gains 1.67× or more"
     lost = [*points, ImprecisionPoint("aurora", 1.0, 0, 4.0), ImprecisionPoint("rcs", 1.0, 0, 2.0)]
-    assert charts.speed_ups(lost, titles).layout.title.text == "Aurora loses to Random order at 100 % noise: 0.5×"
-    assert "So far" in charts.imprecise_times(points[:2], titles, complete=False).layout.title.text
+    assert study_charts.speed_ups(lost, titles).layout.title.text == "Aurora loses to Random order at 100 % noise: 0.5×"
+    assert "So far" in study_charts.imprecise_times(points[:2], titles, complete=False).layout.title.text
 
 
 PART = cluster_of(*(gpu("H100") for _ in range(4))).nodes
@@ -192,29 +196,32 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
         CapacityPoint(2, 8, 3.0, 2.0, "placement and order"),
         CapacityPoint(3, 12, 1.0, 1.0, "placement and order"),
     ]
-    figure = charts.capacity(points, 1.5, PART)
+    figure = study_charts.capacity(points, 1.5, PART)
     assert figure.layout.title.text == "12 × H100 are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
     assert next(trace for trace in figure.data if trace.name.startswith("lower bound")).x == (8, 12)
-    assert charts.capacity(points[:2], 1.5, PART, False).layout.title.text == "So far: up to 8 × H100 miss the target"
-    assert "the best, 8 × H100" in charts.capacity(points[:2], 1.5, PART).layout.title.text
+    assert (
+        study_charts.capacity(points[:2], 1.5, PART, False).layout.title.text
+        == "So far: up to 8 × H100 miss the target"
+    )
+    assert "the best, 8 × H100" in study_charts.capacity(points[:2], 1.5, PART).layout.title.text
     many, two = (
         cluster_of(*(gpu(kind) for kind in kinds)).nodes
         for kinds in (("H100", "L40S", "L40S", "A100-80"), ("H100", "L40S", "L40S", "L40S"))
     )
-    assert "12 GPUs of 3 types are enough" in charts.capacity(points, 1.5, many).layout.title.text
-    assert charts.capacity(points, 1.5, two).layout.title.text.startswith("3 × H100 + 9 × L40S are enough")
-    assert charts.capacity(points[:1], 1.5, PART).layout.title.text == "No size could be planned for"
+    assert "12 GPUs of 3 types are enough" in study_charts.capacity(points, 1.5, many).layout.title.text
+    assert study_charts.capacity(points, 1.5, two).layout.title.text.startswith("3 × H100 + 9 × L40S are enough")
+    assert study_charts.capacity(points[:1], 1.5, PART).layout.title.text == "No size could be planned for"
 
 
 def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     """A size that is no faster than a smaller one is off it; a price that a person gives makes GPUs cost."""
     points = [CapacityPoint(at, 4 * at, total) for at, total in ((3, 2.5), (1, 3.0), (2, 2.0), (4, 1.0))]
-    front, off = charts.capacity(points, 1.5, PART).data[:2]
+    front, off = study_charts.capacity(points, 1.5, PART).data[:2]
     assert list(front.x) == [4, 8, 16] and list(front.y) == [3, 2, 1] and front.line.shape == "hv"
     assert list(off.x) == [12]
-    priced = charts.capacity(points, 1.5, PART, price=10.0)  # of a part, four GPUs of any mix
+    priced = study_charts.capacity(points, 1.5, PART, price=10.0)  # of a part, four GPUs of any mix
     assert list(priced.data[0].x) == [10, 20, 40] and "cost 40 per hour" in priced.data[0].customdata[-1]
     assert priced.layout.xaxis.title.text == "cost per hour" and priced.layout.title.text.endswith(
         "1 s, cost 40 per hour"
@@ -264,3 +271,109 @@ def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -
         assert figure.layout.shapes[0].x0 == pytest.approx(0.5)
     assert contention_chart(points[:1], None, False).layout.title.text == "So far: at 0 % all at once takes 1 s"
     assert contention_chart([], None, False).layout.title.text == "No points yet"
+
+
+def point(
+    value: float | None, total: float, series: str = "one", forward: float = 0.03, bound: float = 0.05
+) -> SweepPoint:
+    parts = {"communication": total / 4, "computation": total / 2, "overlapped": total / 4, "idle": 0.0}
+    return SweepPoint(series, value, total, bound, forward, parts, 10, 0.001, 2, f"plan-{series}-{value}")
+
+
+MICRO = [point(10, 0.1), point(30, 0.0936), point(200, 0.0974)]
+
+
+def trace(figure, name: str):
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+def said(figure) -> list[str]:
+    return [annotation.text for annotation in figure.layout.annotations if annotation.text]
+
+
+def test_the_title_states_the_best_value_and_what_the_worst_costs() -> None:
+    assert sweep_charts.title(MICRO, "micro_op") == "30 MB micro-ops are best: 93.6 ms; 10 MB cost 6.8 % more"
+    assert sweep_charts.title(MICRO[:2], "micro_op", complete=False).startswith("So far: 30 MB micro-ops are best")
+    degrees = [point(1, 0.12), point(2, 0.1), point(3, 0.1)]
+    assert sweep_charts.title(degrees, "degree") == "Degrees 2 to 3 are best: 100 ms; 1 costs 20 % more"
+    ranges = [point(0, 0.12), point(8, 0.1)]
+    assert sweep_charts.title(ranges, "range") == "Ranges up to 8 operators are best: 100 ms; none costs 20 % more"
+    assert sweep_charts.title([point(0, 0.1), point(8, 0.12)], "range") == (
+        "No partition is best: 100 ms; ranges up to 8 cost 20 % more"
+    )
+    assert sweep_charts.title([point(2, 0.1), point(4, 0.1)], "degree") == "Every value takes 100 ms"
+    assert sweep_charts.title([point(2, 0.1)], "degree") == "Degree 2 is best: 100 ms"
+    assert sweep_charts.title([], "degree") == sweep_charts.title([point(None, 1.0)], "degree") == "No points yet"
+
+
+def test_a_reference_that_beats_every_value_is_said() -> None:
+    rival = point(None, 0.089, "fair sharing")
+    assert (
+        sweep_charts.title([*MICRO, rival], "micro_op")
+        == "30 MB micro-ops are best: 93.6 ms, but 89 ms with fair sharing"
+    )
+    slower = point(None, 0.12, "naive")
+    assert "naive" not in sweep_charts.title([*MICRO, slower], "micro_op")
+
+
+def test_the_forward_pass_has_a_finding_of_its_own() -> None:
+    points = [point(0, 0.1, forward=0.04), point(8, 0.11, forward=0.02)]
+    figure = sweep_charts.times(points, "range", "forward")
+    assert figure.layout.title.text == "Ranges up to 8 operators are best: 20 ms; none costs 100 % more"
+    assert list(trace(figure, "one").y) == pytest.approx([40, 20])
+    assert not any("bound" in text for text in said(figure)), "the bound is that of the whole step"
+
+
+def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
+    points = [point(1, 0.11), point(2, 0.1), point(1, 0.11, "two"), point(2, 0.09, "two"), point(None, 0.08, "<b>own")]
+    figure = sweep_charts.times(points, "degree")
+    assert list(trace(figure, "one").x) == list(trace(figure, "two").x) == [1, 2]
+    assert trace(figure, "one").line.dash != trace(figure, "two").line.dash
+    star = next(trace for trace in figure.data if trace.marker.symbol == "star")
+    assert (star.x[0], star.y[0]) == (2, pytest.approx(90)) and "90 ms" in star.text[0]
+    assert sweep_charts.times([point(1, 0.1, "<b>")], "degree").data[0].name == "&lt;b&gt;"
+    assert "&lt;b&gt;own, 80 ms" in said(figure) and "<b>own" not in figure.to_json()
+    assert "bound, 50 ms" in said(figure)
+
+
+def test_names_of_references_stand_away_from_the_best_point_and_join_where_lines_do() -> None:
+    references = [point(None, 0.0889, "fair"), point(None, 0.0893, "fixed"), point(None, 0.117, "naive")]
+    figure = sweep_charts.times([*MICRO, *references], "micro_op")
+    together = next(
+        annotation for annotation in figure.layout.annotations if annotation.text and "fair" in annotation.text
+    )
+    alone = next(
+        annotation for annotation in figure.layout.annotations if annotation.text and "naive" in annotation.text
+    )
+    assert together.text == "fair, 88.9 ms · fixed, 89.3 ms" and together.yanchor == "top"
+    assert alone.text == "naive, 117 ms" and alone.yanchor == "bottom"
+    assert len([shape for shape in figure.layout.shapes if shape.type == "line"]) == 3
+
+
+def test_axes_fit_their_values() -> None:
+    figure = sweep_charts.times([point(value, 0.1) for value in (1, 2, 5, 10, 11, 12, 200)], "micro_op")
+    low, high = figure.layout.xaxis.range
+    assert figure.layout.xaxis.type == "log" and low < 0 and high > math.log10(200)
+    shown = figure.layout.xaxis.tickvals
+    assert 200 in shown and len(shown) < 7, "labels that would run into each other are left out"
+    figure = sweep_charts.times([point(value, 0.1) for value in (0, 4, 136)], "range")
+    assert figure.layout.xaxis.ticktext == ("none", "4", "136") and list(trace(figure, "one").x) == [0, 1, 2]
+    assert sweep_charts.times([point(16, 0.1)], "degree").layout.xaxis.ticktext == ("16",)
+    assert "ms (simulated)" in sweep_charts.times(MICRO, "micro_op").layout.yaxis.title.text
+
+
+def test_the_parts_add_up_and_name_the_least_exposed_value() -> None:
+    figure = sweep_charts.decomposition([*MICRO, point(5, 0.01, "two")], "micro_op", "one")
+    assert [sum(trace.y[place] for trace in figure.data) for place in range(3)] == pytest.approx([100, 93.6, 97.4])
+    assert len(figure.data) == 3, "what takes no time has no place in the legend"
+    assert all(trace.stackgroup for trace in figure.data)
+    assert figure.layout.title.text == "Least exposed: 23.4 ms with 30 MB micro-ops"
+    assert len({trace.fillpattern.shape for trace in figure.data[:2]}) == 2, "colour is never the only sign"
+
+
+@pytest.mark.parametrize("kind", sweep_charts.AXES)
+@pytest.mark.parametrize("points", [[], [point(4, 0.1)], [point(None, 0.1, "alone")]])
+def test_few_points_can_be_drawn(kind: str, points: list[SweepPoint]) -> None:
+    for figure in (sweep_charts.times(points, kind), sweep_charts.decomposition(points, kind, "one")):
+        json.loads(figure.to_json())
+        assert figure.layout.title.text

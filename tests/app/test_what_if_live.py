@@ -17,18 +17,24 @@ from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.units import seconds
-from tests.app.test_pages import ROOT, offered_plans, open_sample, visit
-from tests.app.test_what_if_page import button, choose, titles
+from tests.cases.pages import (
+    button,
+    field,
+    offered_plans,
+    open_sample,
+    pick,
+    press,
+    run_the_job,
+    said,
+    studio,
+    titles,
+    visit,
+)
+from tests.cases.problems import small
 from tests.cases.samples import linear_plan
 from tests.strategies import cluster_of, make_gpu, make_model
-from tests.studies.test_what_if import small
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def app(warm_python) -> AppTest:
-    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 
 @pytest.fixture
@@ -41,15 +47,10 @@ def page(app: AppTest) -> AppTest:
     return visit(app, "what_if")
 
 
-def finish(page: AppTest, kind: str, press: str) -> runner.Job:
-    """Start a study and draw the page with its result."""
-    button(page, press).click()
-    page.run()
-    assert not page.exception, page.exception
-    job = runner.jobs(store.data_folder(), kind)[0]
-    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
-    page.run()
-    assert not page.exception and not page.error, page.exception
+def finish(page: AppTest, kind: str, label: str) -> runner.Job:
+    """Run a study to its end; its result stands on the page without an error."""
+    job = run_the_job(page, label, kind)
+    assert not page.error
     return job
 
 
@@ -59,7 +60,7 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
     open_sample(app)
     visit(app, "what_if")
     assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
-    assert any("No plan is open" in caption.value for caption in app.caption)
+    assert "No plan is open" in said(app.caption)
     assert button(app, "Reset all sliders").disabled and button(app, "Replan for this change").disabled
 
 
@@ -83,18 +84,16 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     visit(page, "timeline")
     visit(page, "what_if")
     assert page.slider(key="what-if-noise").value == 30, "another page was looked at"
-    later = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    later.query_params["session"] = page.session_state["token"]
-    visit(later.run(), "what_if")
-    for studio in (page, later):
-        assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-        button(studio, "Reset all sliders").click()
-        studio.run()
-        assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
-        visit(studio, "timeline")
-        visit(studio, "what_if")
+    later = visit(studio(session=page.session_state["token"]).run(), "what_if")
+    for tab in (page, later):
+        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+        button(tab, "Reset all sliders").click()
+        tab.run()
+        assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+        visit(tab, "timeline")
+        visit(tab, "what_if")
         # A widget of the same key would still show in the browser what it was slid to.
-        assert studio.slider(key="what-if-noise-1").value == 0
+        assert tab.slider(key="what-if-noise-1").value == 0
 
 
 def test_a_change_that_cannot_be_is_answered_and_what_is_stays(page: AppTest) -> None:
@@ -112,16 +111,14 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
     page.select_slider(key="what-if-network").set_value(0.25).run()
     job = finish(page, "replan", "Replan for this change")
     assert job.request.arguments["system"] == "aurora"
-    button(page, "Open the new plan").click()
-    page.run()
-    assert not page.exception, page.exception
+    press(page, "Open the new plan")
     assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
     assert any("Aurora, network 0" in name for name in offered_plans(page))
     assert len(titles(page, "what-if")) == 3
 
 
 def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
-    """Of other parts alone, and for what is open."""
+    """Only searches with other parts and for the open problem count."""
     problem, target = small(), 2.0
     about = problem_arguments(problem)
 
@@ -167,19 +164,18 @@ def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     then = simulate(plan, changed(problem, Change(contention=0.5))).total
     assert then > simulate(plan, problem).total
     assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
-    assert any("makes bytes there take 50 % longer" in caption.value for caption in page.caption)
-    button(page, "Reset all sliders").click()
-    page.run()
+    assert "makes bytes there take 50 % longer" in said(page.caption)
+    press(page, "Reset all sliders")
     assert page.select_slider(key="what-if-contention-1").value == 0
     page.selectbox(key="what-if-field").set_value("contention").run()
     page.checkbox(key="what-if-anew").uncheck().run()
     job = finish(page, "curve", "Run the sweep")
     assert [point["value"] for point in job.result["points"]] == list(CONTENTIONS)
-    choose(page, "what-if-study", "contention")
+    pick(page, "what-if-study", "contention")
     job = finish(page, "contention", "Run the contention study")
     assert 0.2 < job.result["pays_from"] < 0.5
     assert titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
-    assert any("can save more than" in caption.value for caption in page.caption)
+    assert "can save more than" in said(page.caption)
 
 
 def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
@@ -195,7 +191,7 @@ def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
-    choose(page, "what-if-study", "sensitivity")
+    pick(page, "what-if-study", "sensitivity")
     finish(page, "sensitivity", "Run the sensitivity study")
     assert "counts most" in titles(page, "what-if-tornado")[0]
     page.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)))
@@ -203,7 +199,7 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     assert not titles(page, "what-if-tornado") and "another plan" in page.info[0].value
     page.session_state["cluster"] = small().cluster
 
-    choose(page, "what-if-study", "imprecision")
+    pick(page, "what-if-study", "imprecision")
     page.text_input(key="what-if-levels").set_value("0, many").run()
     assert "is no list of percentages" in page.error[0].value.replace("\\", "")
     assert button(page, "Run the imprecision study").disabled
@@ -214,8 +210,8 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     assert len(job.result["points"]) == 4 * (1 + 2)
     assert "At 75 % noise" in titles(page, "what-if-imprecise")[0] and titles(page, "what-if-speed-ups")
 
-    choose(page, "what-if-study", "capacity")
-    sizes = next(box for box in page.multiselect if box.label == "Sizes, GPUs")
+    pick(page, "what-if-study", "capacity")
+    sizes = field(page, "Sizes, GPUs")
     assert sizes.value, "a ladder around the open cluster"
     sizes.set_value([1, 2]).run()
     page.selectbox(key="what-if-system").set_value("linear").run()
@@ -230,16 +226,14 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
 
 
 def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: AppTest) -> None:
-    choose(page, "what-if-study", "synthetic")
+    pick(page, "what-if-study", "synthetic")
     flat = float(next(metric.value for metric in page.metric if metric.label == "Worst skew").removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
     page.slider(key="synthetic-affinity").set_value(100).run()
     steep = {metric.label: metric.value for metric in page.metric}
     assert float(steep["Worst skew"].removesuffix("×")) > flat
     assert steep["Kept, with followers together"] == "100 %"
-    button(page, "Open it").click()
-    page.run()
-    assert not page.exception and not page.error
+    assert not press(page, "Open it").error
     name = "synthetic, skew 2, affinity 1, 16,384 tokens"
     assert page.session_state["workloads"][page.session_state["workload"]] == name
     assert page.toast and "not recorded" in page.toast[0].value
@@ -249,22 +243,17 @@ def test_a_model_without_a_recording_gets_a_synthetic_one(page: AppTest) -> None
     page.session_state["model"] = make_model(2, 4, 2)
     page.run()
     assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
-    button(page, "Open it").click()
-    page.run()
-    assert not page.exception and not page.error and len(titles(page, "what-if")) == 3
+    assert not press(page, "Open it").error and len(titles(page, "what-if")) == 3
     assert "tokens" in page.session_state["workloads"][page.session_state["workload"]]
 
 
-def test_a_traffic_matrix_has_no_larger_cluster(app: AppTest) -> None:
-    open_sample(app)
-    next(button for button in app.button if button.label == "Traffic 8 × 8").click()
-    app.run()
-    visit(app, "what_if")
-    assert len(titles(app, "what-if")) == 3, "and sliders work on it"
-    app.slider(key="what-if-noise").set_value(50).run()
-    assert not app.error and not app.exception
-    choose(app, "what-if-study", "capacity")
-    assert "fixed number of GPUs" in app.info[0].value
+def test_a_traffic_matrix_has_no_larger_cluster(sample: AppTest) -> None:
+    visit(press(visit(sample, "workload"), "Traffic 8 × 8"), "what_if")
+    assert len(titles(sample, "what-if")) == 3, "and sliders work on it"
+    sample.slider(key="what-if-noise").set_value(50).run()
+    assert not sample.error and not sample.exception
+    pick(sample, "what-if-study", "capacity")
+    assert "fixed number of GPUs" in sample.info[0].value
 
 
 def test_two_models(page: AppTest) -> None:

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, TimeoutError, expect, sync_playwright
 
 from tests import everything, warm
-from tests.app.test_launch_page import session_with_plans
+from tests.cases.sessions import session_with_plans
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"

@@ -11,8 +11,8 @@ from engine.plan import Plan
 from engine.simulate import simulate
 from engine.simulate.events import waits
 from engine.units import share
-from tests.app.test_launch_page import JOB
 from tests.browser.conftest import TITLES, settle, shoot
+from tests.cases.sessions import JOB
 
 
 def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_folder: Path) -> None:

@@ -8,9 +8,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from engine.jobs import queue, runner
 from engine.jobs.runner import State
-from tests.app.test_launch_page import session_with_plans
 from tests.browser.conftest import RUN, link_of_plan, settle, watched_page
 from tests.cases.jobs import WORKER, until
+from tests.cases.sessions import session_with_plans
 from tests.store.conftest import postgres
 
 __all__ = ["postgres"]

@@ -30,8 +30,8 @@ from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.jobs import until
+from tests.cases.problems import small
 from tests.strategies import cluster_of, make_gpu, make_model
-from tests.studies.test_what_if import small
 
 two_processors = pytest.mark.skipif(processors() < 2, reason="one processor does all points in one process")
 

@@ -28,8 +28,8 @@ from engine.launch.places.devices import Devices
 from engine.launch.running import local
 from engine.result import never
 from engine.systems.base import silent
+from tests.cases.cli import CLUSTER, CommandLine
 from tests.strategies import cluster_of, make_gpu
-from tests.test_cli import CLUSTER, CommandLine
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 CARDS = replace(HOST, gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S"), memory=(1e11,) * 3)

@@ -20,9 +20,9 @@ from engine.launch.running.local import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests import warm
+from tests.cases.cli import INPUTS, CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.slurm.real import NODES, until
-from tests.test_cli import INPUTS, CommandLine
 
 pytestmark = pytest.mark.slow
 SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.state.session import read
 from engine import store
@@ -18,7 +17,7 @@ from engine.jobs.runner import State
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
-from tests.app.test_pages import PAGES, ROOT, offered_plans, visit
+from tests.cases.pages import PAGES, offered_plans, studio, visit
 
 KEPT = Path(__file__).parents[1] / "data" / "first_version"
 TOKEN = "first-version"
@@ -65,9 +64,7 @@ def test_jobs_and_launches_have_ended_as_they_had() -> None:
 def test_a_session_opens_in_full_and_so_does_every_page() -> None:
     session, left_out = read(store.load_session(TOKEN))
     assert left_out is None and session.revision == 0 and len(session.plan_jobs) == 1
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    app.query_params["session"] = TOKEN
-    app.run()
+    app = studio(session=TOKEN).run()
     for page in PAGES:
         visit(app, page)
         assert not app.error and not app.toast, page

@@ -196,7 +196,7 @@ def test_plans_are_made_side_by_side_with_the_same_answers(monkeypatch: pytest.M
 
 
 def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where others leave a search a fifth of its processor; optima of small problems take no search."""
+    """A search may get a fifth of a processor; optima of small problems take no search."""
     monkeypatch.setattr(kernel, "EXACT_WORK", 0)
     clock, curves = time.process_time, []  # what this machine leaves the test is not asked
     for slower in (1, 5):
@@ -206,7 +206,7 @@ def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_stop_leaves_no_row_in_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of points side by side a later one may be there when an earlier one is not."""
+    """Points are computed at the same time, so a later one may come first."""
     row = (0.1, 0.2, 0.3)
     monkeypatch.setattr(study, "in_order", lambda *_: iter([(0, row), (2, row)]))
     assert out_of_distribution([planted(seed) for seed in range(3)], 4, time_limit=BRIEF).kept == (row,)

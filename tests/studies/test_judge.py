@@ -17,10 +17,10 @@ from engine.simulate.serving import serve_as_measured
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 from tests.cases.samples import EIGHT, sample, sample_problem
-from tests.verdict.hand import loads, log, plan_of, problem_of
+from tests.verdict.hand import laid_out, loads, log, problem_of
 
 UNEVEN = loads("uneven", [6000.0, 1000.0, 1000.0, 2000.0])
-NOW, NEW = plan_of("now", [[0, 3], [1, 2]]), plan_of("new", [[0, 1], [2, 3]])
+NOW, NEW = laid_out("now", [[0, 3], [1, 2]]), laid_out("new", [[0, 1], [2, 3]])
 
 
 def test_a_gain_and_its_error_by_hand():

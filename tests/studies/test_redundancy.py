@@ -1,29 +1,40 @@
-"""Spare slots: which numbers engines accept, what they are worth held out, and where the knee is."""
+"""Spare slots: numbers that engines accept, their gain held out, the advised number, and plans made even."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.catalogue import cluster_presets, model_presets
-from engine.compare.judge import Judge, gain_of
+from engine.cluster import Cluster, Node
+from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
 from engine.compare.redundancy import (
+    Knee,
     RedundancyPoint,
     Replication,
     counts_of,
+    knee,
     most_slots,
     planned_and_judged,
+    project_evenly,
     redundancy,
 )
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats import read_workload
-from engine.problem import MEMORY_SHARE, make_problem
+from engine.model import MoEModel
+from engine.plan import Placement, Plan
+from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.simulate import simulate
 from engine.workload import ExpertLoad
+from tests.cases.examples import examples
+from tests.cases.plans import plan_of
 from tests.cases.samples import sample, sample_problem
-from tests.strategies import cluster_of, make_gpu, make_model
-from tests.verdict.hand import loads, log, plan_of, problem_of
+from tests.strategies import cluster_of, make_gpu, make_model, seeds
+from tests.verdict.hand import laid_out, loads, log, problem_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 A = loads("a", [7000.0, 1000.0, 2000.0, 2000.0])
@@ -40,8 +51,8 @@ def curve(problem, *recordings, **options) -> list[RedundancyPoint]:
 
 
 def test_a_curve_by_hand():
-    """Of a, expert 0 outweighs all others, so that it stands beside 1, and of b both GPUs have 6000 tokens. With a slot more a
-    GPU, 0 and 1 are on both, 2 and 3 on one each: of a, 3500 + 500 + 2000 tokens per GPU, and of b 6000 again."""
+    """In a, expert 0 outweighs all others, so that it shares a GPU with 1; in b both GPUs have 6000 tokens. With a slot more a
+    GPU, 0 and 1 are on both, 2 and 3 on one each: 3500 + 500 + 2000 tokens per GPU in a, and 6000 again in b."""
     points = curve(problem_of(A), A, B)
     assert [(at.slots, at.spare, at.slots_of_gpu) for at in points] == [(4, 0, 2), (6, 2, 3), (8, 4, 4)]
     assert [at.planned_balancedness for at in points] == pytest.approx([6000 / 8000, 1, 1])
@@ -52,9 +63,9 @@ def test_a_curve_by_hand():
 
 
 def test_the_error_of_a_gain_is_that_of_a_verdict():
-    """The plans of the curve by hand, one beside the other."""
+    """The plans of the curve, made by hand."""
     few, more, _ = curve(problem_of(A), A, B)
-    plans = plan_of("4 slots", [[0, 1], [2, 3]]), plan_of("6 slots", [[0, 1, 2], [0, 1, 3]])
+    plans = laid_out("4 slots", [[0, 1], [2, 3]]), laid_out("6 slots", [[0, 1, 2], [0, 1, 3]])
     assert (few.error, few.interval) == (0, (0, 0))
     assert more.error == pytest.approx(gain_of(Judge(problem_of(A)), *plans, B).error) and more.error > 0
     assert more.interval == pytest.approx((more.gain - 1.96 * more.error, more.gain + 1.96 * more.error), abs=1e-5)
@@ -67,7 +78,7 @@ def test_a_hundred_times_the_tokens_have_a_tenth_of_the_error():
 
 
 def test_several_recordings_share_the_error_and_the_worst_is_named():
-    """Of independent recordings the error of the mean is the root of the sum of squares over their number."""
+    """The error of the mean over independent recordings is the root of the sum of squares over their number."""
     other = loads("other", [2000.0, 6000.0, 3000.0, 1000.0])
     alone = [curve(problem_of(A), A, judged)[1] for judged in (B, other)]
     both = curve(problem_of(A), A, B, other)[1]
@@ -153,7 +164,7 @@ def test_a_point_survives_json():
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
 def test_spare_slots_of_deepseek_r1():
-    """As in docs/verdict.md: held out, balance rises more slowly with every further slot."""
+    """Held out, balance rises more slowly with every further slot, as docs/verdict.md says."""
     planned, judged = (read_workload(DATA / f"{name}.json") for name in ("decode_in1000out1000", "decode_in2000out100"))
     problem = make_problem(
         planned, cluster_presets()["hgx-h100-4-nodes"].cluster, model_presets()["DeepSeek-R1"].model, Datasheet()
@@ -163,3 +174,139 @@ def test_spare_slots_of_deepseek_r1():
     assert [at.slots for at in points[:3]] == [256, 288, 320]
     assert (np.diff(balance) > 0).all() and balance[1] - balance[0] > balance[3] - balance[2]
     assert isinstance(planned, ExpertLoad) and (balance < [at.planned_balancedness for at in points]).all()
+
+
+def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[RedundancyPoint]:
+    """From four slots on, two GPUs with one more each at a time. noise: float64[point, draw], or alike everywhere; the first
+    point is the one that gains are over, and has none."""
+    noise = np.broadcast_to(noise, (len(gains), RESAMPLES))
+    return [
+        RedundancyPoint(
+            slots=4 + 2 * turn,
+            spare=2 * turn,
+            slots_of_gpu=2 + turn,
+            balancedness=1.0,
+            least_balancedness=1.0,
+            planned_balancedness=1.0,
+            seconds=1.0,
+            gain=gain,
+            memory_bytes=0.0,
+            gpu_bytes=0.0,
+            error=deviation(noise[turn]) if turn else 0.0,
+            gain_worst=gain,
+            draws=gain + noise[turn] if turn else np.zeros(RESAMPLES),
+        )
+        for turn, gain in enumerate(gains)
+    ]
+
+
+ALTERNATING = np.resize([0.05, -0.05], RESAMPLES)
+"""Noise with a standard deviation of 0.05 · √(24 / 23)."""
+
+
+@pytest.mark.parametrize(
+    ("gains", "slots", "rule"),
+    [
+        ((0.0, 0.09, 0.1), 6, "enough"),  # nine tenths of the most
+        ((0.0, 0.089, 0.1), 8, "enough"),
+        ((0.0, 0.1, 0.05), 6, "enough"),  # more is worse
+        ((0.0, 0.009, 0.0099), 4, "too little"),
+        ((0.0, 0.0, 0.01), 8, "enough"),
+        ((0.0, -0.1, -0.2), 4, "too little"),
+        ((0.0,), 4, "too little"),
+    ],
+)
+def test_the_knee_where_nothing_is_noise(gains, slots, rule):
+    advised = knee(points(*gains))
+    assert (advised.slots, advised.rule) == (slots, rule)
+
+
+def test_a_gain_that_may_as_well_be_nothing_advises_no_spare_slots():
+    """8 % more, plus or minus twice 5 %."""
+    advised = knee(points(0.0, 0.04, 0.08, noise=ALTERNATING))
+    assert (advised.slots, advised.rule) == (4, "noise")
+    assert advised.reason == (
+        "the most that any number of spare slots brings may as well be nothing (+8.0 % with 8 slots, 95 % interval "
+        "-2.0 % to +18.0 %)"
+    )
+
+
+def test_what_cannot_be_told_from_nearly_the_most_is_enough():
+    """Nine tenths of 20 % are 4 % more than 14 %; that the noise of the two is of opposite sign leaves open."""
+    opposite = np.stack([ALTERNATING * 0, -ALTERNATING, ALTERNATING])
+    advised = knee(points(0.0, 0.14, 0.2, noise=opposite))
+    assert (advised.slots, advised.rule) == (6, "as good")
+    assert advised.reason == (
+        "the fewest whose gain cannot be told from 90 % of the most that any number brings (+20.0 % with 8 slots, 95 % "
+        "interval +10.0 % to +30.0 %)"
+    )
+
+
+def test_what_differs_alike_in_every_draw_is_told_apart():
+    """The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise."""
+    advised = knee(points(0.0, 0.14, 0.2, noise=ALTERNATING))
+    assert (advised.slots, advised.rule) == (8, "enough")
+    assert advised.reason.startswith(
+        "the fewest that bring 90 % of the most that any number brings (+20.0 % with 8 slots"
+    )
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.floats(-0.3, 0.5), min_size=1, max_size=6), seeds, st.floats(0, 0.2), st.floats(1, 5))
+def test_more_noise_never_advises_more_slots(gains, seed, size, more):
+    noise = size * np.random.default_rng(seed).standard_normal((len(gains) + 1, RESAMPLES))
+    fewer, advised = (knee(points(0.0, *gains, noise=scale * noise)).slots for scale in (more, 1.0))
+    assert fewer <= advised <= knee(points(0.0, *gains)).slots
+
+
+def test_advice_survives_json():
+    advised = knee(points(0.0, 0.09, 0.1))
+    assert Knee.from_json(advised.to_json(), "advice") == advised
+
+
+MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=64, d_ff=256)
+LOAD = ExpertLoad("loads", np.array([[40.0, 10.0, 30.0, 20.0], [10.0, 10.0, 10.0, 70.0]]), (1, 2))
+
+
+def problem_with(*memory: float) -> Problem:
+    gpus = tuple(make_gpu(memory=size) for size in memory)
+    cluster = Cluster(name="c", nodes=(Node(name="n", gpus=gpus),), latency=1e-5)
+    return make_problem(LOAD, cluster, MODEL, Datasheet())
+
+
+def uneven(*rows, **parts) -> Plan:
+    placement = Placement(experts=4, experts_of_gpu=tuple(tuple(map(tuple, row)) for row in rows), model_layers=(1, 2))
+    return plan_of(placement, **{"name": "p"} | parts)
+
+
+def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
+    problem = problem_with(1e9, 1e9)
+    plan = uneven([[2, 0, 1], [3]], [[0, 1], [3, 2, 0]])
+    projection = project_evenly(plan, problem)
+    assert projection.slots == 3
+    assert projection.plan.placement.slots.tolist() == [[3, 3], [3, 3]]
+    assert projection.plan.placement.experts_of_gpu[0][0] == (2, 0, 1)  # what stays keeps its slots
+    assert projection.plan.placement.experts_of_gpu[1][1] == (3, 2, 0)
+    assert (projection.added, projection.dropped) == (3, 0)
+    assert projection.plan.parent == plan.id and projection.plan.name == "p, even"
+    assert projection.before.total == simulate(plan, problem).total
+    assert projection.after.total == simulate(projection.plan, problem).total
+    assert projection.plan.placement.experts_of_gpu[1][0] == (0, 1, 3)  # the busiest expert gets the replica
+
+
+def test_an_even_plan_stays_as_it_is():
+    projection = project_evenly(uneven([[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem_with(1e9, 1e9))
+    assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0)
+    assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
+    assert projection.before == projection.after
+
+
+def test_the_smallest_memory_limits_the_slots():
+    """Two layers of three slots fit the first GPU, of two the second; there are 196608 bytes an expert."""
+    expert = MODEL.bytes_per_expert
+    problem = problem_with(6.5 * expert / 0.9, 4.5 * expert / 0.9)
+    projection = project_evenly(uneven([[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), problem)
+    assert projection.slots == 2
+    assert projection.dropped == 2 and projection.added == 0
+    with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
+        project_evenly(uneven([[2, 0, 1], [3]], [[0, 1, 2], [3]]), problem_with(6.5 * expert / 0.9, 2.5 * expert / 0.9))

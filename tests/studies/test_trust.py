@@ -1,4 +1,4 @@
-"""Predictions beside public measurements: what is held out is not fitted, and the errors are those of the product."""
+"""Predictions held against public measurements: held-out points are not fitted, and the errors are the product's."""
 
 import json
 from contextlib import redirect_stdout
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    """What the command says as JSON: the predictions, which take a while, are made once."""
+    """The predictions of the command as JSON, made once because they take a while."""
     with redirect_stdout(StringIO()) as output:
         assert main(["trust", "--json"]) == 0
     return output.getvalue()
@@ -57,7 +57,7 @@ def test_every_second_point_is_held_out_and_meets_nothing_by_construction(held):
 
 
 def test_numbers_of_nodes_that_were_not_measured_are_honestly_worse(held):
-    """Four nodes from two and eight: what an estimate between measured numbers of nodes is worth."""
+    """Four nodes from two and eight: the error of an estimate between measured numbers of nodes."""
     left_out = next(row for row in summaries(held) if row.of == "DeepEP normal dispatch, from other numbers of nodes")
     known = next(row for row in summaries(held) if row.of == "DeepEP normal dispatch" and row.nodes == left_out.nodes)
     assert left_out.fitted == 0 and left_out.mean > 5 * known.mean

@@ -15,43 +15,25 @@ from engine.costs import CollectiveTimes, Combined, CostProfile, Datasheet, Line
 from engine.costs.alpha_beta import AlphaBeta
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
-from engine.plan import Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.systems import SYSTEMS, TRAINING, run
-from engine.training import TrainingStep, balanced_load
-from engine.workload import RoutingTrace, TrafficMatrix
+from engine.workload import TrafficMatrix
 from tests.cases.examples import examples
+from tests.cases.plans import plan_of
+from tests.cases.problems import small, step_problem
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
 
 FEW = settings(max_examples=examples(25), deadline=None)
 CASES = ("linear", "rcs", "aurora")
 
 
-def plan_of(problem: Problem, placement, mode: str = "concurrent") -> Plan:
-    return Plan(name="trial", placement=placement, send_order=SendOrder(mode=mode), provenance=Provenance(optimiser=""))
-
-
 @st.composite
 def planned(draw) -> tuple[Problem, Plan]:
     problem = draw(problems())
     placement = draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
-    return problem, plan_of(problem, placement)
-
-
-def small(mixed: bool = True, layers: int = 3) -> Problem:
-    cards = [make_gpu(place % 2 if mixed else 0, send=1e6 / (1 + (place % 2 if mixed else 0))) for place in range(4)]
-    rng = np.random.default_rng(3)
-    trace = RoutingTrace("small", rng.zipf(1.6, (400, layers, 1)).clip(1, 8).astype(np.int16) - 1, 8)
-    return make_problem(trace, cluster_of(*cards, latency=1e-4), make_model(layers, 8), Datasheet())
-
-
-def step_problem() -> Problem:
-    model = make_model(2, 4)
-    step = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
-    cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
-    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=step)
+    return problem, plan_of(placement)
 
 
 @FEW

@@ -18,11 +18,10 @@ from engine.plan import Plan
 from engine.store import tables, team
 from engine.store.database import database
 from engine.store.problems import problem_arguments, save_inputs
-from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
-from tests.app.test_pages import press, visit
-from tests.app.test_step_page import said
 from tests.cases.broken_plans import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
-from tests.test_cli import CommandLine
+from tests.cases.cli import CommandLine
+from tests.cases.pages import press, said, studio, visit
+from tests.cases.sessions import JOB, comes_from, session_with_plans
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +115,7 @@ def saved(workspace: str, plan: dict, name: str) -> str:
 
 
 def opened(plan: str) -> AppTest:
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = studio()
     app.query_params["plan"] = plan
     return visit(app, "review")
 
@@ -157,8 +156,7 @@ def test_a_page_refuses_a_broken_plan_of_the_session(own_data_folder, monkeypatc
     (kept,) = (own_data_folder / "sessions").iterdir()
     identity = Plan.from_dict(changed, "plan").id
     kept.write_text(kept.read_text().replace(plan.id, identity))
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    app.query_params["session"] = token
+    app = studio(session=token)
     visit(app, page)
     lines = said((*app.info, *app.error))
     assert re.search(says, lines), lines

@@ -7,10 +7,11 @@ import numpy as np
 from engine.cluster import Gpu
 from engine.costs import CostModel
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.workload import ExpertLoad, RoutingTrace, Workload
+from tests.cases.plans import plan_of
 from tests.strategies import cluster_of, make_gpu, make_model
 
 
@@ -38,18 +39,18 @@ def log(name: str, *tokens: list[int], experts: int = 4) -> RoutingTrace:
 
 
 def problem_of(workload: Workload, gpus: int = 2, memory: float = 1e9) -> Problem:
-    """On GPUs whose sends take no time to speak of."""
+    """A problem on GPUs with sends that take no time to speak of."""
     cluster = cluster_of(*[make_gpu(send=1e30, memory=memory)] * gpus)
     return make_problem(workload, cluster, make_model(workload.layers, workload.num_experts), SecondAToken())
 
 
-def plan_of(name: str, *layers: list[list[int]], made_from: Workload | None = None, **provenance) -> Plan:
-    """The experts on every GPU of every layer; made_from: the recording in its provenance."""
+def laid_out(name: str, *layers: list[list[int]], made_from: Workload | None = None, **provenance) -> Plan:
+    """A plan by the experts on every GPU of every layer.
+
+    made_from: the recording in its provenance.
+    """
     experts = max(expert for gpus in layers for slots in gpus for expert in slots) + 1
     inputs = {"workload": made_from.digest} if made_from else {}
-    return Plan(
-        name=name,
-        placement=Placement(experts=experts, experts_of_gpu=layers, model_layers=tuple(range(1, len(layers) + 1))),
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(**({"optimiser": "by hand"} | provenance), inputs=inputs),
-    )
+    placement = Placement(experts=experts, experts_of_gpu=layers, model_layers=tuple(range(1, len(layers) + 1)))
+    origin = Provenance(**({"optimiser": "by hand"} | provenance), inputs=inputs)
+    return plan_of(placement, name=name, provenance=origin)

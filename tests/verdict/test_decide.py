@@ -27,7 +27,7 @@ def part(gain: float, error: float = 0.0, name: str = "b", **more) -> HeldOut:
 
 
 def evidence(*gains: float, error: float = 0.0, **more) -> Evidence:
-    """Of a plan that meets everything and has no replicas, but for what is said."""
+    """The evidence of a plan that meets every threshold and has no replicas, with changes."""
     fields = {
         "plan": "new",
         "deployed": "old",
@@ -127,7 +127,7 @@ def test_a_move_that_never_pays_is_not_one_of_which_nothing_is_known():
 
 
 def test_more_confidence_asks_for_more():
-    """Of a normal distribution 95 % lie within 1.96, 99 % within 2.58 standard errors."""
+    """95 % of a normal distribution lie within 1.96, 99 % within 2.58 standard errors."""
     case = evidence(parts=(part(0.2, error=0.09),))
     assert case.interval(0.95) == pytest.approx((0.2 - 1.96 * 0.09, 0.2 + 1.96 * 0.09), abs=1e-4)
     assert word(case, confidence=0.95) == "do-it"

@@ -1,6 +1,7 @@
-"""Verdicts that can be reckoned by hand, and what must hold of all."""
+"""Verdicts reckoned by hand and on recorded loads, and laws that all of them keep."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,13 @@ from engine.errors import InputError, StoppedError
 from engine.plan import Travel
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, lite
 from tests.cases.examples import examples
+from tests.costs.silicon import needs_tables
 from tests.strategies import seeds
-from tests.verdict.hand import loads, log, plan_of, problem_of
+from tests.verdict.hand import laid_out, loads, log, problem_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")]
 
 A = loads("a", [3000.0, 3000.0, 1000.0, 1000.0])
 B = loads("b", [3000.0, 2000.0, 1000.0, 2000.0])
@@ -25,8 +30,8 @@ LINEAR, APART = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
 def test_the_gain_on_another_recording_by_hand():
-    """Of a, contiguous blocks take 6000 s and the plan 4000, half as many again; of b 5000 and 4000, a quarter."""
-    plan = plan_of("plan", APART, made_from=A)
+    """On a, contiguous blocks take 6000 s and the plan 4000, half as many again; on b 5000 and 4000, a quarter."""
+    plan = laid_out("plan", APART, made_from=A)
     verdict = verdict_of(plan, problem_of(A), [A, B])
     (part,) = verdict.parts
     assert (part.by, part.part, part.planned_on) == ("recording", "b", "a")
@@ -41,9 +46,9 @@ def test_the_gain_on_another_recording_by_hand():
 
 
 def test_a_plan_that_is_wrong_for_another_hour():
-    """Of the recording that comes, contiguous blocks take 4000 s and the plan for a 6000: a third less."""
+    """On the next recording, contiguous blocks take 4000 s and the plan for a 6000: a third less."""
     there = loads("there", [3000.0, 1000.0, 3000.0, 1000.0])
-    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, there])
+    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, there])
     assert verdict.gain_held_out == pytest.approx(-1 / 3)
     assert verdict.persistence == pytest.approx(-1 / 3 / 0.5)
     assert verdict.verdict == "not-now" and verdict.break_even_steps is None
@@ -51,7 +56,7 @@ def test_a_plan_that_is_wrong_for_another_hour():
 
 def test_the_move_by_hand():
     """Two experts of 3 × 64 × 96 numbers of two bytes change places, over ports that take no time to speak of."""
-    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, B])
+    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, B])
     assert verdict.move_bytes == 2 * 3 * 64 * 96 * 2
     assert verdict.move_seconds == pytest.approx(0, abs=1e-20)
     assert verdict.break_even_steps == pytest.approx(0, abs=1e-20)
@@ -59,7 +64,7 @@ def test_the_move_by_hand():
 
 def test_memory_of_replicas_by_hand():
     """Two of six slots are spare; each GPU holds three experts where it held two."""
-    plan = plan_of("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
+    plan = laid_out("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
     verdict = verdict_of(plan, problem_of(A), [A, B], thresholds=Thresholds(replica_gain=0.1))
     size = 3 * 64 * 96 * 2
     assert (verdict.memory_bytes, verdict.memory_bytes_per_gpu) == (2 * size, size)
@@ -75,7 +80,7 @@ def test_memory_of_replicas_by_hand():
 
 
 def test_by_time_the_system_is_run_again_on_the_earlier_half():
-    """800 tokens of 0 and 1 come first, then 800 of 0 and 2: what keeps 0 and 1 apart does not keep 0 and 2 apart."""
+    """800 tokens of 0 and 1 come first, then 800 of 0 and 2: a plan that separates 0 and 1 does not separate 0 and 2."""
     drifted = log("drifted", *[[0], [1]] * 400, *[[0], [2]] * 400)
     problem = problem_of(drifted)
     plan = run(SYSTEMS["eplb"], problem, {"redundant": 0, "algorithm": "eplb"}).result.solution
@@ -115,20 +120,20 @@ def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
 
 
 def test_what_is_deployed_already_is_not_now():
-    plan = plan_of("plan", APART, made_from=A)
+    plan = laid_out("plan", APART, made_from=A)
     verdict = verdict_of(plan.model_copy(update={"name": "again"}), problem_of(A), [A, B], deployed=plan)
     assert verdict.verdict == "not-now" and verdict.gain_held_out is None
     assert verdict.reasons == ("The plan does exactly what is deployed, so there is nothing to win.",)
 
 
 def test_one_recording_of_loads_says_nothing():
-    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A])
+    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A])
     assert verdict.verdict == "cannot-say" and "Nothing was held out" in verdict.reasons[0]
 
 
 def test_a_recording_with_errors_says_nothing():
     silent = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
-    plan = plan_of("plan", APART, APART)
+    plan = laid_out("plan", APART, APART)
     verdict = verdict_of(plan, problem_of(silent), [silent])
     assert verdict.verdict == "cannot-say" and "received no tokens" in verdict.reasons[0]
     assert verdict.parts == () and verdict.gain_held_out is None
@@ -136,7 +141,7 @@ def test_a_recording_with_errors_says_nothing():
 
 def test_few_tokens_say_nothing_and_how_many_are_needed():
     few = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
-    verdict = verdict_of(plan_of("plan", APART, made_from=few[0]), problem_of(few[0]), few)
+    verdict = verdict_of(laid_out("plan", APART, made_from=few[0]), problem_of(few[0]), few)
     assert verdict.verdict == "cannot-say" and verdict.tokens_per_expert == 20
     assert "Record at least 100 tokens" in verdict.reasons[0]
 
@@ -144,12 +149,12 @@ def test_few_tokens_say_nothing_and_how_many_are_needed():
 def test_a_goal_and_a_plan_that_do_not_fit_are_refused():
     three = loads("three", [1.0] * 6)
     with pytest.raises(InputError, match="the plan plan is for 4 experts"):
-        verdict_of(plan_of("plan", APART), problem_of(three), [three])
+        verdict_of(laid_out("plan", APART), problem_of(three), [three])
 
 
 def test_stopped_before_the_end_there_is_none():
     with pytest.raises(StoppedError, match="stopped before there was a verdict"):
-        verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, B], stop=lambda: True)
+        verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, B], stop=lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +170,14 @@ def test_stopped_before_the_end_there_is_none():
 )
 def test_no_threshold_enters_the_evidence(limits):
     """A verdict by other thresholds, from evidence that was kept as JSON, is the one of a new judgement by them."""
-    plan = plan_of("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
+    plan = laid_out("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
     kept = Evidence.from_json(evidence_of(plan, problem_of(A), [A, B]).to_json(), "kept")
     thresholds = Thresholds(**limits)
     assert verdict_from(kept, thresholds) == verdict_of(plan, problem_of(A), [A, B], thresholds=thresholds)
 
 
 def test_tokens_of_linear_travel_as_those_of_the_plan():
-    plan = plan_of("plan", APART, made_from=A).model_copy(update={"travel": Travel(unit="gpu")})
+    plan = laid_out("plan", APART, made_from=A).model_copy(update={"travel": Travel(unit="gpu")})
     assert verdict_of(plan, problem_of(A), [A, B]).gain_held_out == pytest.approx(0.25)
 
 
@@ -185,7 +190,7 @@ def test_scaling_loads_changes_no_gain(seed, factor):
     verdicts = []
     for scale in (1.0, factor):
         a, b = (ExpertLoad(name, load * scale, (1, 2)) for name, load in (("a", first), ("b", second)))
-        laid = plan_of("plan", [[0, 1, 2], [3, 0, 1]], [[0, 3, 2], [1, 0, 3]], made_from=a, **plan)
+        laid = laid_out("plan", [[0, 1, 2], [3, 0, 1]], [[0, 3, 2], [1, 0, 3]], made_from=a, **plan)
         verdicts.append(verdict_of(laid, problem_of(a), [a, b]))
     first, other = verdicts
     assert other.gain_held_out == pytest.approx(first.gain_held_out)
@@ -195,26 +200,46 @@ def test_scaling_loads_changes_no_gain(seed, factor):
 
 
 def test_a_bare_placement_runs_as_the_plan_does():
-    plan = plan_of("plan", APART).model_copy(update={"travel": Travel(unit="gpu"), "execution": "context-coherent"})
-    bare = plan_of("bare", LINEAR).placement
+    plan = laid_out("plan", APART).model_copy(update={"travel": Travel(unit="gpu"), "execution": "context-coherent"})
+    bare = laid_out("bare", LINEAR).placement
     now = running(bare, plan)
     assert (now.name, now.travel, now.execution, now.placement) == ("deployed", plan.travel, plan.execution, bare)
-    assert running(plan_of("copies", [[0, 1, 2], [0, 2, 3]]).placement, plan).execution == "vanilla"
+    assert running(laid_out("copies", [[0, 1, 2], [0, 2, 3]]).placement, plan).execution == "vanilla"
 
 
 # Which recordings a plan has seen
 
 
 def test_recordings_are_known_by_their_digests():
-    judge, plan = Judge(problem_of(A)), plan_of("plan", APART, made_from=A)
+    judge, plan = Judge(problem_of(A)), laid_out("plan", APART, made_from=A)
     again = loads("another name of the same", *A.load.tolist())
     assert split_by_origin(plan, [B, A, again, A], judge) == ((A,), (B,))
-    assert split_by_origin(plan_of("plan", APART), [A, B], judge) == ((), (A, B))
+    assert split_by_origin(laid_out("plan", APART), [A, B], judge) == ((), (A, B))
 
 
 def test_a_recording_at_the_tokens_of_a_step_is_its_whole_one():
     whole = RoutingTrace("chat", A.load.astype(np.int16).reshape(-1, 1, 1) % 4, 4)
     step = loads("chat, at 64 tokens per GPU", [30.0, 30.0, 10.0, 10.0])
-    judge, plan = Judge(problem_of(step)), plan_of("plan", APART, made_from=step)
+    judge, plan = Judge(problem_of(step)), laid_out("plan", APART, made_from=step)
     assert split_by_origin(plan, [step, whole, B], judge) == ((whole,), (B,))
     assert split_by_origin(plan, [step, B], judge) == ((step,), (B,))
+
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict.md"
+
+
+@needs_tables
+def test_the_table_of_deepseek_r1():
+    """One row of each table; `python -m tests.benchmarks.bench_verdict` prints them all."""
+    r1, text = R1(DECODE), DOCUMENT.read_text()
+    first = r1.row(NAMES[1])
+    assert first in text and first.endswith("| do it |")
+    assert r1.verdict(NAMES[3], deployed=NAMES[2]).verdict == "not-now"
+
+
+def test_a_task_and_another_on_deepseek_v2_lite():
+    """The second half of a task is served by a plan for its first half; another task is not."""
+    alone, both = lite(0, "intent"), lite(0, "intent", "summary")
+    assert alone.verdict == "do-it" and alone.persistence > 0.9
+    assert both.verdict == "try-it" and both.persistence < 0.5 and both.gain_worst < 0
+    assert both.parts[0] == alone.parts[0]

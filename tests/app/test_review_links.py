@@ -1,0 +1,261 @@
+"""Links to plans on the Review page, also to lost ones, and to the layer, GPU or chart that a comment points to."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.charts import review as charts
+from app.review import store as review_store
+from engine import store
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.problem import make_problem
+from engine.store import team
+from engine.store.database import database
+from engine.store.problems import problem_arguments
+from engine.store.team_approval import Place
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.training import usual_step
+from engine.workload import RoutingTrace
+from tests.cases.pages import buttons, field, press, said, studio, visit
+from tests.cases.reviews import fill, link, review_of, save
+from tests.cases.sessions import problem_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def app(ana: AppTest) -> Iterator[AppTest]:
+    """Ana's session on the Review page, in a workspace of hers."""
+    team.add_workspace(database(), "Autumn <b>x</b>", "Ana")
+    return visit(ana, "review")
+
+
+# Links.
+
+
+def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest) -> None:
+    prose = replace(problem_of(app).workload, name="other")
+    other = RoutingTrace("other", prose.experts[::-1].copy(), prose.num_experts)
+    store.save_workload(other)
+    session = app.session_state
+    session["workloads"] = {**session["workloads"], other.digest: "other"}
+    session["others"], session["in_use"] = [other.digest], app.plans[0].id
+    session["cost"] = {"source": "datasheet", "compute_efficiency": 0.5, "memory_efficiency": 0.8, "launch": 5e-6}
+    app.run()
+    saved = save(app, "to be shared")
+    visitor = link(plan=saved.plan)
+    theirs = visitor.session_state
+    assert theirs["plan"] == saved.plan and theirs["in_use"] == app.plans[0].id
+    for key in ("workload", "cluster", "model", "others", "second", "step", "cost"):
+        assert theirs[key] == session[key], key
+    assert "to be shared" in said(visitor.subheader)
+    visit(visitor, "timeline")
+    assert not visitor.error and any(metric.label == "Simulated pass" for metric in visitor.metric)
+    visit(visitor, "optimise")
+    listed = visitor.dataframe[0].value.set_index("Plan")
+    assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
+
+
+def test_a_link_opens_its_plan_where_plans_were_compared_before(app: AppTest) -> None:
+    saved = save(app, "to be shared")
+    press(app, "Compare")
+    assert "to be shared" not in said(app.subheader)
+    assert "to be shared" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
+
+
+def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
+    saved = save(app, question="first?")
+    newest = team.open_review(database(), saved.number, "second?", "Ben")
+    assert "first?" in said(link(plan=saved.plan, review=_oldest(saved)).text)
+    assert "second?" in said(link(plan=saved.plan, review=newest.id).text)
+
+
+def _oldest(saved: team.SavedPlan) -> str:
+    return team.reviews_of(database(), saved.number)[-1].id
+
+
+def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: AppTest) -> None:
+    saved = save(app)
+    visitor = link(plan=saved.plan)
+    visit(visitor, "workload")
+    next(button for button in visitor.button if button.key == "strip-cluster-hgx-h100-8").click().run()
+    again = link(plan=saved.plan, session=visitor.query_params["session"])
+    assert again.session_state["cluster"] == cluster_presets()["hgx-h100-8"].cluster
+    assert again.session_state["reviewed"][0] == saved.number and not again.error
+
+
+def test_a_link_that_leads_nowhere_is_said() -> None:
+    for plan in ("0" * 64, "x'; drop table plan; --", "<script>alert(1)</script>"):
+        visitor = link(plan=plan)
+        assert "does not work" in said(visitor.error) and "<script>" not in visitor.error[0].value
+        assert visitor.session_state["plan"] is None and visitor.info
+
+
+def test_a_link_of_a_plan_and_another_ones_review_is_said(app: AppTest) -> None:
+    saved = save(app)
+    visitor = link(plan=app.plans[0].id, review=review_of(saved).id)
+    assert "review of another one" in said(visitor.error)
+
+
+def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: AppTest, own_data_folder: Path) -> None:
+    saved = save(app, note="look here")
+    (recording,) = (own_data_folder / "workloads").iterdir()
+    recording.rename(own_data_folder / "away.npz")
+    visitor = link(plan=saved.plan)
+    assert "does not have the recording alpha-code" in said(visitor.warning)
+    assert visitor.session_state["plan"] is None and visitor.session_state["workload"] is None
+    assert "look here" in said(visitor.text) and "Comment" in buttons(visitor)
+    assert next(metric for metric in visitor.metric if metric.label == "Time, simulated").value.endswith("ms")
+    overload = next(metric for metric in visitor.metric if metric.label == "Overload factor")
+    assert overload.value.endswith("×") and "p95" in overload.help
+    press(visitor, "Open in this session")
+    assert "does not have the recording" in said(visitor.error)
+    (own_data_folder / "away.npz").rename(recording)
+    press(visitor, "Open in this session")
+    assert visitor.session_state["plan"] == saved.plan and not visitor.warning
+
+
+@pytest.mark.parametrize("kind", ["step", "two"])
+def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: str) -> None:
+    problem = problem_of(app)
+    if kind == "step":
+        problem = make_problem(
+            problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8)
+        )
+        plan = run(TRAINING["lina"], problem, {}).result.solution
+    else:
+        second = RoutingTrace("second", problem.workload.experts[::-1].copy(), problem.workload.num_experts)
+        store.save_workload(second)
+        problem = make_problem(
+            problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model)
+        )
+        plan = run(SYSTEMS["packing"], problem, {}).result.solution
+    inputs = problem_arguments(problem) | {review_store.NAMES: {}}
+    room = team.workspaces(database())[0]
+    saved = team.save_plan(database(), room.id, plan, "Ben", "", inputs)
+    visitor = link(plan=saved.plan)
+    assert not visitor.error and visitor.session_state["plan"] == saved.plan
+    assert (visitor.session_state["step"] is not None) == (kind == "step")
+    assert (visitor.session_state["second"] is not None) == (kind == "two")
+    expected = "pieces of at most 30 MB" if kind == "step" else "second model's 16 experts"
+    assert expected in said(visitor.markdown)
+    visit(visitor, "timeline")
+    assert not visitor.error and not visitor.info
+
+
+def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppTest, monkeypatch) -> None:
+    save(app)
+    monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
+    visit(app, "review")
+    assert "does not answer" in said(app.error)
+    visit(app, "timeline")
+    assert not app.error
+
+
+# Where a comment points.
+
+
+def about(app: AppTest):
+    return field(app, "About")
+
+
+def point(app: AppTest, title: str, text: str = "look") -> None:
+    about(app).set_value(next(option for option in about(app).options if option == title))
+    fill(app, "Your comment", text)
+    press(app, "Comment")
+
+
+def follow(**query: str) -> AppTest:
+    """A new session that opens a link which leads to a page of its own."""
+    app = studio()
+    for name, value in query.items():
+        app.query_params[name] = value
+    return visit(app, "review")
+
+
+def shown_layers(app: AppTest, label: str) -> tuple[int, int]:
+    return next(slider.value for slider in app.slider if slider.label == label)
+
+
+def test_a_comment_points_to_a_layer_on_the_timeline_or_on_affinity(app: AppTest) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    point(app, "Layers 4 and 5 on Affinity")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4"] and about(app).value is None
+    codes = [code.value for code in app.code]
+    assert any(code.endswith(f"plan={saved.plan}&review={review.id}&about=layer%3A3") for code in codes)
+    visitor = follow(plan=saved.plan, review=review.id, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
+    assert visitor.session_state["plan"] == saved.plan and not visitor.exception and not visitor.error
+    assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
+    visitor = follow(plan=saved.plan, review=review.id, about="hops:4")
+    assert [header.value for header in visitor.header] == ["Affinity"]
+    assert shown_layers(visitor, "Layers compared") == (4, 5) and not visitor.exception
+    press(app, "Layer 3 on Timeline")
+    assert [header.value for header in app.header] == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
+    press(app, "Back to the comment")
+    assert [header.value for header in app.header] == ["Review"] and "about" not in app.query_params
+    assert "Discussion" in said(app.subheader)
+
+
+def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None:
+    saved = save(app)
+    names = problem_of(app).cluster.gpu_names
+    point(app, names[5])
+    point(app, "Timelines of the brief")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["gpu:5", "chart:timelines"]
+    visitor = link(plan=saved.plan, review=review.id, about="gpu:5")
+    assert f"points to {names[5]}, framed below" in said(visitor.markdown)
+    assert visitor.query_params["about"] in ("gpu:5", ["gpu:5"])
+    press(visitor, "Timelines of the brief")
+    assert "points to this chart" in said(visitor.markdown) and "framed below" not in said(visitor.markdown)
+    figure = charts.placement(app.plans[1], problem_of(app), 5)
+    assert [(shape.x0, shape.x1) for shape in figure.layout.shapes][-1] == (4.5, 5.5)
+
+
+def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> None:
+    def page() -> None:
+        from app import state
+        from app.review import place
+
+        state.restore()
+        place.mark_layer()
+
+    saved = save(app)
+    beside = AppTest.from_function(page)
+    beside.query_params["session"] = app.query_params["session"]
+    beside.session_state["reviewed"] = (saved.number, None)
+    assert not beside.run().markdown
+    beside.session_state["pointed"] = (Place("layer", 7), 1)
+    assert "The comment points to layer 7." in said(beside.run().markdown)
+    beside.session_state["plan"] = app.plans[0].id
+    assert not beside.run().markdown and not beside.exception
+
+
+def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest) -> None:
+    saved = save(app, "to be shared")
+    for text in ("layer:-1", "<script>alert(1)</script>", "chart:x", "gpu:1 2", "layer:9999999"):
+        visitor = link(plan=saved.plan, about=text)
+        assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
+        assert "to be shared" in said(visitor.subheader)
+
+
+def test_a_link_to_a_layer_that_the_plan_lacks_begins_with_the_first(app: AppTest) -> None:
+    visitor = follow(plan=save(app).plan, about="layer:4000")
+    assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error and not visitor.exception
+
+
+def test_where_the_recording_is_gone_a_link_to_a_layer_stays_with_the_discussion(app: AppTest, own_data_folder) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    (recording,) = (own_data_folder / "workloads").iterdir()
+    recording.unlink()
+    visitor = link(plan=saved.plan, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Review"]
+    assert "does not have the recording" in said(visitor.error) and "look" in said(visitor.text)

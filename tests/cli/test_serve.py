@@ -1,0 +1,173 @@
+"""`serve` and `catalogue`: whole steps of serving on the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.catalogue import cluster_presets, packaged
+from engine.catalogue.packaged import packaged_configs, packaged_gpu_types
+from engine.errors import InputError
+from engine.formats import read_cluster, read_model
+from tests.cases.cli import ALPHA, INPUTS
+from tests.costs.silicon import needs_tables
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def files(engine, tmp_path):
+    """Two plans for the shipped recording on eight H200, a step and the model's config."""
+    paths = {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "eplb", "step", "config")}
+    engine.text("catalogue", "H200", "-o", paths["cluster"])
+    inputs = [*INPUTS[:2], "--cluster", paths["cluster"], *INPUTS[4:]]
+    for system in ("linear", "eplb"):
+        engine.text("plan", *inputs, "--system", system, "-o", paths[system])
+    paths["step"].write_text(json.dumps({"phase": "decode", "sequences": 32, "context": 1000, "output": 200}))
+    paths["config"].write_text(json.dumps(ALPHA))
+    return paths
+
+
+def test_plans_side_by_side_in_a_whole_step(engine, files):
+    arguments = ["serve", files["linear"], files["eplb"], "--serving", files["step"], "--config", files["config"]]
+    answer = engine.json(*arguments)
+    assert answer["step"]["phase"] == "decode" and answer["step"]["overlap"] == "none"
+    first, second = answer["plans"]
+    assert first["gain"] == 0 and second["gain"] == pytest.approx(first["step_seconds"] / second["step_seconds"] - 1)
+    assert first["seconds_per_token"] == first["step_seconds"] >= first["bound_seconds"]
+    assert first["tokens_per_second_per_gpu"] == pytest.approx(32 / first["step_seconds"])
+    assert sum(first["parts"].values()) == pytest.approx(first["step_seconds"])
+    assert {"attention", "head", "dispatch", "ffn"} <= set(first["parts"])
+    assert first["memory"]["fits"] is True
+    (note,) = answer["notes"]  # nobody measured this model
+    assert note.startswith("operators by the datasheet: aiconfigurator")
+    assert "datasheet roofline" in first["operator_source"]
+    text = engine.text(*arguments)
+    assert "tokens/s/GPU" in text and "keys and values; room for" in text and "note: operators by the datasheet" in text
+
+
+def test_prefill_ends_with_the_first_token(engine, files):
+    files["step"].write_text(json.dumps({"phase": "prefill", "sequences": 2, "context": 512, "overlap": "two-batch"}))
+    answer = engine.json(
+        "serve", files["linear"], "--serving", files["step"], "--config", files["config"], "--operators", "datasheet"
+    )
+    (plan,) = answer["plans"]
+    assert plan["seconds_to_first_token"] == plan["step_seconds"] and "seconds_per_token" not in plan
+    assert plan["tokens_per_second_per_gpu"] == pytest.approx(1024 / plan["step_seconds"])
+    assert plan["hidden_seconds"] > 0 and answer["notes"] == []
+
+
+def test_how_tokens_travel_may_be_said(engine, files):
+    arguments = ["serve", files["linear"], "--serving", files["step"], "--config", files["config"]]
+    wide = engine.json(*arguments, "--travel", "copies:fp32:fp32")["plans"][0]
+    narrow = engine.json(*arguments, "--travel", "copies:fp8:bf16")["plans"][0]
+    assert narrow["parts"]["dispatch"] < wide["parts"]["dispatch"]
+
+
+@needs_tables
+def test_what_cannot_be_served_is_said_in_one_line(engine, files):
+    step, config = ["--serving", files["step"]], ["--config", files["config"]]
+    message = engine.refused("serve", files["linear"], *step)
+    assert "the sizes of tiny-moe-alpha beside its experts are not known; name its Hugging Face config.json" in message
+    assert "has d_model 7168, the model tiny-moe-alpha 128" in engine.refused(
+        "serve", files["linear"], *step, "--config", "deepseek-ai/DeepSeek-V3"
+    )
+    message = engine.refused("serve", files["linear"], *step, *config, "--operators", "aiconfigurator")
+    assert "aiconfigurator has no tiny-moe-alpha on h200_sxm" in message
+    files["step"].write_text(json.dumps({"phase": "decode", "sequences": 31, "context": 1, "overlap": "two-batch"}))
+    assert "31 sequences on a GPU are odd" in engine.refused("serve", files["linear"], *step, *config)
+
+
+@needs_tables
+def test_a_measured_model_is_taken_from_the_catalogue(engine, files, tmp_path):
+    cluster, plan, log = tmp_path / "cluster.json", tmp_path / "plan.json", tmp_path / "log.npy"
+    np.save(log, (np.arange(64)[:, None, None] + 16 * np.arange(8)).repeat(48, axis=1) % 128)
+    engine.text("catalogue", "H200", "-o", cluster)
+    inputs = ["--workload", log, "--cluster", cluster, "--model", "Qwen/Qwen3-30B-A3B"]
+    engine.text("plan", *inputs, "--system", "linear", "-o", plan)
+    answer = engine.json("serve", plan, "--serving", files["step"])
+    (figures,) = answer["plans"]
+    assert answer["notes"] == [] and "compiled engine for sglang on H200" in figures["operator_source"]
+    assert "experts: fused kernels of SGLang (decode)" in figures["moe_source"]
+    assert {operator["origin"] for operator in figures["operators"] if operator["kind"] == "attention"} == {"silicon"}
+
+
+@needs_tables
+def test_balanced_routing_needs_no_recording(engine, files, tmp_path):
+    plan = tmp_path / "plan.json"
+    inputs = ["--cluster", files["cluster"], "--model", "Qwen/Qwen3-30B-A3B"]
+    engine.text("plan", "--workload", "balanced", *inputs, "--system", "linear", "-o", plan)
+    (figures,) = engine.json("serve", plan, "--serving", files["step"])["plans"]
+    assert figures["step_seconds"] == pytest.approx(figures["bound_seconds"], rel=0.01)
+    assert engine.json("simulate", plan)["metrics"]["balancedness"] == pytest.approx(1)
+    assert "balanced" in engine.refused("inspect", "balanced")
+
+
+def test_a_plan_for_the_tokens_of_a_step(engine, files, tmp_path):
+    plan, inputs = tmp_path / "plan.json", [*INPUTS[:2], "--cluster", files["cluster"], *INPUTS[4:]]
+    recorded = engine.json("simulate", files["linear"])["metrics"]["total"]
+    engine.text("plan", *inputs, "--system", "linear", "--serving", files["step"], "-o", plan)
+    here = engine.json("simulate", plan)["metrics"]
+    assert here["total"] < recorded
+    config = ["--config", files["config"], "--operators", "datasheet"]
+    (served,) = engine.json("serve", plan, "--serving", files["step"], *config)["plans"]
+    # The recording at the step is the step's: what is simulated of one is of the other, but for how tokens scatter.
+    assert served["moe_seconds"] == pytest.approx(here["total"], rel=0.1)
+    message = engine.refused("plan", *inputs, "--system", "lancet", "--training", "usual", "--serving", files["step"])
+    assert "--serving is for inference of one model" in message
+
+
+@needs_tables
+def test_the_catalogue_lists_gpus_and_models_with_their_sources(engine):
+    answer = engine.json("catalogue")
+    gpus = {row["name"]: row for row in answer["gpus"]}
+    assert "datasheet" in gpus["H200"]["source"] and "aiconfigurator-core" in gpus["GB200"]["source"]
+    checkpoints = {row["checkpoint"] for row in answer["models"]}
+    assert {None, "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"} <= checkpoints
+    assert "deepseek-ai/DeepSeek-V3" in engine.text("catalogue")
+
+
+def test_a_name_of_the_catalogue_needs_no_file(engine, tmp_path):
+    row = next(row for row in engine.json("catalogue")["clusters"] if row["name"] == "hgx-h100-4-nodes")
+    assert (row["gpus"], row["nodes"]) == (32, 4) and row["source"]
+    assert read_cluster(Path("hgx-h100-4-nodes")) == cluster_presets()["hgx-h100-4-nodes"].cluster
+    assert read_model(Path("DeepSeek-R1")).moe_layers == tuple(range(3, 61))
+    for read, kind in ((read_cluster, "cluster"), (read_model, "model")):
+        with pytest.raises(
+            InputError, match=f"hgx-h100-5: there is no such file, and no {kind} of this name in the catalogue"
+        ):
+            read(Path("hgx-h100-5"))
+    (tmp_path / "DeepSeek-R1").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        read_model(tmp_path / "DeepSeek-R1")
+
+
+@needs_tables
+def test_nodes_of_a_gpu_become_a_cluster(engine, tmp_path):
+    path = tmp_path / "cluster.json"
+    assert engine.text("catalogue", "GB200", "--nodes", 3, "-o", path) == f"saved 12 GPUs in 3 nodes: {path}\n"
+    cluster = read_cluster(path)
+    assert len(cluster.gpus) == 12 and cluster.gpus[0].type == "GB200" and cluster.latency > 0
+    assert "8 GPUs in 1 node:" in engine.text("catalogue", "H200", "-o", path)
+    assert engine.json("catalogue", "H200", "--nodes", 2, "-o", path) == {"saved": str(path), "gpus": 16, "nodes": 2}
+    for arguments, message in (
+        (["H200"], "name the file that the cluster is to be written to"),
+        (["H200", "--nodes", 0, "-o", path], "0 nodes: at least one is needed"),
+        (["X1", "-o", path], "no GPU type 'X1' in the catalogue; it has GB300, GB200"),
+        (["-o", path], "-o writes nodes of one GPU type as a cluster; name the type"),
+    ):
+        assert message in engine.refused("catalogue", *arguments)
+
+
+def test_without_the_package_the_catalogue_says_what_is_missing(engine, monkeypatch):
+    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
+    for cached in (packaged_gpu_types, packaged_configs):
+        cached.cache_clear()
+    try:
+        answer = engine.json("catalogue")
+    finally:
+        for cached in (packaged_gpu_types, packaged_configs):
+            cached.cache_clear()
+    assert answer["notes"] == ["aiconfigurator-core is not installed, which has more GPUs and some seventy MoE models"]
+    assert {row["checkpoint"] for row in answer["models"]} == {None}
