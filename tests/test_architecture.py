@@ -136,3 +136,14 @@ def test_charts_need_no_streamlit_through_others_either():
     for chart in graph.nodes & set(modules_under("app.charts")):
         if nx.has_path(graph, chart, "streamlit"):
             pytest.fail(" → ".join(nx.shortest_path(graph, chart, "streamlit")))
+
+
+def test_no_test_file_lends_to_another():
+    """Helpers have one home in `tests/cases`, oracles in `tests/oracles`."""
+    wrong = [
+        f"{module} imports {imported}"
+        for module in modules_under("tests")
+        for imported in sorted(imports_of(module))
+        if imported.startswith("tests.") and imported.rsplit(".", 1)[-1].startswith("test_")
+    ]
+    assert not wrong, "; ".join(wrong)

@@ -13,7 +13,6 @@ from tests.cases.cli import INPUTS, error_line
 from tests.cli.conftest import engine
 
 __all__ = ["engine"]
-pytestmark = pytest.mark.slow
 ALL = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=0.1"]
 
 

@@ -68,7 +68,7 @@ IN_PROCESSES = (
 """Commands that bash runs as a person would, besides all with a redirection; the others are `main` with their arguments."""
 PIPED = re.compile(r"echo '([^']*)' \| (python -m engine [^|>]*)")
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def commands_of(page: Path) -> list[str]:

@@ -14,8 +14,6 @@ from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, digest_of
 from tests.cases.examples import examples
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.slow
-
 
 @st.composite
 def recordings(draw, ranks: int | None = None, padding: bool = True):

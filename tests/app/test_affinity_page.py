@@ -11,7 +11,7 @@ from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.cases.pages import buttons, pick, press, run_the_job, said, titles, visit
 from tests.cases.sessions import open_plan, open_recording
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture

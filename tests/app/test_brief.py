@@ -37,8 +37,6 @@ from tests.cases.cli import SAMPLES
 from tests.cases.pages import visit
 from tests.cases.sessions import problem_of
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(ana: AppTest) -> AppTest:

@@ -35,8 +35,6 @@ from tests.cases.pages import studio, titles, visit
 from tests.cases.problems import small
 from tests.cases.samples import linear_plan, sample_problem
 
-pytestmark = pytest.mark.slow
-
 MODEL, CLUSTER = model_presets()["Mixtral-8x7B"].model, cluster_presets()["hgx-h100-8"].cluster
 
 

@@ -18,8 +18,6 @@ from tests.cases.launched import finish, request_of
 from tests.cases.pages import chooser, said, visit
 from tests.cases.sessions import problem_of
 
-pytestmark = pytest.mark.slow
-
 EXPERTS, GPUS = 16, 8
 
 

@@ -25,8 +25,6 @@ from tests.cases.sessions import JOB, TOKEN
 from tests.faults import failing
 from tests.postgres import Server, serving
 
-pytestmark = pytest.mark.slow
-
 ANOTHER, THIRD = "hgx-h100-8", "hgx-h200-8"
 """Clusters that every page offers besides the sample's."""
 

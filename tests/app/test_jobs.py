@@ -23,8 +23,6 @@ from tests.cases.jobs import LONG, WORKER, until
 from tests.cases.pages import field, press, said, visit
 from tests.costs import device_profiles as planted
 
-pytestmark = pytest.mark.slow
-
 PAGE = """
 from app import running, state
 state.restore()

@@ -24,8 +24,6 @@ from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, plan, probl
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(launch_page: AppTest) -> AppTest:

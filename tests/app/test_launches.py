@@ -29,8 +29,6 @@ from tests.cases.launched import fail, finish, request_of
 from tests.cases.pages import button, field, metrics, press, said, studio, visit
 from tests.cases.sessions import launches, problem_of, wanted
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(launch_page: AppTest) -> AppTest:

@@ -13,7 +13,7 @@ from engine.plan import Plan, Travel
 from engine.workload import ExpertLoad
 from tests.cases.pages import chooser, enter, field, press, run_the_job, tick, visit
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from engine.errors import InputError
 from engine.workload import RoutingTrace
 from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, said, studio, visit
 
-pytestmark = pytest.mark.slow
-
 
 def test_an_empty_page_says_what_to_do_next(app: AppTest) -> None:
     for page in PAGES:

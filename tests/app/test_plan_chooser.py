@@ -11,8 +11,6 @@ from engine.plan import Plan
 from tests.cases.pages import offered_plans, press, studio, visit
 from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(ana: AppTest) -> AppTest:

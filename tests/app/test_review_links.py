@@ -24,8 +24,6 @@ from tests.cases.pages import buttons, field, press, said, studio, visit
 from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import problem_of
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(ana: AppTest) -> Iterator[AppTest]:

@@ -27,8 +27,6 @@ from tests.cases.reviews import fill, link, review_of, save, table
 from tests.cases.sessions import problem_of, visitor, wanted
 from tests.webhook_service import Service, serving, soon
 
-pytestmark = pytest.mark.slow
-
 HOSTILE = "<img src=x onerror=alert(1)> **v2** <script>alert(1)</script>"
 
 

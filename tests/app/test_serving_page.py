@@ -40,7 +40,7 @@ from tests.cases.pages import (
 )
 from tests.costs.silicon import needs_tables
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 SERVE = "Serving step"
 

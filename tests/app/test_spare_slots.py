@@ -13,7 +13,7 @@ from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.pages import enter, field, press, run_the_job, said, visit
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ from tests.cases.cli import ROOT
 from tests.cases.pages import PAGES, enter, open_sample, run, studio, visit
 from tests.cases.sessions import TOKEN
 
-pytestmark = pytest.mark.slow
-
 OF_VERSION_1 = (ROOT / "tests" / "data" / "session_of_version_1.json").read_text()
 """A session as studios wrote it before sessions had versions, with a value in every field of that time."""
 CHOICES = {"what-if-compute": 2.0, "what-if-noise": 15, "what-if-dtype": "fp8"}

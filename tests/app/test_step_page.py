@@ -20,7 +20,7 @@ from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.cases.pages import enter, field, open_sample, press, run_the_job, said, tick, visit
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2-S-MoE") -> AppTest:

@@ -23,8 +23,6 @@ from tests.cases.pages import field, visit
 from tests.cases.sessions import JOB, plan, problem_of
 from tests.strategies import make_gpu, make_model
 
-pytestmark = pytest.mark.slow
-
 LAYERS = 40
 
 

@@ -23,8 +23,6 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
 from tests.cases.pages import PAGES, plan_the_sample, run, said, visit
 
-pytestmark = pytest.mark.slow
-
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
 MARKUP = re.compile(r"(?<!\\)(<img|\*\*zz|\]\(javascript|\$x|:red\[|`c)")
 AS_IT_IS = {"options", "default", "raw_values", "columns", "alt"}

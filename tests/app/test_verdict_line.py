@@ -27,8 +27,6 @@ from tests.cases.pages import chooser, complaints, field, gain, press, said, upl
 from tests.cases.samples import sample_problem
 from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
-pytestmark = pytest.mark.slow
-
 LINE = ("Simulated pass", "Tokens/s per GPU", "Above the order bound", "Moves", "Worst other recording")
 
 

@@ -26,7 +26,7 @@ from tests.cases.pages import field, press, run_the_job, said, studio, visit
 from tests.cases.reviews import link, save
 from tests.cases.sessions import problem_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tests.cases.problems import small
 from tests.cases.samples import linear_plan
 from tests.strategies import cluster_of, make_gpu, make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from engine.training import TrainingStep
 from tests.cases.pages import button, complaints, offered_plans, pick, press, run_the_job, said, studio, titles, visit
 from tests.strategies import cluster_of, make_gpu, make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 STEP = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
 

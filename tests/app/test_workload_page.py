@@ -15,8 +15,6 @@ from tests.cases.reviews import save
 from tests.cases.samples import sample
 from tests.cases.sessions import problem_of
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def app(sample: AppTest) -> AppTest:

@@ -330,3 +330,9 @@ def shoot(page: Page, name: str, **options: Any) -> None:
         return
     SCREENSHOTS.mkdir(exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
+
+
+def choose_in_strip(page: Page, place: int, name: str) -> None:
+    page.get_by_test_id("stPopover").get_by_role("button").nth(place).click()
+    page.get_by_role("button", name=name, exact=True).click()
+    settle(page)

@@ -17,8 +17,8 @@ from werkzeug.serving import make_server
 from app.visitor import people, roles
 from engine.store import team
 from engine.store.database import Database
+from tests.browser.access import faults_in_either_theme
 from tests.browser.conftest import free_port, settle, shoot
-from tests.browser.test_access import faults_in_either_theme
 from tests.cases.teams import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.access import faults_in_either_theme
 from tests.browser.conftest import TITLES, begins_at, link_of_plan, settle, shoot, watched_page
-from tests.browser.test_access import faults_in_either_theme
 from tests.cases.sessions import session_with_plans
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"

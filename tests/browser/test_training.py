@@ -5,13 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, TITLES, open_sample, settle, shoot
-
-
-def choose_in_strip(page: Page, place: int, name: str) -> None:
-    page.get_by_test_id("stPopover").get_by_role("button").nth(place).click()
-    page.get_by_role("button", name=name, exact=True).click()
-    settle(page)
+from tests.browser.conftest import RUN, TITLES, choose_in_strip, open_sample, settle, shoot
 
 
 def drop(page: Page, place: int, path: Path, content: str) -> None:

@@ -8,8 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from engine.jobs import runner
 from engine.jobs.protocol import living_worker
-from tests.browser.conftest import TITLES, begins_at, held, settle, shoot
-from tests.browser.test_training import choose_in_strip
+from tests.browser.conftest import TITLES, begins_at, choose_in_strip, held, settle, shoot
 from tests.cases.jobs import until
 
 

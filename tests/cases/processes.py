@@ -50,3 +50,27 @@ def workers_of(folder: Path) -> list[psutil.Process]:
             if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
                 ranks.append(process)
     return ranks
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
+    return [
+        process for server in servers() for process in server.children() if process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def servers() -> list[psutil.Process]:
+    """What has forked processes for this one; other children may be those of other tests, such as a browser."""
+    return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+
+
+def left(mark: str) -> list[psutil.Process]:
+    """The processes whose environment has the mark of a test."""
+    mine = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                mine.append(process)
+        except psutil.Error:
+            continue
+    return mine

@@ -21,8 +21,6 @@ from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, ROOT, SAMPLES, er
 from tests.cases.files import nccl_test_log as printed
 from tests.strategies import NEEDS_ROWS
 
-pytestmark = pytest.mark.slow
-
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 
 

@@ -14,7 +14,7 @@ from engine.systems import TRAINING
 from engine.training import TrainingStep
 from tests.cases.cli import CLUSTER, INPUTS, RECORDING, ROOT, SAMPLES
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 STEP = {"batch": 4, "sequence_length": 32, "heads": 2, "dense_d_ff": 512, "vocabulary": 100}
 

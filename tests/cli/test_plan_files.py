@@ -11,8 +11,6 @@ from engine.formats import read_plan
 from tests.cases import checkers
 from tests.cases.cli import ALPHA, CLUSTER, INPUTS, MODEL, RECORDING, SAMPLES, CommandLine
 
-pytestmark = pytest.mark.slow
-
 BOTH = ["--model", MODEL, "--cluster", CLUSTER]
 
 

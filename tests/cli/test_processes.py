@@ -14,8 +14,6 @@ from engine.cli import main, plan
 from engine.formats import read_plan
 from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, ROOT
 
-pytestmark = pytest.mark.slow
-
 
 def python_m_engine(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "engine", *map(str, arguments)]

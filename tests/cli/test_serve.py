@@ -13,8 +13,6 @@ from engine.formats import read_cluster, read_model
 from tests.cases.cli import ALPHA, INPUTS
 from tests.costs.silicon import needs_tables
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def files(engine, tmp_path):

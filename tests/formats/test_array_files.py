@@ -20,9 +20,6 @@ from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
 from tests.cases.examples import examples
 from tests.cases.files import refused
 
-pytestmark = pytest.mark.slow
-
-
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
 

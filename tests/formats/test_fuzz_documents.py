@@ -33,8 +33,6 @@ from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mut
 from tests.cases.plan_files import PLAN
 from tests.costs.device_profiles import device_profile
 
-pytestmark = pytest.mark.slow
-
 GPU = {
     "type": "H100",
     "memory": 8e10,

@@ -36,9 +36,6 @@ from tests.cases.sglang import (
 )
 from tests.cases.vllm import FIRST, FORMS, META, MOVED, ROUTED, ROWS, answer, chunk, npy, route_meta, routes, stats
 
-pytestmark = pytest.mark.slow
-
-
 ODD_VALUES = values_with("AAAA", "k05VTVBZ", npy(ROWS), "\ud800", "eplb_load_stats", "base64")
 SEEDS = {
     "responses": [

@@ -21,9 +21,6 @@ from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
 from tests.cases.fuzzing import answer_or_one_line, any_input, workload_or_one_line
 from tests.cases.mutations import PIECES, VALUES, changed_text, damaged, json_texts, mutated, npy, npy_files, zips
 
-pytestmark = pytest.mark.slow
-
-
 LINES = "".join(
     json.dumps({"layer": layer, "batch_id": 0, "origin_rows": [], "topk_experts": [[0, 1], [2, 3]]}) + "\n"
     for layer in (0, 1)

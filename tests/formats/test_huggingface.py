@@ -8,8 +8,6 @@ from engine.formats import read_cluster, read_model, read_plan
 from engine.model import MoEModel
 from tests.cases.files import DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, refused
 
-pytestmark = pytest.mark.slow
-
 OLMOE = {
     "model_type": "olmoe",
     "hidden_size": 2048,

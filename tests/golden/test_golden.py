@@ -9,8 +9,6 @@ import pytest
 
 from tests.golden.stories import ANSWERS, SHARED, STORIES, differences, needs_shared, run_story
 
-pytestmark = pytest.mark.slow
-
 MARKS = {
     name: [
         *([pytest.mark.everything] if story.get("everything") else []),

@@ -21,7 +21,6 @@ PLANS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_gpu_is_to_run_runs_on_two_ranks(case):
@@ -37,7 +36,6 @@ def test_what_a_gpu_is_to_run_runs_on_two_ranks(case):
             assert far == (kind in finding.figures["far"]) and f"{kind} " in finding.text
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_one_rank_has_a_launch_too():
     assert all("dispatch" not in finding.figures["kinds"] for finding in launched("one model", 1, "gloo", HOST, SMALL))

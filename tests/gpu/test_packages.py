@@ -142,13 +142,11 @@ def run_in(code: str) -> subprocess.CompletedProcess[str]:
 RANKS = "engine.launch.worker, engine.launch.step.run, engine.launch.calibration.sweep_rank, tests.gpu.check"
 
 
-@pytest.mark.slow
 def test_ranks_and_the_check_import_no_solver():
     done = run_in(f"import sys, {RANKS}; sys.exit('ortools' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_ranks_and_the_check_import_nothing_else_of_what_the_studio_requires():
     """PyTorch brings some packages along; those missing from the list of needed ones cannot be imported here."""
     known = packages_distributions()

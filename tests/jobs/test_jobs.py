@@ -18,8 +18,6 @@ from engine.jobs.protocol import Context, Progress
 from engine.jobs.runner import Job, State
 from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
 
-pytestmark = pytest.mark.slow
-
 
 def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
     job = start("count", {"steps": 8, "pause": 0.25})  # long enough to be looked at on a busy machine

@@ -18,8 +18,6 @@ from engine.jobs.runner import Job, State
 from engine.jobs.runtimes import seconds_left
 from tests.cases.jobs import LONG, WORKER, by_hand, in_another_process, until
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,7 +297,6 @@ def processes_of(job: Job) -> list[psutil.Process]:
 
 
 @pytest.mark.clock
-@pytest.mark.slow
 @two_processors
 def test_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long_sweep):
     begin = time.monotonic()
@@ -310,7 +309,6 @@ def test_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long
     assert long_sweep.log_tail().count("Traceback") == 0
 
 
-@pytest.mark.slow
 @two_processors
 def test_progress_moves_with_every_point_and_a_killed_worker_takes_its_processes_along(long_sweep):
     seen = {report.done for report in long_sweep.history}

@@ -44,7 +44,6 @@ def engine(capsys, monkeypatch) -> CommandLine:
 
 
 # Requests.
-@pytest.mark.slow
 def test_defaults_follow_the_devices():
     host, cards = plan_sweep(HOST), plan_sweep(CARDS)
     assert (host.ranks, host.backend, host.dtypes) == (2, "gloo", ("fp32",))
@@ -55,7 +54,6 @@ def test_defaults_follow_the_devices():
     assert plan_sweep(CARDS, 1, ["fp16", "fp16"]).dtypes == ("fp16",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "ranks", "part"),
     [
@@ -71,13 +69,11 @@ def test_numbers_of_ranks_that_make_no_sense(devices, ranks, part):
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_numbers_without_a_gemm_are_refused():
     with pytest.raises(InputError, match="fp8 cannot be measured; choose from bf16, fp16, fp32"):
         plan_sweep(CARDS, dtypes=["fp8"])
 
 
-@pytest.mark.slow
 def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "run_processes", lambda *_: pytest.fail("it measured"))
     good = tmp_path / "profile.json"
@@ -98,7 +94,6 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
 
 
-@pytest.mark.slow
 def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
     with pytest.raises(InputError, match="no GPU type 'H900'"):
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
@@ -126,7 +121,6 @@ def readings_of(*names: str) -> dict:
     }
 
 
-@pytest.mark.slow
 def test_devices_are_called_what_a_cluster_calls_them():
     sweep = plan_sweep(CARDS, dtypes=["bf16"])
     names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
@@ -139,7 +133,6 @@ def test_devices_are_called_what_a_cluster_calls_them():
     assert [table.gpu for table in host.measured.memory] == ["CPU"]
 
 
-@pytest.mark.slow
 def test_what_the_ranks_found_becomes_times_fits_and_errors():
     calibration = read_measured(readings_of("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
     assert (
@@ -160,7 +153,6 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     ]
 
 
-@pytest.mark.slow
 def test_ranks_of_one_kind_are_merged_by_their_medians():
     points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
     assert sweep_rank._merged(points) == [[8, 64, 2.0, 0.4]]
@@ -174,7 +166,6 @@ def rank(one_rank) -> sweep_rank.SweepRank:
     return sweep_rank.SweepRank(sweep, 0, torch.device("cpu"))
 
 
-@pytest.mark.slow
 def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
     readings = rank.measure()
     assert (
@@ -212,13 +203,11 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-@pytest.mark.slow
 def test_seconds_are_those_of_one_repetition(rank, clock):
     assert rank.seconds_of([lambda: clock.work(1e-4)]) == [(pytest.approx(1e-4), pytest.approx(0, abs=1e-9))]
     assert clock.calls == 2 + 3 * 10, "what is short is repeated between two readings of the clock"
 
 
-@pytest.mark.slow
 def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, clock):
     readings = iter([9.0, 9.0, 1.0, 7.0, 2.0, 30.0, 4.0, 50.0])  # in turn; of each a warm-up and a first look
     lengths = {"a": [], "b": []}
@@ -233,14 +222,12 @@ def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, cloc
     assert medians == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
 
 
-@pytest.mark.slow
 def test_out_of_time_everything_is_read_once(rank, clock):
     clock.now, rank.deadline = 1.0, 0.5
     rank.seconds_of([lambda: clock.work(2e-3)])
     assert clock.calls == 3  # a warm-up, a first look, and one reading
 
 
-@pytest.mark.slow
 def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, clock):
     def prepared(size):
         return float(size), lambda: clock.work(size * 1e-5)
@@ -254,7 +241,6 @@ def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, cloc
     assert len(rank._over_sizes("memory", "naps", sizes, prepared, 2.0, False)) == 5
 
 
-@pytest.mark.slow
 def test_every_call_takes_other_weights():
     gemms = sweep_rank._Gemms(grids()[-1], torch.float32, torch.device("cpu"), 2**22, 0)
     work = gemms.work(8, 128, 128)
@@ -265,7 +251,6 @@ def test_every_call_takes_other_weights():
 
 
 # Real ranks
-@pytest.mark.slow
 def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     path = tmp_path / "profile.json"
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
@@ -301,7 +286,6 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     return ranks
 
 
-@pytest.mark.slow
 @pytest.mark.everything
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
@@ -315,7 +299,6 @@ def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     assert ranks_in(job.folder / "run") == []
 
 
-@pytest.mark.slow
 def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     def run_processes(commands, ranks, limit, folder, stop, report):
         seen.extend(commands)
@@ -344,7 +327,6 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     assert here.on == "local" and "engine.launch.calibration.sweep_rank" in seen[0][0] and len(seen) == 1
 
 
-@pytest.mark.slow
 def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
         calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
@@ -354,13 +336,11 @@ def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_one_calibration_or_launch_at_a_time(tmp_path):
     with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
 
 
-@pytest.mark.slow
 def test_a_job_says_what_it_measured(monkeypatch):
     from engine.jobs import launches
     from tests.costs import device_profiles as planted

@@ -23,7 +23,6 @@ from engine.launch.running.torchx_application import dry_run
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 
-pytestmark = pytest.mark.slow
 HANDLE = f"slurm://switchyard/{JOB_NUMBER}"
 
 

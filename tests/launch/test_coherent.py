@@ -30,7 +30,7 @@ from tests.cases.launches import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, reco
 from tests.cases.layers import model_of, unplanned
 from tests.launch import lockstep
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @st.composite

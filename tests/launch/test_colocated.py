@@ -23,7 +23,7 @@ from engine.timeline import Timeline
 from tests.cases.launches import HOST, LAYERS, MODEL, OTHER, pair_of, recording, recording_b, sent
 from tests.launch import lockstep
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 RANKS = 3
 PATIENCE = 20.0
 

@@ -139,7 +139,6 @@ def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     )
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from(("copies", "gpu", "node")),
@@ -162,7 +161,6 @@ def test_rows_are_as_long_as_the_plan_says(unit, there, back, dtype, width, k):
         assert torch.equal(wires[0].gate_weights(wires[0].pack(numbers(3, width), weights)), weights)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("width", [1, 127, 128, 300])
 def test_numbers_come_out_rounded_to_the_nearest(dtype, width):
@@ -175,7 +173,6 @@ def test_numbers_come_out_rounded_to_the_nearest(dtype, width):
     assert torch.equal(wire.rounded(sent), came)
 
 
-@pytest.mark.slow
 def test_a_group_of_zeros_stays_zeros_and_scales_are_each_groups_own():
     wire, sent = Wire("fp8", 300), torch.zeros((2, 300))
     sent[0, 128:256] = 1e-20
@@ -183,7 +180,6 @@ def test_a_group_of_zeros_stays_zeros_and_scales_are_each_groups_own():
     torch.testing.assert_close(wire.unpack(wire.pack(sent)), sent, rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_no_rows_are_no_bytes(dtype):
     wire = Wire(dtype, 130)
@@ -193,7 +189,6 @@ def test_no_rows_are_no_bytes(dtype):
     )
 
 
-@pytest.mark.slow
 def test_rows_that_go_on_as_one_are_summed_before_they_are_rounded():
     wire = Wire("bf16", 2)
     rows = wire.pack(torch.tensor([[256.0, 1.0], [1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]))

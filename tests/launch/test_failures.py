@@ -38,7 +38,7 @@ from tests.cases.launches import BIG, launch_arguments, prepare
 from tests.cases.processes import processes_of, until
 from tests.cases.testbeds import MBIT, command, needs_testbed, nothing_left, own_namespaces
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 __all__ = ["command", "nothing_left"]  # fixtures
 ROOT = Path(__file__).parents[2]
 ASLEEP = "import time; time.sleep(600)"

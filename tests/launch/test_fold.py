@@ -16,8 +16,6 @@ from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES, plan_with
 from tests.cases.two_models import pair_of_samples
 
-pytestmark = pytest.mark.slow
-
 
 @st.composite
 def plans(draw, gpus: int | None = None) -> Plan:

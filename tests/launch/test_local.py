@@ -55,8 +55,6 @@ from tests.cases.launches import (
 from tests.cases.processes import processes_of, ranks_of, until
 from tests.oracles.plans import check_plan
 
-pytestmark = pytest.mark.slow
-
 
 # Before anything runs.
 def test_prepare_says_what_it_checked():

@@ -246,7 +246,6 @@ def launches() -> dict[str, PreparedLaunch]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

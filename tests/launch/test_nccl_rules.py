@@ -18,7 +18,7 @@ from tests.cases.launch_plans import MODES, coherent
 from tests.cases.launches import HOST, MODEL, OTHER, pair_of, plan_for, recording, recording_b
 from tests.cases.steps import plan_by, prepare_step, top_one_problem
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 VARIANTS = ("", "eager,one-queue", "late,two-machines")
 RULES = "tests.launch.nccl_rules"
 

@@ -12,8 +12,6 @@ from engine.plan import Placement, Schedule
 from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES
 
-pytestmark = pytest.mark.slow
-
 
 @st.composite
 def layers(draw) -> tuple[np.ndarray, np.ndarray, Placement]:

@@ -56,7 +56,6 @@ def run(launch: tuple[RankInstructions, Tokens]) -> tuple[list[Layers], torch.Te
     return ranks, output
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling(), st.sampled_from((1, 2, 7)))
 def test_any_travel_computes_what_one_process_computes(launch, slices):
@@ -73,7 +72,6 @@ def test_any_travel_computes_what_one_process_computes(launch, slices):
     assert moved.sum() <= 1 + 0.2 * len(moved)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_in_the_models_own_format_rows_change_nothing(launch):
@@ -85,7 +83,6 @@ def test_in_the_models_own_format_rows_change_nothing(launch):
     torch.testing.assert_close(output, unplanned(instructions, tokens), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(travelling())
 def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):

@@ -17,8 +17,6 @@ from engine.network import off_diagonal
 from tests.cases.examples import examples
 from tests.launch.spread_ranks import cases_of
 
-pytestmark = pytest.mark.slow
-
 
 @st.composite
 def layers(draw) -> tuple[np.ndarray, np.ndarray, Stops]:

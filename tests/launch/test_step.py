@@ -21,7 +21,6 @@ from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
 from tests.strategies import cluster_of, make_gpu
 
-pytestmark = pytest.mark.slow
 SLOW = 0.004
 UNDER = {
     "dw.2.experts_down": "dx.1.combine",

@@ -25,7 +25,7 @@ from tests.cases.cluster_launches import destination
 from tests.cases.processes import processes_of
 from tests.cases.steps import TOP_ONE_MODEL, TOP_ONE_STEP, plan_by, prepare_step, top_one_problem
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):

@@ -230,7 +230,6 @@ def flops_of_shapes(step: TrainingStep, ranks: int) -> float:
     return 3 * 2 * tokens * (linear + SIZED.layers * 2 * step.sequence_length * width)
 
 
-@pytest.mark.slow
 def test_flops_are_those_of_the_products():
     assert step_flops(SIZED, SIZED_STEP, plan_of()) == pytest.approx(flops_of_shapes(SIZED_STEP, 4))
     wide = SIZED_STEP.model_copy(update={"capacity_factor": 2.0})
@@ -241,7 +240,6 @@ def test_flops_are_those_of_the_products():
     )
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(
     st.floats(6, 12),
@@ -277,12 +275,10 @@ def test_a_shrunk_step_fits_the_budget_or_is_as_small_as_the_plans_allow(
     assert shrunk(small, SIZED, plans, max(budget, work)) == small
 
 
-@pytest.mark.slow
 def test_a_step_that_fits_stays_as_it_is():
     assert shrunk(SIZED_STEP, SIZED, [plan_of()], 1e30) is SIZED_STEP
 
 
-@pytest.mark.slow
 def test_bytes_grow_with_what_a_rank_holds():
     problem = step_problem(SIZED, SIZED_STEP, 4)
     plain, packed = plan_of(), plan_of(packed_placement(problem, 4))
@@ -297,7 +293,6 @@ def test_bytes_grow_with_what_a_rank_holds():
     assert reference_bytes(SIZED, SIZED_STEP, 4) > 4 * reference_bytes(SIZED, SIZED_STEP, 1) / 1.5
 
 
-@pytest.mark.slow
 def test_what_no_rank_can_execute_is_refused_with_a_reason():
     problem = step_problem(SIZED, SIZED_STEP, 4)
     packed = packed_placement(problem, 4)

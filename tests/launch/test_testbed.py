@@ -41,7 +41,7 @@ from tests.cases.testbeds import (
     recording,
 )
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 __all__ = ["command", "nothing_left"]  # fixtures
 ROOT = Path(__file__).parent.parent.parent
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)

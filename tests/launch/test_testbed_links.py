@@ -15,7 +15,7 @@ from tests.cases.launches import LAYERS, MODEL, UNEVEN, of, plan_for, recording
 from tests.cases.testbeds import MBIT, needs_testbed, nothing_left, rate_between
 from tests.cases.two_nodes import CONCURRENT, TIERED, TWO_NODES, cluster_of, hold_bytes, prepare, prepared, travelling
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 __all__ = ["nothing_left"]  # a fixture of all tests here too
 
 

@@ -113,7 +113,6 @@ def whole(launch_once) -> tuple[PreparedLaunch, Run]:
     return launch, launch_once(launch)
 
 
-@pytest.mark.slow
 def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole):
     launch, run = whole
     launch = replace(
@@ -141,7 +140,6 @@ def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole
     assert "inside nodes" in relayed.predicted.cost_source
 
 
-@pytest.mark.slow
 def test_ranks_that_stand_for_whole_nodes_need_no_relays(tmp_path, warm_python):
     whole = run_here(prepare(ranks=2, repeats=1), tmp_path / "run", never, silent)
     assert whole.runs[0].difference.error <= 1e-5
@@ -152,7 +150,6 @@ def test_other_modes_need_no_cluster():
         assert prepare(plan=plan_for(TRACE, mode), cluster=None).ready
 
 
-@pytest.mark.slow
 def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(whole):
     launch, run = whole
     gathered = run.runs[2]

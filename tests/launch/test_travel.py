@@ -31,7 +31,7 @@ from tests.cases.launches import EVEN, EXPERTS, LAYERS, MODEL, OTHER, UNEVEN, pl
 from tests.cases.testbeds import MBIT
 from tests.cases.two_nodes import PADDED, TIERED, TWO_NODES, WIDE, cluster_of, hold_bytes, prepared, travelling
 
-pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def launched(folder: Path, launch: PreparedLaunch) -> tuple[MeasuredPlan, ...]:

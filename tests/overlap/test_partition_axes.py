@@ -22,8 +22,6 @@ from engine.result import Status
 from tests.cases.examples import examples
 from tests.oracles.overlapping import check_axes
 
-pytestmark = pytest.mark.slow
-
 AXES = (-1, 0, 1, "irregular")
 ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual")
 DENSE = (*ATTENTION, "layer_norm", "dense_ffn", "residual")

@@ -12,14 +12,10 @@ import pytest
 from engine.errors import InputError
 from engine.parallel import pool as pools
 from engine.parallel.pool import Pool, Question
+from tests.cases.cli import ROOT
+from tests.cases.processes import left, workers
 from tests.parallel import points
-from tests.parallel.test_processes import ROOT, left, workers
-
-pytestmark = pytest.mark.slow
-
-
-def nothing() -> None:
-    """What these workers do first."""
+from tests.parallel.ready_pool import nothing, ready
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +26,6 @@ def pool() -> Iterator[Pool]:
         yield pool
         pool.close()
     assert not pool.ready and not workers()
-
-
-def ready(pool: Pool) -> Pool:
-    pool.start()
-    deadline = time.monotonic() + 60
-    while not pool.ready:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return pool
 
 
 def test_answers_come_in_order_from_two_processes(pool):
@@ -114,7 +101,7 @@ SCRIPT = """
 import time
 from engine.parallel import pool as pools
 from tests.parallel import points
-from tests.parallel.test_pool import nothing, ready
+from tests.parallel.ready_pool import nothing, ready
 if __name__ == "__main__":
     pools.processors = lambda: 2
     pool = ready(pools.Pool("tests.parallel.points", nothing))
@@ -129,7 +116,7 @@ if __name__ == "__main__":
 )
 def test_workers_end_with_the_process_they_work_for(tmp_path, end, by):
     (tmp_path / "studio.py").write_text(SCRIPT.replace("END", end))
-    environment = os.environ | {"PYTHONPATH": ROOT, "SWITCHYARD_TEST_ORPHANS": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SWITCHYARD_TEST_ORPHANS": str(tmp_path)}
     command = [sys.executable, "-m", "studio"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as studio:
         assert studio.stdout.readline() == "ready\n"

@@ -12,16 +12,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from engine import parallel
 from engine.errors import InputError
 from engine.parallel import in_order, processes
 from engine.parallel.processes import workers_for
+from tests.cases.processes import left, servers, workers
 from tests.parallel import points
 
-pytestmark = pytest.mark.slow
 ROOT = processes.__file__.split("/engine/")[0]
 
 
@@ -33,18 +32,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "processors", lambda: 2)
     monkeypatch.setattr(processes, "workers_for", lambda points: min(2, points))
     processes.prepare("tests.parallel.points")
-
-
-def workers() -> list[psutil.Process]:
-    """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
-    return [
-        process for server in servers() for process in server.children() if process.status() != psutil.STATUS_ZOMBIE
-    ]
-
-
-def servers() -> list[psutil.Process]:
-    """What has forked processes for this one; other children may be those of other tests, such as a browser."""
-    return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -277,15 +264,3 @@ def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
     while left(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left(str(tmp_path)) == []
-
-
-def left(mark: str) -> list[psutil.Process]:
-    """The processes whose environment has the mark of a test."""
-    mine = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                mine.append(process)
-        except psutil.Error:
-            continue
-    return mine

@@ -25,7 +25,6 @@ from tests.parallel import points
 
 distributed = pytest.importorskip("distributed")
 
-pytestmark = pytest.mark.slow
 ROOT = Path(remote.__file__).parents[2]
 
 

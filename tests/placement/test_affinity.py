@@ -20,8 +20,6 @@ from tests.cases.examples import examples
 from tests.cases.placements import counts_of, permutation_affinity, planted_affinity, topic_affinity
 from tests.oracles.placing import check_affinity
 
-pytestmark = pytest.mark.slow
-
 kernel = importlib.import_module("engine.placement.affinity.kernel")
 FAR = 1e9
 

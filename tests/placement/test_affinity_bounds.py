@@ -25,8 +25,6 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from tests.cases.examples import examples
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 
-pytestmark = pytest.mark.slow
-
 FAR = 1e9
 
 

@@ -22,8 +22,6 @@ from tests.cases.examples import examples
 from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
 from tests.oracles.placing import check_coactivation
 
-pytestmark = pytest.mark.slow
-
 SHAPES = [
     (4, 2, None, "gpu"),
     (6, 3, None, "gpu"),

@@ -32,8 +32,6 @@ from tests.cases.examples import examples
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.slow
-
 SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
 KINDS = ("integer", "float", "skewed")
 

@@ -16,8 +16,6 @@ from engine.result import Status
 from engine.solver import solve
 from tests.cases.placements import SPEEDS, mixed_instance, routing
 
-pytestmark = pytest.mark.slow
-
 RECORDING = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 
 

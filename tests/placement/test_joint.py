@@ -18,8 +18,6 @@ from tests.cases.examples import examples
 from tests.cases.placements import random_instance, random_start, recorded_like
 from tests.oracles.placing import check_joint
 
-pytestmark = pytest.mark.slow
-
 SLOTS = {"pairs": (2, 2), "three": (2, 1, 1), "single": (1, 1, 1), "uneven": (3, 1), "six": (3, 3), "idle": (2, 2, 0)}
 
 

@@ -14,8 +14,6 @@ from engine.placement.robust import score_matrix, share_of_placement
 from tests.cases.placements import random_instance, random_start, recorded_like
 from tests.oracles.placing import check_joint
 
-pytestmark = pytest.mark.slow
-
 
 def check_points(points: list[FrontPoint], instance: JointInstance, most: int, worst: bool = True, **limits) -> None:
     """Every figure as the validator sees it, in order, none beaten, no more than asked for."""

@@ -21,8 +21,6 @@ from tests.benchmarks.bench_affinity import ModelOfSize
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_joint
 
-pytestmark = pytest.mark.slow
-
 NO_TOKENS = np.empty((2, 0, 1), dtype=np.int16)
 
 

@@ -15,8 +15,6 @@ from engine.result import Status
 from tests.cases.examples import examples
 from tests.oracles.placing import check_devices
 
-pytestmark = pytest.mark.slow
-
 EXACT = 1e-9
 ROUNDED = 1e-8
 """Loss of a bound to CP-SAT's rounding to integers, for a handful of experts on a device."""

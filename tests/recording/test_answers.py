@@ -20,8 +20,6 @@ from engine.recording.server import Server
 from tests.cases.examples import examples
 from tests.recording.stand_in import Reply, fault
 
-pytestmark = pytest.mark.slow
-
 
 def test_sglang_s_answers_become_one_recording(sglang, model, prompts, record, tmp_path):
     out = tmp_path / "recording.npz"

@@ -26,9 +26,6 @@ from engine.units import size
 from tests.cases.files import refused
 from tests.recording.stand_in import Reply, SGLang, fault
 
-pytestmark = pytest.mark.slow
-
-
 START, STOP, DUMP = (f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 
 

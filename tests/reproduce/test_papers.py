@@ -15,8 +15,6 @@ from engine.systems.pieces import linear_placement
 from tests.cases.pipemoe import GPUS, walked
 from tests.oracles.overlapping import check_pipeline
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("model", MODELS)
 def test_experts_take_about_a_fifth_of_an_all_to_all(model):

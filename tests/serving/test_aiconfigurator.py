@@ -18,7 +18,7 @@ from tests.benchmarks.bench_serving import CLUSTER, MEASURED, served, sources_of
 from tests.costs.silicon import needs_tables
 from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, QWEN, QWEN_SIZES
 
-pytestmark = [needs_tables, pytest.mark.slow]
+pytestmark = needs_tables
 
 
 @pytest.fixture(scope="module")

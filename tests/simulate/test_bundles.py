@@ -32,8 +32,6 @@ from tests.cases.two_models import pair_of_samples, plan_of, planned_pairs
 from tests.oracles.plans import check_timeline
 from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
 
-pytestmark = pytest.mark.slow
-
 
 @contextmanager
 def bundling() -> Iterator[None]:

@@ -22,7 +22,6 @@ from tests.cases.examples import examples
 from tests.cases.flows import fabric, schedule_for
 from tests.strategies import networks, seeds
 
-pytestmark = pytest.mark.slow
 MODES = ("matched", "sequential", "concurrent")
 STEPS = ("gate", "ffn", "aggregate")
 ROUND_OFF = 1e-8

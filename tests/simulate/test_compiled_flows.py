@@ -63,7 +63,6 @@ def sends_of(mode: str, schedule, traffic: np.ndarray) -> tuple[np.ndarray, ...]
     return src, dst, size, src
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(80), deadline=None)
 @given(networks(most=16), st.sampled_from(KINDS), seeds, st.sampled_from(("concurrent", "random", "shortest")))
 def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, order):
@@ -78,7 +77,6 @@ def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, 
         assert getattr(compiled, column) == pytest.approx(getattr(plain, column), rel=1e-9, abs=1e-9 * plain.seconds)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("contention", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +91,6 @@ def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, contenti
     assert np.abs(windowed.end - exact.end).max() <= FLOW * exact.seconds
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(networks(most=12), st.sampled_from(KINDS), seeds)
 def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
@@ -107,7 +104,6 @@ def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
         assert bound * (1 - 1e-9) <= exact.seconds <= windowed.latest * (1 + 1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_windowed_flows_scale_and_do_not_know_the_names_of_gpus(kind):
     traffic, network = traffic_of(kind, 48, 3), network_of(48, False, 3, latency=0.0)
@@ -123,7 +119,6 @@ def test_windowed_flows_scale_and_do_not_know_the_names_of_gpus(kind):
     assert there.seconds == pytest.approx(windowed.seconds, rel=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("contention", [0.0, 0.2])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
 def test_two_models_windowed_are_close_to_exact(mixed, contention, monkeypatch):
@@ -144,7 +139,6 @@ def test_two_models_windowed_are_close_to_exact(mixed, contention, monkeypatch):
     assert max(windowed) >= network.bound(sum(traffics)) * (1 - 1e-9)
 
 
-@pytest.mark.slow
 def test_320_gpus_are_never_ahead_of_the_bound_and_inside_the_interval():
     traffic, network = traffic_of("replicated", 320, 2), network_of(320, False, 2)
     windowed = all_to_all("concurrent", None, traffic, network)
@@ -153,7 +147,6 @@ def test_320_gpus_are_never_ahead_of_the_bound_and_inside_the_interval():
     assert windowed.seconds <= network.bound(traffic) * 1.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sparse"])  # its few sends are exact anyway
 def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds(kind):
     traffic, network = traffic_of(kind, 64, 4), network_of(64, False, 4)
@@ -164,7 +157,6 @@ def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds(kind):
     assert hurried.seconds <= hurried.latest and not hurried.exact
 
 
-@pytest.mark.slow
 def test_a_sequential_order_cannot_be_hurried_only_given_up():
     traffic, network = traffic_of("replicated", 64, 4), network_of(64, False, 4)
     with pytest.raises(StoppedError, match="before the order was simulated"):
@@ -182,7 +174,6 @@ def windowed_and_exact(
     return runs[0], runs[1]
 
 
-@pytest.mark.slow
 def test_sequential_orders_that_are_simulated_in_no_time_are_stopped_too():
     gpus, layers = 40, 6
     network = Network.of(Cluster(name="even", nodes=(Node(name="node", gpus=(make_gpu(),) * gpus),)))

@@ -27,7 +27,6 @@ from tests.cases.flows import (
 from tests.oracles.communication import check_flows
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
-pytestmark = pytest.mark.slow
 ORDERS = ("matched", "sequential", "concurrent")
 EXACT, CLOSE = 1e-9, 1e-6
 """Against `all_to_all`, which counts the same events; against a simulation with a tolerance of its own."""

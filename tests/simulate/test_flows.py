@@ -26,8 +26,6 @@ from tests.cases.flows import (
 from tests.oracles.communication import check_flows
 from tests.strategies import networks, seeds
 
-pytestmark = pytest.mark.slow
-
 
 def sequence(*sends: tuple[int, int], size: float = 1.0) -> Schedule:
     src, dst = zip(*sends, strict=True)

@@ -42,7 +42,6 @@ def timeline_of(*events: tuple) -> Timeline:
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(planned())
 def test_check_plan_agrees_with_the_simulation(case):
@@ -50,7 +49,6 @@ def test_check_plan_agrees_with_the_simulation(case):
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
-@pytest.mark.slow
 def test_check_plan_knows_that_links_and_fabric_start_differently():
     cards = [make_gpu() for _ in range(3)]
     nodes = (Node(name="two", gpus=cards[:2], link_bandwidth=1e5, link_latency=1e-5), Node(name="one", gpus=cards[2:]))
@@ -62,7 +60,6 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_MODEL)
 @settings(max_examples=examples(25), deadline=None)
 @given(problems())
@@ -73,7 +70,6 @@ def test_check_plan_agrees_for_every_system(name, problem):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(planned())
 def test_steps_follow_one_another_and_add_up(case):
@@ -93,7 +89,6 @@ def test_steps_follow_one_another_and_add_up(case):
     assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(planned(modes=("matched", "shared", "sequential", "concurrent")))
 def test_network_lanes_show_the_all_to_alls(case):
@@ -109,7 +104,6 @@ def test_network_lanes_show_the_all_to_alls(case):
             np.testing.assert_allclose(moved, wanted * (1 - np.eye(len(wanted))), rtol=EXACT)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("shared",), linked=False, symmetric=True, contended=False))
 def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
@@ -117,7 +111,6 @@ def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
     assert simulate(plan, problem).total == pytest.approx(bound_of_plan(plan, problem), rel=EXACT)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(linked=False))
 def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
@@ -134,7 +127,6 @@ def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
         assert bound == pytest.approx(wanted, rel=EXACT)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned())
 def test_metrics_are_shares_and_fit_together(case):
@@ -150,7 +142,6 @@ def test_metrics_are_shares_and_fit_together(case):
     json.dumps(figures.to_dict())
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(planned())
 def test_timelines_survive_json(case):
@@ -164,7 +155,6 @@ def test_timelines_survive_json(case):
     )
 
 
-@pytest.mark.slow
 def test_exposed_communication_is_what_no_computation_covers():
     timeline = timeline_of(
         (0, "compute", 0.0, 2.0, "gate", 0, -1),
@@ -181,7 +171,6 @@ def test_exposed_communication_is_what_no_computation_covers():
     assert timeline.seconds_of_kind() == pytest.approx(dict.fromkeys(INFERENCE_KINDS, 0) | seconds)
 
 
-@pytest.mark.slow
 def test_overlapping_events_of_a_lane_count_once():
     timeline = timeline_of(
         (0, "compute", 0.0, 4.0, "ffn", 0, -1),
@@ -194,14 +183,12 @@ def test_overlapping_events_of_a_lane_count_once():
     assert timeline.overlap == timeline.exposed_communication() == 0
 
 
-@pytest.mark.slow
 def test_an_empty_timeline_has_figures():
     timeline = timeline_of()
     assert (timeline.total, timeline.utilisation, timeline.overlap) == (0, 0, 0)
     assert set(timeline.seconds_of_kind().values()) == {0}
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
@@ -212,13 +199,11 @@ def test_a_workload_without_tokens_takes_no_time(cluster):
         assert result.objective == check_plan(result.solution, problem) == 0
 
 
-@pytest.mark.slow
 def test_balancedness_is_mean_over_largest():
     load = np.array([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0], [0.0, 5.0]])
     assert balancedness(load).tolist() == pytest.approx([2 / 3, 1, 1, 0.5])
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(planned(modes=("matched", "shared"), least=3))
 def test_check_plan_sees_a_send_that_is_missing(case):
@@ -236,7 +221,6 @@ def test_check_plan_sees_a_send_that_is_missing(case):
         check_plan(plan.model_copy(update={"send_order": order}), problem)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(planned(modes=("concurrent",)))
 def test_a_plan_for_other_sizes_is_refused(case):
@@ -252,7 +236,6 @@ def test_a_plan_for_other_sizes_is_refused(case):
             simulate(plan.model_copy(update={"placement": other}), problem)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(20), deadline=None)
 @given(planned())
 def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):

@@ -31,7 +31,6 @@ from tests.oracles.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.oracles.training import check_step
 from tests.strategies import cluster_of, clusters, make_gpu
 
-pytestmark = pytest.mark.slow
 POLICIES = ("fair", "priority", "fifo", "fixed")
 
 

@@ -24,7 +24,6 @@ from tests.cases.cli import INPUTS, CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.slurm.real import NODES, until
 
-pytestmark = pytest.mark.slow
 SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}
 
 

@@ -50,8 +50,6 @@ from tests.oracles.overlapping import check_axes
 from tests.oracles.placing import check_coactivation, check_replication
 from tests.oracles.recomputed import bound_of_order, carried_out, held_against_the_rules
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parent.parent.parent
 BACKWARD = backward_pass(12, 0)
 

@@ -13,8 +13,6 @@ from tests.cases.kernels import CHAIN, FOUR, INSTANCES, LAYER, REPLICATE, SPLIT
 from tests.cases.placements import permutation_affinity, random_tokens
 from tests.oracles.recomputed import MORE_IS_BETTER, held_against_the_rules
 
-pytestmark = pytest.mark.slow
-
 
 def larger() -> dict[str, dict[str, Any]]:
     """Instances with something to stop in the middle of; other kernels are asked with their small ones."""

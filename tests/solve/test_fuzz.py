@@ -19,8 +19,6 @@ from tests.cases.kernels import EXTREMES, INSTANCES, instances, numbers, places
 from tests.cases.mutations import VALUES, mutated
 from tests.oracles.recomputed import held_against_the_rules
 
-pytestmark = pytest.mark.slow
-
 LIMIT, EXTREME_LIMIT = 0.3, 1.0
 FAIR = 1e-60, 1e60
 """Range of numbers that can be multiplied and added without losing digits."""

@@ -60,7 +60,6 @@ def test_jobs_and_launches_have_ended_as_they_had() -> None:
     assert brief_of(launch).plans == ("Aurora",) and brief_of(launch).ranks == 2
 
 
-@pytest.mark.slow
 def test_a_session_opens_in_full_and_so_does_every_page() -> None:
     session, left_out = read(store.load_session(TOKEN))
     assert left_out is None and session.revision == 0 and len(session.plan_jobs) == 1

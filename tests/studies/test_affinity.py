@@ -27,9 +27,7 @@ from engine.placement.affinity import kernel
 from engine.placement.affinity.kernel import affinity
 from engine.placement.transitions import transitions
 from engine.workload import RoutingTrace
-from tests.parallel.test_processes import workers
-
-pytestmark = pytest.mark.slow
+from tests.cases.processes import workers
 
 ROOT = Path(__file__).parents[2]
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"

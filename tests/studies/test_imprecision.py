@@ -36,8 +36,6 @@ from tests.cases.two_models import pair_of_samples
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, make_model
 
-pytestmark = pytest.mark.slow
-
 BRIEF = {"aurora": {"time_limit": 1.0}}
 
 

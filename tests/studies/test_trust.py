@@ -12,10 +12,7 @@ from engine.compare.trust import Prediction, summaries
 from engine.costs.deepep import FOLDER, measured_exchanges
 from engine.units import share
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not measured_exchanges(FOLDER), reason="aiconfigurator-core is not installed"),
-]
+pytestmark = [pytest.mark.skipif(not measured_exchanges(FOLDER), reason="aiconfigurator-core is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,6 @@ from tests.cases.two_models import pair_of_samples, pairs, plan_of, planned_pair
 from tests.oracles.plans import check_timeline
 from tests.strategies import cluster_of, make_gpu, make_model
 
-pytestmark = pytest.mark.slow
-
 PAIRED = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 
 

@@ -24,8 +24,6 @@ from engine.workload import RoutingTrace
 from tests.cases.fuzzing import EXAMPLES, LONGEST_LINE
 from tests.cases.samples import mixed_problem
 
-pytestmark = pytest.mark.slow
-
 RATES = st.sampled_from((1e-3, 1.0, 5e10, 1e15, 1e30))
 MEMORY = st.sampled_from((1e6, 8e10, 1e21))
 START_UP = st.sampled_from((0.0, 5e-324, 1e-6, 3600.0))

@@ -28,8 +28,6 @@ from tests.oracles.placing import check_replication
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, problems
 
-pytestmark = pytest.mark.slow
-
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 SHORT = 0.3
 MIXED = cluster_of(*(make_gpu(kind, 1e9, flops=1e12 / 2**kind, memory_bandwidth=1e11) for kind in (0, 1, 2, 3) * 2))

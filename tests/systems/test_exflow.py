@@ -41,8 +41,6 @@ from tests.oracles.placing import check_affinity
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, traces
 
-pytestmark = pytest.mark.slow
-
 EVERYTHING = pytest.mark.everything
 
 SHORT = 0.2

@@ -27,8 +27,6 @@ from tests.oracles.placing import JointCheck, check_joint
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu, make_model, problems, seeds
 
-pytestmark = pytest.mark.slow
-
 TWO, THREE, FOUR = (cluster_of(*[make_gpu()] * count) for count in (2, 3, 4))
 LONG, SHORT = 20.0, 0.2
 """Limits that never decide, for small problems, and for where any plan will do."""

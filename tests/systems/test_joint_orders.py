@@ -27,8 +27,6 @@ from tests.cases.two_models import pairs
 from tests.oracles.plans import check_timeline
 from tests.strategies import cluster_of, make_gpu
 
-pytestmark = pytest.mark.slow
-
 PAIRS = ("alpha-code", "beta-code"), ("alpha-prose", "beta-man"), ("alpha-man", "beta-prose")
 
 

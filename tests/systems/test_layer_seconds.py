@@ -17,8 +17,6 @@ from engine.systems.pieces import slots_of_gpu, to_placement
 from tests.cases.examples import examples
 from tests.strategies import make_gpu, make_model, problems, seeds
 
-pytestmark = pytest.mark.slow
-
 
 def by_pairs(problem: Problem, layer: int, gpu_of_expert: np.ndarray) -> float:
     """Seconds of a layer from the bytes between all pairs of GPUs."""

@@ -33,8 +33,6 @@ from tests.oracles.placing import check_assignment
 from tests.oracles.plans import check_plan
 from tests.strategies import NEEDS_ROWS, make_gpu, make_model, planned_or_skipped, problems, seeds
 
-pytestmark = pytest.mark.slow
-
 ROUND_OFF = 1 + 1e-9
 ONE_MODEL = [name for name, system in SYSTEMS.items() if Goal.INFERENCE in system.goals and name not in NEEDS_ROWS]
 EVEN = ("aurora", "aurora-printed", "joint", "linear", "round-robin", "random", "rcs", "sjf", "rga")

@@ -20,8 +20,6 @@ from tests.oracles.plans import check_plan
 from tests.strategies import planned_or_skipped, problems
 from tests.systems import toy
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(toy.__file__)
 

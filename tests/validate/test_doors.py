@@ -23,8 +23,6 @@ from tests.cases.cli import CommandLine
 from tests.cases.pages import press, said, studio, visit
 from tests.cases.sessions import JOB, comes_from, session_with_plans
 
-pytestmark = pytest.mark.slow
-
 INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
 EVERYTHING = pytest.mark.everything
 KINDS = pytest.mark.parametrize("kind", BROKEN)

@@ -25,8 +25,6 @@ from tests.cases.samples import mixed_problem, training_problem
 from tests.oracles.plans import check_plan, check_timeline
 from tests.oracles.training import check_step
 
-pytestmark = pytest.mark.slow
-
 ROUND_OFF = 1e-6
 SHORT = {"time_limit": 0.1, "seed": 3}
 

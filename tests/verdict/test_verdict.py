@@ -22,7 +22,7 @@ from tests.costs.silicon import needs_tables
 from tests.strategies import seeds
 from tests.verdict.hand import laid_out, loads, log, problem_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")]
+pytestmark = [pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")]
 
 A = loads("a", [3000.0, 3000.0, 1000.0, 1000.0])
 B = loads("b", [3000.0, 2000.0, 1000.0, 2000.0])
