@@ -16,10 +16,10 @@ def test_files_with_a_budget_of_their_own_exist_and_say_why():
 
 
 def test_the_longest_files_begin_first(tmp_path, monkeypatch):
-    (tmp_path / "durations.json").write_text('{"test_units.py": 40.0, "test_suite.py": 30.0, "test_plan.py": 0.1}')
+    (tmp_path / "durations.json").write_text('{"test_docs.py": 40.0, "test_suite.py": 30.0, "test_plan.py": 0.1}')
     monkeypatch.setattr(run, "DURATIONS", tmp_path / "durations.json")
     listed = run.files()
-    assert listed[:2] == ["test_units.py", "test_suite.py"] and listed[-1] == "test_plan.py"
+    assert listed[:2] == ["test_docs.py", "test_suite.py"] and listed[-1] == "test_plan.py"
     assert ("test_cli_dask.py" in listed) == everything.WANTED
 
 
