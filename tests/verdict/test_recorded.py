@@ -1,4 +1,4 @@
-"""Verdicts on recorded loads and routing, as docs/verdict.md prints them."""
+"""Verdicts on recorded loads and routing, as docs/verdict-examples.md prints them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks.bench_verdict import DATA, DECODE, NAMES, R1, lite
 from tests.costs.silicon import needs_tables
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict-examples.md"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")]
 
 
