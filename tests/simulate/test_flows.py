@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Efficiency, lost
+from engine.cluster import Efficiency, contention_points
 from engine.communication.order import order, random_order, shortest_first
 from engine.communication.two_tier import two_tier
 from engine.errors import IllegalError
@@ -44,8 +44,8 @@ def sequence(*sends: tuple[int, int], size: float = 1.0) -> Schedule:
 
 
 def contended(network: Network, contention: float) -> Network:
-    points = lost(contention, network.gpus)
-    return network.reaching(Efficiency(fabric=points, links=points))
+    points = contention_points(contention, network.gpus)
+    return network.with_efficiency(Efficiency(fabric=points, links=points))
 
 
 def schedule_for(mode: str, traffic: np.ndarray, network: Network, seed: int = 0) -> Schedule | None:
