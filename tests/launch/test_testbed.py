@@ -17,7 +17,7 @@ import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cli import main
-from engine.cli.text import launched
+from engine.cli.launch import launched
 from engine.cluster import Cluster, Node
 from engine.communication.order import order
 from engine.costs import CostProfile, Line

@@ -84,7 +84,7 @@ def test_the_table_in_the_documentation_is_this_one(held):
 def test_the_command(capsys, monkeypatch, printed, held):
     rows = json.loads(printed)
     assert [set(row) for row in rows[:1]] == [{"of", "hardware", "nodes", "setting", "measured", "predicted", "fitted"}]
-    monkeypatch.setattr("engine.cli.trust.predictions", lambda: iter(held))
+    monkeypatch.setattr("engine.cli.judgement.predictions", lambda: iter(held))
     assert main(["trust"]) == 0
     table = capsys.readouterr().out
     assert "DeepEP normal dispatch" in table and "points held out" in table
