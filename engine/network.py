@@ -116,11 +116,17 @@ class Network:
         return domains in (1, self.gpus)
 
     def start_up(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """The latency of each send: float64[send]."""
+        """The latency of each send: float64[send] seconds.
+
+        src, dst: int64[send]; GPUs
+        """
         return np.where(self.linked[src, dst], self.link_latency[src], self.latency).astype(np.float64)
 
     def ports(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The port that each send leaves by and the one it arrives at, as indices into `capacity`: int64[send] each."""
+        """The port that each send leaves by and the one it arrives at, as indices into `capacity`: int64[send] each.
+
+        src, dst: int64[send]; GPUs
+        """
         over_link = np.where(self.linked[src, dst], 2 * self.gpus, 0)
         return src + over_link, dst + self.gpus + over_link
 
@@ -163,15 +169,23 @@ class Network:
         return self.share[np.asarray(over_links, dtype=np.int64), column]
 
     def fluid_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
-        """Seconds that the busiest port needs for sends of `size` bytes, latency left out: no order can be faster."""
+        """Seconds that the busiest port needs for these sends, latency left out: no order can be faster.
+
+        src, dst: int64[send]; GPUs
+        size: float64[send] bytes
+        """
         out, into = self.ports(src, dst)
         moved = np.bincount(out, size, 4 * self.gpus) + np.bincount(into, size, 4 * self.gpus)
         busy = moved > 0
         return float((moved[busy] / self.capacity[busy]).max(initial=0.0))
 
     def paced_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
-        """Seconds that sends of `size` bytes take, latency left out, when all go at once and each at the constant rate that
-        lets them end together: the time of the busiest port with as many sends as it has."""
+        """Seconds of these sends, latency left out, when all go at once and each at the constant rate that lets them end
+        together: the time of the busiest port with as many sends as it has.
+
+        src, dst: int64[send]; GPUs
+        size: float64[send] bytes
+        """
         out, into = self.ports(src, dst)
         ports, moving = np.concatenate([out, into]), np.concatenate([size, size])
         moved, sends = (

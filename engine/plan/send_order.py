@@ -114,8 +114,9 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Replicas = Literal["fewest"]
 
 NUMBERS_PER_SCALE, BYTES_PER_SCALE = 128, 4
-"""A row of 8-bit numbers carries a 32-bit scale for each group of so many (DeepSeek-V3 §3.3.2, DeepEP)."""
+"""A row of 8-bit numbers carries a 32-bit scale for each 128 of them (DeepSeek-V3 §3.3.2, DeepEP)."""
 BYTES_PER_WEIGHT = 4
+"""Bytes of a gate weight in a row."""
 
 
 class Travel(Frozen):
