@@ -5,14 +5,14 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # Whoever ends a command politely is answered as Ctrl-C is: what is being written is put away, and a line says so.
+    # SIGTERM ends a command as Ctrl-C does: drafts of files are removed, and a line says so.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from engine.cli import main  # which takes a second, in which one may press Ctrl-C
+        from engine.cli import main  # takes a second, in which Ctrl-C may come
 
         code = main()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         code = 130
-    gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
+    gc.freeze()  # else the interpreter spends half a second on objects that end with it anyway
     sys.exit(code)

@@ -1,6 +1,7 @@
 """The cluster: nodes of GPUs of any mix of types on one non-blocking fabric, with optional faster links in a node.
 
-What part of its rate a port reaches when several sends meet there: incast, and queue pairs that fight for one card.
+`Efficiency` is the share of its rate that a port reaches when several sends meet there: incast, and queue pairs that compete
+for one card.
 """
 
 from functools import cached_property
@@ -17,16 +18,18 @@ Point = tuple[Annotated[int, Field(ge=1, le=1_000_000)], Annotated[float, Field(
 """(sends that meet at a port, share of its rate that they reach together)."""
 
 ALL = ((1, 1.0),)
+"""The points of a port that keeps its full rate."""
 
 
 class Efficiency(Frozen):
-    """The share of its rate that a port reaches, by the number of sends that meet there, of both ways each on its own.
+    """The share of its rate that a port reaches, by the number of sends that meet there, for each direction on its own.
 
-    fabric, links: points of the ports to the fabric and of those of the links inside nodes, more sends never faster. Between
-    two points the time that a byte takes (1 / share) is a straight line; before the first and after the last point the share
-    stays. origin: where the points are from.
+    fabric: points of the ports to the fabric, more sends never faster
+    links: points of the ports to the links inside nodes, likewise
+    origin: source of the points
 
-    What a message loses for being short is a start-up time, so it is part of the latency of a cluster or node.
+    Between two points the time that a byte takes (1 / share) is a straight line; before the first and after the last point the
+    share stays. The loss of short messages is a start-up time, so it is part of the latency of a cluster or node.
     """
 
     fabric: tuple[Point, ...] = Field(default=ALL, min_length=1, max_length=1000)
@@ -45,7 +48,7 @@ class Efficiency(Frozen):
 
     @property
     def is_none(self) -> bool:
-        """Whether ports always reach their whole rate."""
+        """True if ports always reach their whole rate."""
         return all(share == 1 for points in (self.fabric, self.links) for _, share in points)
 
     @property
@@ -60,14 +63,21 @@ class Efficiency(Frozen):
 
 
 def shares(points: tuple[Point, ...], sends: np.ndarray) -> np.ndarray:
-    """float64[...]: the share that points (see `Efficiency`) tell for so many sends (integers[...])."""
+    """The share of a port's rate that so many sends reach together: float64[...].
+
+    points: see `Efficiency`
+    sends: integers[...]
+    """
     at, share = np.array(points).T
     return 1 / np.interp(sends, at, 1 / share)
 
 
-def lost(contention: float, most: int) -> tuple[Point, ...]:
-    """The points of a port at which every further send makes a byte take `contention` (0.1: ten per cent) longer, up to `most`
-    sends: a share of 1 / (1 + contention (sends - 1))."""
+def contention_points(contention: float, most: int) -> tuple[Point, ...]:
+    """The points of a port at which every further send slows all bytes down: a share of 1 / (1 + contention (sends - 1)).
+
+    contention: the longer time of a byte for each further send; 0.1 is ten per cent
+    most: sends of the last point
+    """
     return ALL if most < 2 else (*ALL, (most, 1 / (1 + contention * (most - 1))))
 
 
@@ -84,7 +94,7 @@ BITS_PER_DTYPE = {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
 
 
 def _no_formula(name: str) -> str:
-    """A name as it stands in a table of GPUs, which may be downloaded."""
+    """A name that is safe in a table of GPUs, which may be downloaded."""
     if name.startswith(("=", "+", "-", "@")):
         raise ValueError("must not begin with =, +, - or @: a spreadsheet would take it for a formula")
     return name
@@ -108,8 +118,11 @@ class Gpu(Frozen):
     receive_bandwidth: Rate = Field(description="from the fabric")
 
     def flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s for numbers of `dtype`. tf32: 32 bits wide in memory and on the network, multiplied on the tensor
-        cores where the chip can (PyTorch's default for matrix products up to version 1.11)."""
+        """Dense peak FLOP/s for numbers of `dtype`.
+
+        tf32 is 32 bits wide in memory and on the network, and multiplied on the tensor cores where the chip can (PyTorch's
+        default for matrix products up to version 1.11).
+        """
         bits = BITS_PER_DTYPE[dtype]
         if dtype == "tf32" and self.flops_tf32:
             return self.flops_tf32
@@ -120,7 +133,7 @@ class Gpu(Frozen):
 
 class Node(Frozen):
     """GPUs of one machine. With `link_bandwidth` they reach each other over links of their own (NVLink, PCIe) that do
-    not load the fabric; without it they meet on the fabric like everybody else (Aurora's big switch)."""
+    not load the fabric; without it they meet on the fabric like all other GPUs (Aurora's big switch)."""
 
     name: Annotated[str, AfterValidator(_no_formula)] = Field(min_length=1, max_length=60)
     gpus: tuple[Gpu, ...] = Field(min_length=1)
@@ -159,7 +172,7 @@ class Cluster(Frozen):
 
     @cached_property
     def node_of_gpu(self) -> np.ndarray:
-        """int64[gpu]: index of the node that a GPU sits in."""
+        """The index of each GPU's node: int64[gpu]."""
         return np.repeat(np.arange(len(self.nodes)), [len(node.gpus) for node in self.nodes])
 
     @property
@@ -169,7 +182,7 @@ class Cluster(Frozen):
 
     @property
     def reached_in_words(self) -> str:
-        """What ports reach where several sends meet, for people."""
+        """The rate that ports reach where several sends meet, for people."""
         if self.efficiency is None:
             return "ports keep their full rate however many sends share them (assumed)"
         return self.efficiency.in_words
@@ -185,13 +198,13 @@ class Cluster(Frozen):
         return self.model_copy(update={"nodes": tuple(kept)})
 
     def values(self, field: str) -> np.ndarray:
-        """float64[gpu]: one numeric field of every GPU, for example `send_bandwidth`."""
+        """One numeric field of every GPU, for example `send_bandwidth`: float64[gpu]."""
         return np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64)
 
 
 def any_gpus(count: int) -> Cluster:
-    """So many alike GPUs without links of their own, for what asks nothing of a cluster but how many GPUs there are: memory
-    for everything, rates that mean nothing."""
+    """A cluster of `count` alike GPUs without links, for code that only needs their number: memory for everything, rates
+    without a meaning."""
     gpu = Gpu(
         type="rank",
         memory=2.0**60,

@@ -1,14 +1,14 @@
-"""The one exception a person is meant to read, and how a text out of a file becomes fit to be read."""
+"""The exceptions that a person is meant to read, and texts out of files made safe to read."""
 
 import re
 
 HEAD, TAIL = 600, 200
-"""Characters of a message that are kept where a file's own text made it longer: where the fault is stands first, what would
-have been right often last."""
+"""Characters of a message that are kept when a file's own text made it longer: the place of the fault stands first, the remedy
+often last."""
 
 
 class InputError(ValueError):
-    """What a person gave cannot be used. The message is one line that says where the fault is and why.
+    """A person's input cannot be used. The message is one line that says where the fault is and why.
 
     Pages show it, the command line prints it and exits with 2. Any other exception is a bug.
     """
@@ -18,11 +18,11 @@ class InputError(ValueError):
 
 
 class StoppedError(InputError):
-    """Work was asked to stop before there was anything to keep."""
+    """Work was stopped before there was anything to keep."""
 
 
 class UndecidedError(InputError):
-    """What was left open has no usual answer: a person has to choose. The message says between what."""
+    """A choice was left open that has no usual answer: a person has to choose. The message lists the options."""
 
 
 class IllegalError(ValueError):
@@ -30,7 +30,7 @@ class IllegalError(ValueError):
 
 
 def one_line(text: str) -> str:
-    """`text` with every run of blanks and line ends as one blank, and control characters made harmless."""
+    """`text` on one line: every run of blanks and line ends becomes one blank, and control characters become harmless."""
     return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
 
 

@@ -1,9 +1,8 @@
-"""Whatever lasts is written here, once and for all: others read it while it is written, disks are full, and power is cut.
+"""Durable writing of files, and the data folder.
 
-What was written is on the disk when a function returns, as a whole, and a reader at any moment, also after a kill or a power
-cut, sees the old content or the new. A file is no more readable than its owner's folder that it is in.
-
-The folder that everything is kept in. It stands apart from what reads the files there, which a rank has no use for.
+When a function returns, the content is on the disk as a whole. A reader sees the old content or the new at any moment, also
+after a kill or a power cut. A file is no more readable than the folder of its owner. The readers of these files are in
+`engine.store`, which a rank does not need.
 """
 
 import contextlib
@@ -18,21 +17,21 @@ from typing import BinaryIO
 
 from engine.errors import InputError
 
-TAIL = 65536  # bytes
-
+TAIL = 65536
+"""Bytes."""
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
-"""The mode of a folder that nobody but its owner may enter, and of a file that nobody else may read."""
+"""The mode of a folder that only its owner may enter, and of a file that only its owner may read."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter, and those above it that are missing; one that is there stays as it is."""
+    """Make a folder that only its owner may enter, and missing ones above it; an existing one stays as it is."""
     if folder.is_dir():
         return
     if folder.parent != folder:
         make_folder(folder.parent)
     try:
         folder.mkdir(PRIVATE)
-    except FileExistsError:  # of somebody else at the same moment, or a file
+    except FileExistsError:  # another process made it at the same moment, or it is a file
         if not folder.is_dir():
             raise
     else:
@@ -41,16 +40,16 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """A draft beside the file, to be written in the `with` block and put in the file's place at its end."""
+    """A draft in the file's folder, to be written in the `with` block and put in the file's place at its end."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         os.close(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         yield draft
-        # A rename can reach the disk before what it renames, and then a power cut leaves an empty file under the name.
+        # A rename can reach the disk before the content, and then a power cut leaves an empty file under the name.
         _sync(draft)
         draft.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):  # on a disk that became read-only, why the file cannot be written counts
+        with contextlib.suppress(OSError):  # on a disk that became read-only the first error is the one to report
             draft.unlink()
         raise
     _sync_folder(path.parent)
@@ -58,7 +57,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """The same draft, opened for binary data."""
+    """As `replace_atomically`, with the draft opened for binary data."""
     with replace_atomically(path) as draft, os.fdopen(_open(draft, os.O_WRONLY), "wb") as file:
         yield file
 
@@ -71,14 +70,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def mark(path: Path) -> None:
-    """Put an empty file there, unless one is: that it is there says all."""
+    """Make an empty file, unless it exists: its existence is the message."""
     os.close(_open(path, os.O_WRONLY | os.O_CREAT))
     _sync_folder(path.parent)
 
 
 def append(path: Path, line: bytes) -> None:
-    """Add a line to what only informs: in a single write, so that those of several threads or processes never mix, and without
-    waiting for the disk. A full disk or a power cut may tear it."""
+    """Add a line to a file that only informs.
+
+    It is a single write, so that lines of several threads or processes never mix, and does not wait for the disk. A full disk
+    or a power cut may tear the line.
+    """
     file = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, line)
@@ -87,12 +89,12 @@ def append(path: Path, line: bytes) -> None:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """A file for what a process prints, or to be locked."""
+    """A file for a process's output, or to be locked."""
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def tail(path: Path) -> bytes:
-    """The end of a file, as much as anybody wants to see; empty when there is no file."""
+    """The last `TAIL` bytes of a file; empty when there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
@@ -103,7 +105,7 @@ def tail(path: Path) -> bytes:
 
 def _open(path: Path, flags: int) -> int:
     folder = path.parent.stat()
-    # In somebody else's folder, such as that of whoever asked for a launch, they have to be able to read it.
+    # In the folder of another user, such as the one who asked for a launch, that user has to be able to read it.
     mine = folder.st_uid == os.geteuid()
     return os.open(path, flags | os.O_CLOEXEC, 0o666 & folder.st_mode if mine else 0o666)
 
@@ -117,18 +119,20 @@ def _sync(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Without it a power cut may leave a file under no name, or its old content under the name."""
+    """Write a folder's entries to the disk; without it a power cut may lose a file's name, or bring back its old content."""
     try:
         _sync(folder)
     except OSError as error:
-        # File systems that know no such thing, and folders that may be written but not read.
+        # File systems without this operation, and folders that may be written but not read.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
             raise
 
 
 def data_folder() -> Path:
-    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing, and its owner's alone, as
-    whoever can read the name of a session can open it."""
+    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing.
+
+    Only its owner may read it, as the name of a session is enough to open it.
+    """
     folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[1] / ".switchyard").resolve()
     try:
         make_folder(folder)
@@ -137,6 +141,6 @@ def data_folder() -> Path:
         raise InputError(f"the data folder {folder} cannot be made ({error.strerror}); set SWITCHYARD_DATA") from None
     open_to_others = stat.S_IMODE(about.st_mode) & ~PRIVATE
     if open_to_others and about.st_uid == os.geteuid() and not about.st_mode & stat.S_ISVTX:  # as /tmp has
-        with suppress(OSError):  # of a volume that is mounted to be read
+        with suppress(OSError):  # a volume that is mounted read-only
             folder.chmod(PRIVATE)
     return folder

@@ -1,10 +1,10 @@
-"""What is planned for. Every problem and every plan has one goal."""
+"""The goal of a problem or a plan: inference of one model, of two, or a training step."""
 
 from enum import StrEnum
 
 
 class Goal(StrEnum):
-    """The value is how the goal reads in a sentence."""
+    """A goal; its value is its name in a sentence."""
 
     INFERENCE = "inference"  # one model has the GPUs to itself
     TWO_MODELS = "two models"  # inference of two models on the same GPUs (Aurora §6, §7)
@@ -12,7 +12,7 @@ class Goal(StrEnum):
 
 
 def goal_of(training: bool, two_models: bool) -> Goal:
-    """The goal of what has a training step, or a second model, or neither."""
+    """The goal of a problem or plan with a training step, a second model, or neither."""
     if training:
         return Goal.TRAINING
     return Goal.TWO_MODELS if two_models else Goal.INFERENCE

@@ -1,7 +1,7 @@
-"""What the studio and its commands log: on standard error, as JSON lines where the operator wants them, and without secrets.
+"""Logs of the studio and its commands: on standard error, as JSON lines if the operator wants them, and without secrets.
 
-Secrets are what opens something: passwords, tokens, cookies, and the addresses of sessions. They are taken out of the finished
-line, so that those in messages and traces of libraries are too.
+Secrets open something: passwords, tokens, cookies, and the addresses of sessions. They are taken out of the finished line, so
+that those in messages and traces of libraries go too.
 """
 
 import json
@@ -31,7 +31,7 @@ _SECRETS = (
     (re.compile(r"(\b(?:token|code|state)=)[^\s\"'&,;]+", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), HIDDEN),
 )
-"""Addresses with a password, addresses and files of sessions, whatever is called a secret, and JSON web tokens."""
+"""Addresses with a password, addresses and files of sessions, values that are called a secret, and JSON web tokens."""
 
 
 def without_secrets(text: str) -> str:
@@ -44,7 +44,7 @@ def without_secrets(text: str) -> str:
 
 
 def _passwords() -> list[str]:
-    """The database's password as it may be written; drivers quote it in ways of their own."""
+    """The database's password in the forms that drivers write it."""
     try:
         password = urlsplit(os.environ.get("DATABASE_URL", "")).password
     except ValueError:
@@ -53,11 +53,11 @@ def _passwords() -> list[str]:
 
 
 class Lines(logging.Formatter):
-    """A record as one JSON object on one line: time (UTC), level, logger, message, what was given as `extra`, and the trace of
-    an exception as `trace`."""
+    """A record as one JSON object on one line: time (UTC), level, logger, message, the fields of `extra`, and the trace of an
+    exception as `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -65,10 +65,10 @@ class Lines(logging.Formatter):
         }
         for name, value in vars(record).items():
             if name not in _ORDINARY and not name.startswith("_"):
-                said.setdefault(name, value if isinstance(value, int | float) else without_secrets(str(value)))
+                entry.setdefault(name, value if isinstance(value, int | float) else without_secrets(str(value)))
         if record.exc_info:
-            said["trace"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(said, ensure_ascii=False)
+            entry["trace"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)
 
 
 class Text(logging.Formatter):
@@ -83,8 +83,10 @@ class Text(logging.Formatter):
 
 
 def configure() -> None:
-    """Let every logger of this process write as the operator wants it, those too that have a handler of their own, as
-    Streamlit's do. To do it again, for loggers that came later, is harmless."""
+    """Set the format of every logger of this process, also of those with a handler of their own, as Streamlit's have.
+
+    It may be called again for loggers that came later.
+    """
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(logging.StreamHandler())

@@ -57,17 +57,17 @@ class MoEModel(Frozen):
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token's hidden vector: what one (token, expert) pair moves in dispatch and again in combine."""
+        """Bytes of one token's hidden vector, which one (token, expert) pair moves in dispatch and again in combine."""
         return self.d_model * self.bytes_per_number
 
     @property
     def attention_dtype(self) -> str:
-        """What attention computes in and keeps keys and values in: of 8-bit models 16 bits."""
+        """The number format of attention and of its keys and values: 16 bits in 8-bit models."""
         return "bf16" if self.dtype == "fp8" else self.dtype
 
     @property
     def context_bytes_per_token(self) -> float:
-        """Bytes of what attention keeps of one token, in all layers."""
+        """Bytes that attention keeps of one token, in all layers."""
         return self.layers * (self.kv_numbers or 2 * self.d_model) * BITS_PER_DTYPE[self.attention_dtype] / 8
 
     @property
@@ -81,12 +81,18 @@ class MoEModel(Frozen):
         return 2.0 * self.ffn_matrices * self.d_model * self.d_ff
 
     def check_recording(self, layers: int, experts: int, k: int | None, name: str) -> None:
-        """Raise InputError unless a recording of these sizes can come from this model (`k` None: unknown)."""
+        """Raise InputError unless a recording of these sizes can come from this model.
+
+        layers: MoE layers of the recording
+        experts: logical experts of a layer
+        k: experts per token; None: unknown
+        name: of the recording
+        """
         mine = (("MoE layers", len(self.moe_layers), layers), ("experts", self.experts, experts))
         mine += (("experts per token", self.experts_per_token, k),) if k is not None else ()
-        for what, expected, recorded in mine:
+        for quantity, expected, recorded in mine:
             if expected != recorded:
                 raise InputError(
                     f"the model {self.name} does not fit the recording {name}: "
-                    f"the model has {expected} {what}, the recording {recorded}"
+                    f"the model has {expected} {quantity}, the recording {recorded}"
                 )

@@ -1,14 +1,9 @@
-"""The base of everything that is saved, loaded or edited as JSON.
+"""The base of everything that is saved, loaded or edited as JSON: documents, their columns of numbers, and types of quantities.
 
-Numbers leave the engine finite or not at all.
-
-Columns of numbers in documents: arrays in memory; in JSON lists, or text where they are long.
-
-A send order of 320 GPUs has up to twelve million sends in its 58 layers. As lists those of a plan took twelve seconds to read;
-as base64 of the numbers' own bytes twelve million take less than two.
-
-What quantities of real machines can be, with room to spare: beyond that a number is a slip of the keyboard, and the products
-and quotients of such numbers are none. As types for the fields of documents.
+Numbers leave the engine finite or not at all. Columns of numbers are arrays in memory; in JSON they are lists, or text if they
+are
+long: a send order of 320 GPUs has up to twelve million sends in its 58 layers, and as lists those took twelve seconds to read,
+    as base64 of the numbers' own bytes less than two.
 """
 
 import base64
@@ -39,14 +34,14 @@ TOO_FAR_APART = "its numbers are too far apart, or too large, to be computed wit
 
 
 def require_finite(*numbers: float | np.ndarray | None) -> None:
-    """Raises InputError unless all of these are finite; what is None is not there."""
+    """Raise InputError unless all of these numbers are finite; None counts as absent."""
     for number in numbers:
         if number is not None and not np.isfinite(number).all():
             raise InputError(TOO_FAR_APART)
 
 
 def json_text(data: Any, sort_keys: bool = False, separators: tuple[str, str] | None = None) -> str:
-    """Plain data as JSON, which knows no infinity and no NaN: raises InputError where one is in it."""
+    """Plain data as JSON. Raises InputError for infinity and NaN, which JSON does not have."""
     try:
         return json.dumps(data, sort_keys=sort_keys, separators=separators, allow_nan=False)
     except ValueError:
@@ -54,15 +49,16 @@ def json_text(data: Any, sort_keys: bool = False, separators: tuple[str, str] | 
 
 
 def long_json_text(data: Any) -> str:
-    """The same without blanks, in a tenth of the time: orders of sends have millions of numbers."""
+    """As `json_text` without blanks, in a tenth of the time: orders of sends have millions of numbers."""
     text = to_json(data, inf_nan_mode="constants").decode()
     if "NaN" in text or "Infinity" in text:
-        json_text(data)  # to know whether it is a number or a word of somebody's
+        json_text(data)  # raises if it is a number, not a word in a text
     return text
 
 
 LONG = 256
-"""Numbers of a list, or characters of a text, that pydantic's own JSON writes ten times as fast: send orders have millions."""
+"""Numbers of a list, or characters of a text, from which on pydantic's JSON, ten times as fast, is used: send orders have
+millions."""
 
 
 class Frozen(BaseModel):
@@ -89,29 +85,29 @@ class Frozen(BaseModel):
         return cls.from_dict(data, where)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all fields are equal. Cached properties do not count: they may be arrays, whose == is no yes or no."""
+        """True if all fields are equal. Cached properties do not count: they may be arrays, for which == is not one answer."""
         if type(self) is not type(other):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in type(self).model_fields)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """See pydantic; without the cached properties, which were computed from the fields before the update."""
+        """As in pydantic, without the cached properties, which were computed from the fields before the update."""
         copied = super().model_copy(update=update, deep=deep)
         for name in set(vars(copied)) - set(type(self).model_fields):
             del vars(copied)[name]
         return copied
 
     def to_json(self) -> str:
-        """Canonical JSON: keys sorted, absent parts left out, so that equal values have equal text."""
+        """The canonical JSON: keys sorted, absent parts left out, so that equal values have equal text."""
         return "".join(_pieces(self.model_dump(mode="json", exclude_none=True)))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, in hexadecimal."""
+        """The SHA-256 of the canonical JSON, in hexadecimal."""
         return self.digest_without()
 
     def digest_without(self, *fields: str) -> str:
-        """The same of a document without these fields."""
+        """The digest of the document without these fields."""
         hasher = hashlib.sha256()
         for piece in _pieces(self.model_dump(mode="json", exclude_none=True, exclude=set(fields))):
             hasher.update(piece.encode())
@@ -119,11 +115,13 @@ class Frozen(BaseModel):
 
 
 class Kept(Frozen):
-    """What is kept for later versions of Switchyard to read, and so says of which version it is. The first ones did not, and
-    the version is no part of what they are: it is left out of the digest."""
+    """A document that later versions of Switchyard have to read, and that therefore states its version.
+
+    The first documents did not, so the version is left out of the digest.
+    """
 
     NEWEST: ClassVar[int] = 1
-    """Raise it when a field is renamed or means something else, and let a validator mend the older ones."""
+    """To be raised when a field is renamed or changes its meaning; a validator then mends older documents."""
 
     version: int = Field(1, ge=1)
 
@@ -135,12 +133,12 @@ class Kept(Frozen):
         return cls.NEWEST
 
     def digest_without(self, *fields: str) -> str:
-        """See `Frozen`."""
+        """As in `Frozen`, without the version."""
         return super().digest_without("version", *fields)
 
 
 def _pieces(data: object) -> Iterator[str]:
-    """Plain data as JSON with sorted keys and no spaces, piece by piece; together always the text of
+    """Plain data as JSON with sorted keys and no spaces, piece by piece; together exactly the text of
     `json.dumps(data, sort_keys=True, separators=(",", ":"))`."""
     if not _has_long_parts(data):
         yield json_text(data, sort_keys=True, separators=(",", ":"))
@@ -166,15 +164,15 @@ def _has_long_parts(data: object) -> bool:
     if isinstance(data, dict):
         return any(map(_has_long_parts, data.values()))
     if isinstance(data, str):
-        return len(data) >= LONG and data.isascii() and data.isprintable()  # what Python writes alike
+        return len(data) >= LONG and data.isascii() and data.isprintable()  # Python's JSON writes it the same way
     if isinstance(data, list) and data:
         return any(map(_has_long_parts, data)) if isinstance(data[0], dict) else len(data) >= LONG
     return False
 
 
 def _written_alike(data: list) -> bool:
-    """Whether a list has nothing but numbers that Python and pydantic write with the same digits: integers, and floats that
-    need no exponent."""
+    """True if a list has only numbers that Python and pydantic write with the same digits: integers, and floats that need no
+    exponent."""
     kinds = set(map(type, data))
     if kinds != {float}:
         return kinds == {int}
@@ -183,7 +181,7 @@ def _written_alike(data: list) -> bool:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """A text out of a file, cut to what a message has room for."""
+    """A text out of a file, cut to the length that a message has room for."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -197,7 +195,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 LONG_TEXT = 16_384
-"""Numbers of a column that is written as text."""
+"""Numbers of a column from which on it is written as text."""
 
 _TEXT = re.compile(r"(u1|u2|i4|f8):([A-Za-z0-9+/]*={0,2})", re.ASCII)
 """A dtype of numpy and little-endian numbers of it in base64."""
@@ -207,7 +205,11 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Column:
-    """How pydantic reads and writes a column. dtype: in memory; items: what a list of them may hold."""
+    """Reading and writing of a column by pydantic.
+
+    dtype: in memory
+    items: the type of an item in a list
+    """
 
     dtype: type[np.number]
     items: Any
@@ -225,7 +227,7 @@ class _Column:
         return column
 
     def _checked(self, column: np.ndarray) -> np.ndarray:
-        """A copy of an array in the dtype that is kept in memory. Raises ValueError for numbers that it cannot hold."""
+        """A copy of an array in the dtype in memory. Raises ValueError for numbers that it cannot hold."""
         if column.ndim != 1:
             raise ValueError("must be one column of numbers")
         if np.issubdtype(self.dtype, np.floating):
@@ -249,7 +251,7 @@ def _decoded(text: str) -> np.ndarray:
 
 
 def _written(column: np.ndarray, info: SerializationInfo) -> np.ndarray | list[float] | str:
-    """Whole numbers in the fewest bytes that hold all of them, so that equal columns have equal text."""
+    """A column for JSON; whole numbers in the fewest bytes that hold all of them, so that equal columns have equal text."""
     if info.mode == "python":
         return column
     if len(column) < LONG_TEXT:
@@ -269,9 +271,10 @@ Integers = Annotated[np.ndarray, _Column(np.int32, Annotated[int, Field(ge=-_LAR
 Amounts = Annotated[np.ndarray, _Column(np.float64, NonNegativeFloat)]
 """float64[row], read-only, finite and not negative."""
 
+# Ranges of quantities of real machines, with room to spare: beyond them a number is a slip of the keyboard.
 
 Rate = Annotated[float, Field(ge=1e-3, le=1e30)]
-"""Bytes/s or FLOP/s of one GPU, port or link; 1e30 is as good as a network that costs nothing, to plan without one."""
+"""Bytes/s or FLOP/s of one GPU, port or link; 1e30 stands for a network that costs nothing, to plan without one."""
 Memory = Annotated[float, Field(ge=1, le=1e21)]
 """Bytes of one GPU."""
 StartUp = Annotated[float, Field(ge=0, le=3600)]
@@ -279,4 +282,4 @@ StartUp = Annotated[float, Field(ge=0, le=3600)]
 Amount = Annotated[float, Field(ge=1e-3, le=1e18)]
 """Bytes of a transfer, or a side of a matrix."""
 Seconds = Annotated[float, Field(ge=1e-12, le=1e6)]
-"""That something was measured to take."""
+"""Seconds of a measurement."""

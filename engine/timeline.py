@@ -1,10 +1,10 @@
-"""The timeline: what ran where and when. One type for predicted and for measured runs, so that they can be compared.
+"""The timeline: the events of a run, and the figures that follow from them. One type for predicted and for measured runs, so
+that they can be compared.
 
-How evenly a recording or a plan spreads tokens, in the words that the engines use for it.
-
-The number of one layer has three names: the overload factor, largest / mean load (Megatron-LM, pull request #4110); its
-inverse, balancedness (EPLB, vLLM, SGLang); and the imbalance ratio, the overload factor less 1 (TensorRT-LLM). Over layers,
-Megatron-LM asks for percentiles (issue #2398), for a mean hides the layers that all others wait for.
+`Balance` is the evenness of loads. The number of one layer has three names: the overload factor, largest / mean load
+(Megatron-LM, pull request #4110); its inverse, balancedness (EPLB, vLLM, SGLang); and the imbalance ratio, the overload factor
+less 1 (TensorRT-LLM). Over layers, Megatron-LM asks for percentiles (issue #2398), for a mean hides the layers that all others
+wait for.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ KINDS = (
     *("dense", "gate", "ffn", "aggregate", "dx", "dw", "dispatch", "combine", "all_gather", "all_reduce"),
     *("prompt_gather", "attention"),
 )
-"""All of them, at the places by which saved timelines know them: new ones come last."""
+"""All kinds, at the places by which saved timelines know them: new ones come last."""
 INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")
 """The kinds of a forward pass through the MoE layers alone."""
 
@@ -41,14 +41,14 @@ class Timeline:
         `kind` (one of KINDS), `layer` (MoE layer), `model` (0, or 1 for the second of two colocated models), `peer` (the
         GPU a send goes to, -1 for computation), `bytes`
     resources: lane name of every GPU, or of every group of GPUs that do the same at the same time
-    source: whether the times were simulated or measured
-    cost_source: which cost model (or machine) they come from
+    source: "simulated" or "measured" times
+    cost_source: the cost model (or machine) that they come from
     labels: for a training step, the operator (and part) of every event, by the row of `events`
-    bundled: whether sends are folded (see `engine.simulate.events`): an event of the network is then a bundle, a stretch in
-        which a GPU sends or receives in an all-to-all without a gap, with the bytes that it sends in it and peer -1. Of the
+    bundled: True if sends are folded (see `engine.simulate.events`): an event of the network is then a bundle, a stretch in
+        which a GPU sends or receives in an all-to-all without a gap, with the bytes that it sends in it and peer -1. Among the
         GPUs that end a step at the same moment, the one that the others wait for stands first. All figures are the same.
-    exact: whether every end of a send was simulated as an event of its own (see `engine.simulate.flows`)
-    latest: where it was not, seconds at which an exact simulation would end at the latest, if that was proven
+    exact: True if every end of a send was simulated as an event of its own (see `engine.simulate.flows`)
+    latest: seconds; if not exact, the latest end that an exact simulation can have, if that was proven
 
     Raises InputError where a time or a number of bytes is not finite.
     """
@@ -103,28 +103,30 @@ class Timeline:
         return float(self.events["end"].max()) if len(self.events) else 0.0
 
     def _spans(self) -> np.ndarray:
-        """float64[event, 2]: the start and the end of every event."""
+        """The start and the end of every event: float64[event, 2] seconds."""
         return self.events[["start", "end"]].to_numpy(np.float64)
 
     def _on(self, stream: str) -> np.ndarray:
-        """bool[event]: which events are of a stream."""
+        """The events of a stream: bool[event]."""
         return (self.events["stream"] == stream).to_numpy()
 
     def _busy(self, on: np.ndarray) -> np.ndarray:
-        """float64[gpu]: seconds in which at least one of these events (bool[event]) occupies a GPU; a send occupies both of
-        its ends."""
+        """Seconds in which at least one of some events occupies a GPU: float64[gpu]. A send occupies both of its ends.
+
+        on: bool[event]; the events that count
+        """
         spans, lanes, peers = self._spans()[on], *(self.events[name].to_numpy()[on] for name in ("resource", "peer"))
         sends = peers >= 0
         intervals, lane, _ = unions(np.concatenate([spans, spans[sends]]), np.append(lanes, peers[sends]))
         return np.bincount(lane, intervals[:, 1] - intervals[:, 0], len(self.resources))
 
     def busy(self, stream: str) -> np.ndarray:
-        """float64[gpu]: seconds in which a GPU's stream has at least one event (a send occupies both its ends)."""
+        """Seconds in which a GPU's stream has at least one event: float64[gpu]. A send occupies both of its ends."""
         return self._busy(self._on(stream))
 
     @property
     def utilisation(self) -> float:
-        """Compute time / total, mean over GPUs (Aurora §8.1), of a training step over its groups of alike GPUs."""
+        """Compute time / total, mean over GPUs (Aurora §8.1), or over the groups of alike GPUs of a training step."""
         return float(self.busy("compute").mean() / self.total) if self.total else 0.0
 
     def seconds_of_kind(self) -> dict[str, float]:
@@ -147,7 +149,7 @@ class Timeline:
         return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in KINDS}
 
     def exposed_intervals(self, resource: int) -> np.ndarray:
-        """float64[interval, 2]: when a resource's network is busy and it computes nothing."""
+        """The intervals in which a resource's network is busy and it computes nothing: float64[interval, 2] seconds."""
         mine = self.events["resource"].to_numpy() == resource
         spans = self._spans()
         network, compute = (_union(spans[mine & self._on(stream)]) for stream in ("network", "compute"))
@@ -183,13 +185,18 @@ class Timeline:
 
 
 def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The union of the intervals of every lane: float64[interval, 2] by lane and time, int64[interval] their lane, and
-    int64[event] the interval that an event lies in. spans: float64[event, 2]; lanes: int64[event]."""
+    """The union of the intervals of every lane.
+
+    spans: float64[event, 2]; start and end
+    lanes: int64[event]
+
+    Returns float64[interval, 2], the intervals by lane and time; int64[interval], their lanes; and int64[event], the interval
+    that each event lies in.
+    """
     if not len(spans):
         return np.empty((0, 2)), np.empty(0, np.int64), np.empty(0, np.int64)
-    if (
-        np.ptp(spans[:, 0]) == 0
-    ):  # all start at once, as in a concurrent all-to-all: one interval a lane, nothing to sort
+    # All start at once, as in a concurrent all-to-all: one interval a lane, nothing to sort.
+    if np.ptp(spans[:, 0]) == 0:
         there = np.bincount(lanes) > 0
         place = np.cumsum(there)[lanes] - 1
         latest = np.full(np.count_nonzero(there), -np.inf)
@@ -209,7 +216,10 @@ def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _union(spans: np.ndarray) -> np.ndarray:
-    """float64[interval, 2]: the union of intervals float64[event, 2], ascending."""
+    """The union of intervals, ascending: float64[interval, 2].
+
+    spans: float64[event, 2]
+    """
     if not len(spans):
         return np.empty((0, 2))
     start, end = spans[np.argsort(spans[:, 0], kind="stable")].T
@@ -218,22 +228,25 @@ def _union(spans: np.ndarray) -> np.ndarray:
     return np.column_stack([start[first], latest[np.append(first[1:], True)]])
 
 
-def _length(intervals: np.ndarray) -> float:
-    return float((intervals[:, 1] - intervals[:, 0]).sum())
-
-
 def _inside(times: np.ndarray, intervals: np.ndarray) -> np.ndarray:
-    """bool[time]: which times lie in one of the disjoint, ascending intervals."""
+    """The times that lie in one of the disjoint, ascending intervals: bool[time]."""
     place = np.searchsorted(intervals[:, 0], times, side="right") - 1
     return (place >= 0) & (times < intervals[np.maximum(place, 0), 1]) if len(intervals) else np.zeros(len(times), bool)
 
 
 def _covered(spans: np.ndarray) -> float:
-    return _length(_union(spans))
+    """Seconds of the union of intervals.
+
+    spans: float64[event, 2]
+    """
+    return float(np.diff(_union(spans)).sum())
 
 
 def balancedness(load: np.ndarray) -> np.ndarray:
-    """Mean / max over the last axis (EPLB, vLLM, SGLang); 1 for a layer without load. load: float64[..., gpu]."""
+    """Mean / max over the last axis (EPLB, vLLM, SGLang): float64[...]; 1 for a layer without load.
+
+    load: float64[..., gpu]
+    """
     most = load.max(axis=-1)
     return np.where(most > 0, load.mean(axis=-1) / np.where(most > 0, most, 1), 1.0)
 
@@ -243,33 +256,39 @@ PERCENTILES = (50, 75, 90, 95)
 
 @dataclass(frozen=True)
 class Balance:
-    """overload: float64[layer] as a tuple, the largest load over the mean one; 1 is even, and what a layer without load has."""
+    """The evenness of loads in every layer.
+
+    overload: float64[layer] as a tuple; the largest load over the mean one. 1 is even, and stands for a layer without load
+    """
 
     overload: tuple[float, ...]
 
     @classmethod
     def of(cls, load: np.ndarray) -> "Balance":
-        """The balance of loads float64[layer, gpu], or float64[layer, expert] where experts are compared."""
+        """The balance of loads.
+
+        load: float64[layer, gpu], or float64[layer, expert] to compare experts
+        """
         return cls(tuple((1 / balancedness(load)).tolist()))
 
     @property
     def mean(self) -> float:
-        """Over layers: Megatron-LM's `avg_overload_factor`."""
+        """The mean over layers: Megatron-LM's `avg_overload_factor`."""
         return float(np.mean(self.overload))
 
     @property
     def worst(self) -> float:
-        """Of the least even layer: Megatron-LM's `max_overload_factor`."""
+        """The factor of the least even layer: Megatron-LM's `max_overload_factor`."""
         return max(self.overload)
 
     @property
     def balancedness(self) -> float:
-        """Mean over layers of mean / max load; not the inverse of `mean`, which weighs uneven layers more."""
+        """The mean over layers of mean / max load; not the inverse of `mean`, which weighs uneven layers more."""
         return float(np.mean([1 / factor for factor in self.overload]))
 
     @property
     def imbalance_ratio(self) -> float:
-        """Mean over layers of max / mean - 1, as TensorRT-LLM reports it."""
+        """The mean over layers of max / mean - 1, as TensorRT-LLM reports it."""
         return self.mean - 1
 
     @property
@@ -293,7 +312,7 @@ class Balance:
 
 
 def over_layers(factors: Mapping[str, float]) -> str:
-    """`p50 1.2×, p75 1.31×, p90 1.44×, p95 1.5×, worst 1.61×` of `Balance.factors`."""
+    """`Balance.factors` as `p50 1.2×, p75 1.31×, p90 1.44×, p95 1.5×, worst 1.61×`."""
     shown = {name: factor for name, factor in factors.items() if name not in ("mean", "max")} | {
         "worst": factors["max"]
     }

@@ -1,4 +1,4 @@
-"""A training step, as far as a plan depends on it beyond the model: what every GPU feeds in and how tokens are routed."""
+"""A training step, as far as a plan depends on it beyond the model: the sequences of every GPU and the routing of tokens."""
 
 import math
 from typing import Literal
@@ -11,18 +11,18 @@ from engine.schema import Frozen
 from engine.workload import ExpertLoad
 
 Gate = Literal["switch", "top-k", "random", "hash", "batch-prioritised"]
-"""How tokens choose experts. All but batch-prioritised (Riquelme et al., 2021) decide token by token, so that a batch may
-be cut before the gate (Lancet §2.3); top-k where every token takes all its experts before the next one does. A gate that
-serves the first choices of the whole batch before any second one is to be called batch-prioritised here."""
+"""The rule by which tokens choose experts. All but batch-prioritised (Riquelme et al., 2021) decide token by token, so that a
+batch may be cut before the gate (Lancet §2.3); with top-k every token takes all its experts before the next one does. A gate
+that serves the first choices of the whole batch before any second one counts as batch-prioritised here."""
 
 
 class TrainingStep(Frozen):
     """One step of data- and expert-parallel training: everything but the experts is replicated on every GPU, each of which
     holds sequences of its own (Lancet §2.1).
 
-    capacity_factor: an expert takes at most this many times its fair share of a GPU's tokens; 0 = as many as come.
-    routing: "balanced": every expert is chosen equally often, which is what a balance loss aims at; "recorded": as the
-        open recording says, scaled to the tokens of the step.
+    capacity_factor: an expert takes at most this many times its fair share of a GPU's tokens; 0 = all that choose it
+    routing: "balanced": every expert is chosen equally often, the aim of a balance loss; "recorded": as in the open recording,
+        scaled to the tokens of the step
     """
 
     batch: int = Field(ge=1, le=1_000_000, description="sequences on each GPU")
@@ -56,8 +56,8 @@ class TrainingStep(Frozen):
 
 
 def usual_step(model: MoEModel, gpus: int) -> TrainingStep:
-    """A step for a model that tells only its own sizes: its batch spread over the GPUs, heads of 64, dense FFNs as wide as
-    all experts that a token visits. A person corrects what is wrong."""
+    """An assumed step for a model of known sizes: its batch spread over the GPUs, heads of 64, dense FFNs as wide as all
+    experts that a token visits. A person corrects it."""
     return TrainingStep(
         batch=max(1, model.batch // gpus),
         sequence_length=model.sequence_length,
@@ -68,6 +68,7 @@ def usual_step(model: MoEModel, gpus: int) -> TrainingStep:
 
 
 def balanced_load(model: MoEModel) -> ExpertLoad:
-    """The expert loads that a balance loss aims at, for planning before anything was recorded. An assumption, and named so."""
+    """The expert loads that a balance loss aims at, for planning without a recording. Its name says that it is an
+    assumption."""
     load = np.ones((len(model.moe_layers), model.experts))
     return ExpertLoad("balanced routing (assumed)", load, model.moe_layers)

@@ -5,8 +5,8 @@ SIZE = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def scale_of(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """The largest unit that |value| reaches when rounded to three digits, the smallest for tiny values, and the plain
-    one (s, B) for nothing: (factor, name)."""
+    """The unit for a value as (factor, name): the largest that |value| reaches when rounded to three digits, the smallest for
+    tiny values, and the plain one (s, B) for 0."""
     if value == 0:
         return next(unit for unit in units if unit[0] == 1.0)
     return next((unit for unit in units if abs(value) >= unit[0] * 0.9995), units[-1])
@@ -45,14 +45,14 @@ def bandwidth(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """`43 %`; one decimal below ten percent; what would round to nothing is said to be less than a tenth."""
+    """`43 %`; one decimal below ten percent; `< 0.1 %` for a positive share that would round to 0."""
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{value:.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
 
 
 def signed(value: float) -> str:
-    """A share with its sign: `+4.2 %`; what rounds to nothing has a plus."""
+    """A share with its sign: `+4.2 %`; a share that rounds to 0 has a plus."""
     return f"{round(value, 3) + 0.0:+.1%}".replace("%", " %")
 
 
@@ -65,7 +65,7 @@ def digits(value: float) -> str:
     """Three significant digits, no exponent for ordinary sizes, thousands separated."""
     if value == 0:
         return "0"
-    value = float(f"{value:.12g}")  # 0.9375 and what a division leaves just under it read alike
+    value = float(f"{value:.12g}")  # 0.9375 and a quotient just below it read alike
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2e}"

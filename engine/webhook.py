@@ -1,7 +1,8 @@
-"""Tells another service what happened: one HTTP POST of a small JSON object, in the background. Off unless the operator
-names an address. Nobody waits for it and nothing fails with it; what cannot be delivered is logged, and said to the operator.
+"""Messages to another service about events: one HTTP POST of a small JSON object, in the background.
 
-The address may be a secret as a whole, as those of chat services are, so that nothing but its host is ever logged or shown.
+Off unless the operator names an address. Nothing waits for a message or fails with it; one that cannot be delivered is logged,
+and the operator is told. The address may be a secret as a whole, as those of chat services are, so only its host is ever logged
+or shown.
 """
 
 import logging
@@ -25,7 +26,7 @@ _LOG = logging.getLogger(f"{logs.OURS}.webhook")
 
 
 def address() -> str | None:
-    """Where messages go; None: nowhere. Raises InputError where the setting is no http(s) address."""
+    """The address that messages go to, or None. Raises InputError if the setting is no http(s) address."""
     wanted = os.environ.get(SETTING, "").strip()
     if not wanted:
         return None
@@ -50,14 +51,18 @@ class Webhook:
 
     @property
     def fault(self) -> str | None:
-        """Why nothing is sent, or why the last message was not delivered; None: all is well, or nothing is configured."""
+        """The reason why nothing is sent, or why the last message was not delivered; None if all is well or no address is
+        set."""
         try:
             return self._fault if address() else None
         except InputError as error:
             return str(error)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message some time soon, where an address is configured. message: plain JSON."""
+        """Queue a message for the address, if one is configured.
+
+        message: plain JSON
+        """
         try:
             where = address()
         except InputError as error:
@@ -80,11 +85,11 @@ class Webhook:
             where, message = self._messages.get()
             try:
                 self._post(where, message)
-            except Exception as error:  # of whatever kind: the next message is to be sent all the same
+            except Exception as error:  # the next message has to be sent after any failure
                 self._fail(where, type(error).__name__)
 
     def _post(self, where: str, message: dict[str, Any]) -> None:
-        # The answer is not read, and a redirection is not followed: messages go where the operator said, and nowhere else.
+        # The answer is not read, and a redirection is not followed: messages go to the operator's address alone.
         with requests.post(where, json=message, timeout=TIMEOUT, allow_redirects=False, stream=True) as answer:
             if 200 <= answer.status_code < 300:
                 self._fault = None
@@ -97,4 +102,4 @@ class Webhook:
 
 
 WEBHOOK = Webhook()
-"""The studio's."""
+"""The one of this process."""

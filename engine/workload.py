@@ -1,7 +1,7 @@
-"""The workload: what was recorded. A routing trace, expert loads or traffic matrices, all reducible to one tensor of
-(source rank, expert) token counts per layer, which is all that planning needs.
+"""The workload: a recorded routing trace, expert loads or traffic matrices.
 
-What is known of a recording beside its numbers: sentences on whether it can be trusted, and where it comes from.
+All reduce to one tensor of (source rank, expert) token counts per layer, which is all that planning needs. A recording also has
+its origin, and findings on whether it can be trusted.
 """
 
 import hashlib
@@ -19,11 +19,14 @@ Severity = Literal["ok", "warning", "error"]
 
 
 class Finding(Frozen):
-    """One sentence on a recording. error: plans made on it would be wrong; warning: they may be.
+    """One sentence on a recording.
 
-    code: names the check, for scripts; message: made one line, as names out of a file may be part of it; rows: first token
-    concerned and the one after the last; layers: MoE layers, as in the workload; remedy: the mending in
-    `engine.formats.remedies` that does what the sentence advises, None where a person must
+    severity: "error": plans made on it would be wrong; "warning": they may be
+    code: names the check, for scripts
+    message: made one line, as names out of a file may be part of it
+    rows: first token concerned and the one after the last
+    layers: MoE layers, as in the workload
+    remedy: the function in `engine.formats.remedies` that follows the advice; None where a person must
     """
 
     severity: Severity
@@ -35,7 +38,7 @@ class Finding(Frozen):
 
 
 class Origin(Frozen):
-    """Where a recording comes from: its format, and what its reader saw that its numbers alone no longer show."""
+    """The origin of a recording: its format, and its reader's findings, which the numbers alone no longer show."""
 
     format: str
     findings: tuple[Finding, ...] = ()
@@ -59,15 +62,15 @@ def digest_of(*parts: np.ndarray | str | int | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
-    """Which experts every token chose.
+    """The experts that every token chose.
 
-    experts: int16[token, layer, k], -1 = no choice (padding); layers are MoE layers
+    experts: int16[token, layer, k]; -1 = no choice (padding); layers are MoE layers
     num_experts: logical experts per layer
-    sequence: int32[token] or None: which sequence a token belongs to
-    source_rank: int32[token] or None: which rank held the token when it was recorded
-    phase: int8[token] or None: `PREFILL` or `DECODE`
-    model_layers: the model layer of every MoE layer, None where the recording does not say
-    origin: where it comes from; not part of the digest
+    sequence: int32[token] or None; the sequence of each token
+    source_rank: int32[token] or None; the rank that held the token when it was recorded
+    phase: int8[token] or None; `PREFILL` or `DECODE`
+    model_layers: the model layer of every MoE layer; None where the recording does not say
+    origin: its format and findings; not part of the digest
     """
 
     name: str
@@ -93,16 +96,16 @@ class RoutingTrace:
 
     @cached_property
     def digest(self) -> str:
-        said = [part for part in (self.phase, self.model_layers and str(self.model_layers)) if part is not None]
-        return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank, *said)
+        known = [part for part in (self.phase, self.model_layers and str(self.model_layers)) if part is not None]
+        return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank, *known)
 
     @cached_property
     def load(self) -> np.ndarray:
-        """float64[layer, expert]: token copies that every expert receives."""
+        """Token copies that every expert receives: float64[layer, expert]."""
         return self._count(1)[:, 0, :]
 
     def rank_of_token(self, ranks: int) -> np.ndarray:
-        """int64[token]: the source rank when the tokens live on `ranks` ranks.
+        """The source rank of each token when the tokens live on `ranks` ranks: int64[token].
 
         Recorded ranks are used when there are any (the recording must name fewer than `ranks`); otherwise sequences go
         round-robin to ranks, and without sequences every token counts as one.
@@ -120,15 +123,17 @@ class RoutingTrace:
 
     @cached_property
     def sources(self) -> int:
-        """How many ranks it can give tokens of their own: recorded ranks, else sequences, else tokens."""
+        """The number of ranks that it can give tokens of their own: recorded ranks, else sequences, else tokens."""
         for known in (self.source_rank, self.sequence):
             if known is not None:
                 return len(np.unique(known))
         return self.tokens
 
     def demand(self, ranks: int) -> np.ndarray:
-        """float64[layer, rank, expert]: token copies from every source rank for every expert. Read-only, and kept until it is
-        asked for with another number of ranks: problems that differ in costs alone have it in common."""
+        """Token copies from every source rank for every expert: float64[layer, rank, expert], read-only.
+
+        It is kept until it is asked for with another number of ranks: problems that differ in costs alone share it.
+        """
         counted_ranks, counts = vars(self).get("_counted", (None, None))
         if counted_ranks != ranks:
             counts = self._count(ranks)
@@ -167,14 +172,14 @@ class RoutingTrace:
 
 @dataclass(frozen=True, eq=False)
 class ExpertLoad:
-    """How many token copies every expert received.
+    """The number of token copies that every expert received.
 
     load: float64[layer, expert]; layers are MoE layers
     model_layers: the model layer of every row (dense layers left out)
-    by_source: float64[rank, layer, expert] or None: the same, by the rank that held the tokens; adds up to `load`
-    by_step: float64[step, layer, expert] or None: the same, by passes of the model or spans of time in their order; adds up
+    by_source: float64[rank, layer, expert] or None; the same, by the rank that held the tokens; adds up to `load`
+    by_step: float64[step, layer, expert] or None; the same, by passes of the model or spans of time in their order; adds up
         to `load`
-    origin: where it comes from; not part of the digest
+    origin: its format and findings; not part of the digest
     """
 
     name: str
@@ -196,12 +201,14 @@ class ExpertLoad:
 
     @cached_property
     def digest(self) -> str:
-        said = [part for part in (self.by_source, self.by_step) if part is not None]
-        return digest_of("load", self.load, str(self.model_layers), *said)
+        known = [part for part in (self.by_source, self.by_step) if part is not None]
+        return digest_of("load", self.load, str(self.model_layers), *known)
 
     def demand(self, ranks: int) -> np.ndarray:
-        """float64[layer, rank, expert]: as recorded where that was on so many ranks; else every rank is taken to send an equal
-        share."""
+        """Token copies from every source rank for every expert: float64[layer, rank, expert].
+
+        As recorded if that was on so many ranks; else every rank is taken to send an equal share.
+        """
         if self.by_source is not None and len(self.by_source) == ranks:
             return self.by_source.transpose(1, 0, 2)
         return np.repeat(self.load[:, None, :] / ranks, ranks, axis=1)
@@ -209,12 +216,12 @@ class ExpertLoad:
 
 @dataclass(frozen=True, eq=False)
 class TrafficMatrix:
-    """Bytes of the dispatch all-to-all. Column j is the traffic for expert j, which sits on GPU j where it was
-    recorded (Aurora's inputs, §4): as many experts as ranks.
+    """Bytes of the dispatch all-to-all. Column j is the traffic for expert j, which was recorded on GPU j (Aurora's inputs,
+    §4): as many experts as ranks.
 
-    bytes: float64[layer, src, dst]; the diagonal is local work, never traffic
-    bytes_per_token: how many bytes one token copy is
-    origin: where it comes from; not part of the digest
+    bytes: float64[layer, src, dst] bytes; the diagonal is local work, never traffic
+    bytes_per_token: bytes of one token copy
+    origin: its format and findings; not part of the digest
     """
 
     name: str
@@ -238,11 +245,14 @@ class TrafficMatrix:
 
     @cached_property
     def load(self) -> np.ndarray:
-        """float64[layer, expert]: token copies that every expert receives."""
+        """Token copies that every expert receives: float64[layer, expert]."""
         return self.bytes.sum(axis=1) / self.bytes_per_token
 
     def demand(self, ranks: int) -> np.ndarray:
-        """float64[layer, rank, expert]: token copies; raises InputError unless `ranks` is the matrix's size."""
+        """Token copies from every source rank for every expert: float64[layer, rank, expert].
+
+        Raises InputError unless `ranks` is the matrix's size.
+        """
         if ranks != self.bytes.shape[1]:
             raise InputError(
                 f"{self.name}: a traffic matrix between {self.bytes.shape[1]} ranks cannot be laid on {ranks} GPUs; "

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine import formats
 from engine.catalogue import cluster_presets, gpu_types, node_types
 from engine.catalogue.packaged import links_of_types, nodes_without_links, usual_links, with_usual_links
-from engine.cluster import Cluster, Efficiency, Node, lost, shares
+from engine.cluster import Cluster, Efficiency, Node, contention_points, shares
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -283,8 +283,10 @@ def test_shares_never_rise_and_meet_their_points(efficiency, most):
 
 
 def test_every_further_send_costs_as_much_time():
-    assert 1 / shares(lost(0.1, 8), np.arange(1, 11)) == pytest.approx([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.7, 1.7])
-    assert lost(0.1, 1) == ((1, 1.0),)
+    assert 1 / shares(contention_points(0.1, 8), np.arange(1, 11)) == pytest.approx(
+        [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.7, 1.7]
+    )
+    assert contention_points(0.1, 1) == ((1, 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_a_network_has_the_rates_of_one_send_and_shares_of_those():
     assert network.send.tolist() == network.receive.tolist() == [8e5] * 3
     assert network.share.tolist() == [[1, 0.5], [1, 1]] and network.contended
     assert network.rate(np.array([0, 0, 5]), np.array([1, 2, 9])).tolist() == [8e5, 4e5, 4e5]
-    again = network.reaching(Efficiency(fabric=lost(1.0, 2)))
+    again = network.with_efficiency(Efficiency(fabric=contention_points(1.0, 2)))
     assert again.send.tolist() == [8e5] * 3 and again.share[0].tolist() == [1, 0.25]
 
 

@@ -22,7 +22,7 @@ Entry = TypeVar("Entry", bound="CatalogueEntry")
 
 
 class CatalogueEntry(Frozen):
-    """Anything in the catalogue says where its figures come from and of when they are."""
+    """An entry of the catalogue, with the source and the date of its figures."""
 
     source: str = Field(min_length=1, description="datasheet, or paper and section")
     date: str = Field(pattern=r"^20\d\d(-\d\d)?$", description="year or month of the source")

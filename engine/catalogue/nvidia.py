@@ -1,4 +1,4 @@
-"""How NVIDIA's tools name the catalogue's GPU types, how those types are linked, and a node drawn from that.
+"""NVIDIA's GPUs: their names in its tools, the links between them, and a node drawn from these.
 
 A node has one number for its links. It is the pace of an equal exchange: every GPU sends as much to each other GPU of
 the node, and the GPU that ends last counts. Where all pairs are alike this is the plain sum of a GPU's links; where
@@ -26,8 +26,13 @@ NVLINK_LATENCY, PCIE_LATENCY, FABRIC_LATENCY = 5e-6, 10e-6, 10e-6
 
 @dataclass(frozen=True)
 class Links:
-    """What connects GPUs of a type in a node. nvlink: bytes/s of one link in one direction; nvlinks: how many links a GPU
-    has; pcie: generation of its x16 port; bridge: its NVLinks are a bridge of two cards that is sold apart."""
+    """The links of GPUs of a type in a node.
+
+    pcie: generation of the GPU's x16 port
+    nvlink: bytes/s of one link in one direction
+    nvlinks: links of a GPU
+    bridge: True if its NVLinks are a bridge of two cards that is sold apart
+    """
 
     pcie: int
     nvlink: float = 0.0
@@ -48,7 +53,7 @@ LINKS = {
     "H200": Links(5, 25e9, 18),  # H200 datasheet: as the H100
     "B200": Links(5, 50e9, 18),  # HGX B200: NVLink 5, 1.8 TB/s in both directions together
 }
-"""By GPU type of the catalogue."""
+"""The links by GPU type of the catalogue."""
 
 _NAMES = {
     r"GeForce RTX 2080 Ti": "RTX 2080 Ti",
@@ -67,14 +72,17 @@ rates and memory, so they are not taken for the catalogue's."""
 
 @dataclass(frozen=True)
 class Drawn:
-    """A cluster that was read off a machine. notes: what was assumed or simplified, one sentence each."""
+    """A cluster that was read off a machine.
+
+    notes: assumptions and simplifications, one sentence each
+    """
 
     cluster: Cluster
     notes: tuple[str, ...]
 
 
 def type_of(name: str) -> str | None:
-    """The catalogue's type of a GPU that the driver calls `name` ('NVIDIA A100-SXM4-80GB'), None where it has none."""
+    """The catalogue's type of a GPU by the driver's name for it ('NVIDIA A100-SXM4-80GB'); None if it has none."""
     short = name.strip().removeprefix("NVIDIA ")
     return next((kind for pattern, kind in _NAMES.items() if re.fullmatch(pattern, short)), None)
 
@@ -82,9 +90,10 @@ def type_of(name: str) -> str | None:
 def link_bandwidth(types: Sequence[str], nvlinks: np.ndarray, pcie: Sequence[float]) -> float:
     """Bytes/s out of every GPU while all exchange equal shares with all, as the module says; for two GPUs or more.
 
-    nvlinks: int64[gpu, gpu], links between each pair, 0 where they talk over PCIe. When a GPU's row adds up to more
-    links than the GPU has, the same links reach every peer through a switch; otherwise each peer has links of its own.
-    pcie: bytes/s of each GPU's port, which its PCIe peers share.
+    types: GPU type of each GPU
+    nvlinks: int64[gpu, gpu]; links between each pair, 0 where they talk over PCIe. When a GPU's row adds up to more links than
+        the GPU has, the same links reach every peer through a switch; otherwise each peer has links of its own
+    pcie: bytes/s of each GPU's port, which its PCIe peers share
     """
     count, paces = len(types), []
     for own, row in enumerate(nvlinks):
@@ -102,9 +111,10 @@ def link_bandwidth(types: Sequence[str], nvlinks: np.ndarray, pcie: Sequence[flo
 def draw(name: str, gpus: Sequence[Gpu], nvlinks: np.ndarray, pcie: Sequence[float | None] = ()) -> Drawn:
     """One node of these GPUs. Raises InputError when a GPU has more NVLinks to a peer than its type has at all.
 
+    name: of the node and cluster
     gpus: of types of the catalogue
-    nvlinks: int64[gpu, gpu], symmetric, see `link_bandwidth`
-    pcie: bytes/s of each GPU's port; None, or nothing at all: 16 lanes of the type's generation
+    nvlinks: int64[gpu, gpu]; symmetric, see `link_bandwidth`
+    pcie: bytes/s of each GPU's port; None, or empty: 16 lanes of the type's generation
     """
     types = [gpu.type for gpu in gpus]
     for gpu, kind in enumerate(types):
@@ -134,7 +144,12 @@ def draw(name: str, gpus: Sequence[Gpu], nvlinks: np.ndarray, pcie: Sequence[flo
 
 
 def _about_links(types: list[str], nvlinks: np.ndarray, kinds: np.ndarray, rate: float, ports: list[float]) -> str:
-    """kinds: int64[pair], NVLinks of every ordered pair."""
+    """A sentence on the links of a node.
+
+    kinds: int64[pair]; NVLinks of every ordered pair
+    rate: bytes/s; see `link_bandwidth`
+    ports: bytes/s of each GPU's PCIe port
+    """
     if not kinds.any():
         if len(set(ports)) > 1:
             return f"the GPUs talk over PCIe, {_gigabytes(rate)} raw through the slowest port; through host memory less"

@@ -1,9 +1,8 @@
-"""What the package aiconfigurator-core knows beside its measurements: GPUs, as a second catalogue, and the `config.json` of
-some ninety models. Only its data files are read, and only when somebody asks.
+"""Data of the package aiconfigurator-core other than its measurements: GPUs, as a second catalogue, and the `config.json` of
+some ninety models. Only its data files are read, and only on demand.
 
-Which models a recording may come from, by what it shows of one: MoE layers, experts and experts per token.
-
-Links that GPUs bring to a node: the NVLink that is on the board they come on, as their datasheets have it.
+Also the models that a recording may come from, and the links that GPUs bring to a node: the NVLink on their board, by their
+datasheets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,23 +33,25 @@ SUFFIX = "_config.json"
 
 
 def package_folder() -> Path | None:
-    """Where the package is installed; None where it is not. Its own code stays unrun: importing it would load its compiled
-    extension."""
+    """The folder of the installed package, or None. Its own code is not run: importing it would load its compiled extension."""
     spec = find_spec("aiconfigurator_core")
     folders = map(Path, (spec.submodule_search_locations or ()) if spec else ())
     return next((folder for folder in folders if (folder / "systems" / "data").is_dir()), None)
 
 
-def installed_folder(what: str) -> Path:
-    """The same; raises InputError that says what needs the package, in the plural, where it is not installed."""
+def installed_folder(users: str) -> Path:
+    """As `package_folder`; raises InputError if the package is not installed.
+
+    users: the data that need the package, in the plural, for the message
+    """
     if (folder := package_folder()) is None:
-        raise InputError(f"{what} need the package {PACKAGE} (Linux x86-64 only), which is not installed")
+        raise InputError(f"{users} need the package {PACKAGE} (Linux x86-64 only), which is not installed")
     return folder
 
 
 @lru_cache
 def packaged_gpu_types() -> dict[str, GpuType]:
-    """GPU types that only the package knows, by name; none where it is not installed."""
+    """GPU types that only the package knows, by name; none if it is not installed."""
     if (folder := package_folder()) is None:
         return {}
     kinds = (_gpu_type(path) for path in sorted((folder / "systems").glob("*.yaml")) if path.stem not in OURS)
@@ -58,7 +59,7 @@ def packaged_gpu_types() -> dict[str, GpuType]:
 
 
 def every_gpu_type() -> dict[str, GpuType]:
-    """Our catalogue and what only the package has, the fastest first."""
+    """The GPU types of our catalogue and of the package, the fastest first."""
     return fastest_first(packaged_gpu_types() | gpu_types())
 
 
@@ -85,7 +86,7 @@ def system_of(gpu_type: str) -> str:
 @lru_cache
 def packaged_configs() -> dict[str, Path]:
     """Checkpoints on the Hugging Face Hub, such as `deepseek-ai/DeepSeek-V3`, and the file with their `config.json`. Raises
-    InputError where the package is not installed."""
+    InputError if the package is not installed."""
     folder = installed_folder("the packaged models") / "model_configs"
     files = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.endswith("_hf_quant_config.json"))
     return {path.name.removesuffix(SUFFIX).replace("--", "/", 1): path for path in files}
@@ -98,7 +99,7 @@ def _system(path: Path) -> dict:
 
 
 def _gpu_type(path: Path) -> GpuType | None:
-    """One system file as a GPU type; None of one that is no machine."""
+    """One system file as a GPU type; None if it describes no machine."""
     data = _system(path)
     if not isinstance(data, dict) or not {"gpu", "node"} <= set(data):
         return None
@@ -122,12 +123,12 @@ def _gpu_type(path: Path) -> GpuType | None:
 
 
 def _title(system: str) -> str:
-    """`H100-PCIe` of `h100_pcie`, and `RTX-PRO-6000-SERVER` of `rtx_pro_6000_server`."""
+    """A title such as `H100-PCIe` for `h100_pcie`, and `RTX-PRO-6000-SERVER` for `rtx_pro_6000_server`."""
     return "-".join("PCIe" if part == "pcie" else part.upper() for part in system.split("_"))
 
 
 USE = {"name", "batch", "sequence_length"}
-"""What of a model is its name, or how it is run: models that differ in these alone are one."""
+"""Fields of a model for its name and its use: models that differ in these alone count as one."""
 
 
 def models_that_fit(workload: Workload, models: Mapping[str, MoEModel]) -> list[tuple[str, ...]]:
@@ -145,7 +146,11 @@ def models_that_fit(workload: Workload, models: Mapping[str, MoEModel]) -> list[
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """What `Node` says of its links. bandwidth: bytes/s out of each GPU in one direction; latency: seconds, assumed."""
+    """The fields of `Node` for its links.
+
+    bandwidth: bytes/s out of each GPU in one direction
+    latency: seconds; assumed
+    """
 
     bandwidth: float
     latency: float = NVLINK_LATENCY
@@ -153,8 +158,8 @@ class NodeLinks:
 
 @lru_cache
 def links_of_types() -> dict[str, NodeLinks]:
-    """By GPU type, those that come with NVLink; not cards whose bridge is sold apart. Of types that only the package has, those
-    whose nodes it links faster than PCIe could."""
+    """The links of GPU types that come with NVLink, by type; not of cards with a bridge that is sold apart. Types that only the
+    package has are in it if their nodes have links faster than PCIe."""
     ours = {
         kind: NodeLinks(links.nvlink * links.nvlinks)
         for kind, links in LINKS.items()
@@ -169,12 +174,13 @@ def links_of_types() -> dict[str, NodeLinks]:
 
 
 def usual_links(types: Sequence[str]) -> NodeLinks | None:
-    """The links of a node of these GPUs; None for a single GPU, for several types, and where they come with none."""
+    """The links of a node of these GPUs; None for a single GPU, for several types, and for types without links."""
     return links_of_types().get(types[0]) if len(types) > 1 and len(set(types)) == 1 else None
 
 
 def nodes_without_links(cluster: Cluster) -> list[Node]:
-    """Nodes without links whose GPUs come with some. A node that a preset has just so is meant so: its source says it."""
+    """Nodes without links, though their GPUs come with some. A node that is the same in a preset is left alone: its source says
+    so."""
     of_presets = {node.digest for preset in cluster_presets().values() for node in preset.cluster.nodes}
     return [
         node
@@ -186,7 +192,7 @@ def nodes_without_links(cluster: Cluster) -> list[Node]:
 
 
 def with_usual_links(cluster: Cluster) -> Cluster:
-    """The same, with the usual links in those nodes."""
+    """The cluster with the usual links in `nodes_without_links`."""
     lacking = {node.name for node in nodes_without_links(cluster)}
     return cluster.model_copy(
         update={"nodes": tuple(_linked(node) if node.name in lacking else node for node in cluster.nodes)}

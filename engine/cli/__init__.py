@@ -14,17 +14,17 @@ from engine.errors import InputError, one_line
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     options = parser().parse_args(arguments)
     try:
-        # Its group alone: they import the engine, which takes seconds.
+        # One group alone: each imports a part of the engine, which takes seconds.
         code = getattr(import_module(f"engine.cli.{options.group}"), f"run_{options.command}")(options)
         sys.stdout.flush()
     except InputError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read our output has closed it (`| head`): nothing is left to say, not even at exit.
+        # The reader of our output has closed it (`| head`): print nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

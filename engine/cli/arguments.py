@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 Commands = Any
-"""What `argparse.ArgumentParser.add_subparsers` returns; argparse does not name its class."""
+"""The type of `argparse.ArgumentParser.add_subparsers()`, which argparse does not name."""
 
 BALANCED = "balanced"
-"""Names the recording of routing that nobody recorded, as models are trained to have it."""
+"""The name of an assumed recording: balanced routing, the aim of training."""
 
 CLUSTER = {
     "image": (
@@ -29,11 +29,11 @@ CLUSTER = {
     "queue": (str, "NAME", "Volcano's, on Kubernetes (default: default)"),
     "claim": (str, "NAME", "the PersistentVolumeClaim on Kubernetes that holds the shared folder"),
 }
-"""Options of a launch on a cluster: type, metavar and help of each."""
+"""Options of a launch on a cluster: type, metavar and help."""
 
 
 def add_command(commands: Commands, group: str, name: str, help: str) -> argparse.ArgumentParser:
-    """A new command, which like all of them knows --json. It runs `run_NAME` of `engine.cli.GROUP`.
+    """A new command with --json. It runs `run_NAME` of `engine.cli.GROUP`.
 
     help: its line in the list of commands
     """
@@ -44,8 +44,11 @@ def add_command(commands: Commands, group: str, name: str, help: str) -> argpars
 
 
 def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
-    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from. several:
-    recordings, then `options.workload` is a list."""
+    """Add the options for a plan's inputs.
+
+    required: True for a new plan; else they default to the inputs that a plan was made from
+    several: True for several recordings; `options.workload` is then a list
+    """
     more = "" if required else " (default: what the plan was made from)"
     training = "; with --training it may be left out: balanced routing" if required else more
     if several:
@@ -93,7 +96,10 @@ def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool =
 
 
 def add_travel(command: argparse.ArgumentParser, default: str) -> None:
-    """The option that says how tokens travel; default: what counts where it is left out."""
+    """Add the option for the travel of tokens.
+
+    default: its default, for the help text
+    """
     command.add_argument(
         "--travel",
         metavar="UNIT[:OUT[:BACK[:fewest]]]",
@@ -104,7 +110,10 @@ def add_travel(command: argparse.ArgumentParser, default: str) -> None:
 
 
 def add_step(command: argparse.ArgumentParser, required: bool) -> None:
-    """The options. required: whether the step is."""
+    """Add the options for a step of serving.
+
+    required: True if the step must be given
+    """
     optional = "" if required else "; gains are then of whole steps (default: of a pass through the MoE layers)"
     command.add_argument("--serving", required=required, type=Path, metavar="STEP", help="the step as JSON" + optional)
     command.add_argument(
@@ -120,7 +129,7 @@ def add_step(command: argparse.ArgumentParser, required: bool) -> None:
 
 
 def add_cluster(command: argparse.ArgumentParser) -> None:
-    """The options that say where on a cluster a launch goes."""
+    """Add the options for the place of a launch on a cluster."""
     group = command.add_argument_group("slurm and kubernetes")
     for name, (kind, metavar, help) in CLUSTER.items():
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=help)

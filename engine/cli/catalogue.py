@@ -1,12 +1,11 @@
-"""`catalogue`: GPUs, clusters and models to start from, with where each comes from."""
+"""`catalogue`: GPUs, clusters and models to start from, with their sources."""
 
 import argparse
 from typing import Any
 
 from engine.catalogue import cluster_presets, model_presets, node_types
 from engine.catalogue.packaged import every_gpu_type, package_folder, packaged_node
-from engine.cli import text
-from engine.cli.output import answer, write
+from engine.cli.output import answer, table, write
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.formats.packaged import packaged_models
@@ -14,7 +13,7 @@ from engine.model import MoEModel
 from engine.units import digits, size
 
 FABRIC_LATENCY = 10e-6
-"""Seconds of a cluster drawn from the catalogue, where its nodes say nothing."""
+"""Seconds, for a cluster drawn from the catalogue if its nodes state none."""
 
 
 def run_catalogue(options: argparse.Namespace) -> int:
@@ -75,14 +74,14 @@ def _catalogue_as_text(content: dict[str, Any]) -> str:
         ]
         for row in content["models"]
     ]
-    lines = [text.table(["GPU", "memory", "bandwidth", "16 bits", "source"], gpus), ""]
-    lines += [text.table(["cluster", "GPUs", "nodes", "what it is", "source"], clusters), ""]
-    lines.append(text.table(["model", "layers", "experts", "k", "d_model", "dtype", "source"], models))
+    lines = [table(["GPU", "memory", "bandwidth", "16 bits", "source"], gpus), ""]
+    lines += [table(["cluster", "GPUs", "nodes", "what it is", "source"], clusters), ""]
+    lines.append(table(["model", "layers", "experts", "k", "d_model", "dtype", "source"], models))
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
 
 
 def _write_cluster(options: argparse.Namespace) -> int:
-    """Nodes of a type of GPUs as a cluster."""
+    """Write nodes of one GPU type as a cluster."""
     if not options.output:
         raise InputError("name the file that the cluster is to be written to (-o)")
     if options.nodes < 1:

@@ -146,7 +146,7 @@ def _add_files(command: argparse.ArgumentParser, help: str) -> None:
 
 
 def _synthetic(commands: Commands) -> None:
-    command = add_command(commands, "synthetic", "synthetic", "a synthetic routing log, not recorded, for a model")
+    command = add_command(commands, "recordings", "synthetic", "a synthetic routing log, not recorded, for a model")
     command.add_argument(
         "--model",
         required=True,
@@ -227,7 +227,7 @@ def _simulate(commands: Commands) -> None:
 
 
 def _serve(commands: Commands) -> None:
-    command = add_command(commands, "serve", "serve", "what plans come to in a whole step of prefill or decode")
+    command = add_command(commands, "judgement", "serve", "what plans come to in a whole step of prefill or decode")
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="gains are over the first")
     add_step(command, required=True)
     add_inputs(command, required=False)
@@ -236,7 +236,7 @@ def _serve(commands: Commands) -> None:
 
 def _verdict(commands: Commands) -> None:
     command = add_command(
-        commands, "verdict", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?"
+        commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?"
     )
     command.add_argument("plan", type=Path)
     command.add_argument(
@@ -260,7 +260,7 @@ def _verdict(commands: Commands) -> None:
 
 
 def _redundancy(commands: Commands) -> None:
-    command = add_command(commands, "redundancy", "redundancy", "how many spare slots are worth their memory?")
+    command = add_command(commands, "judgement", "redundancy", "how many spare slots are worth their memory?")
     add_inputs(command, required=True, several=True)
     add_step(command, required=False)
     add_travel(command, "copies")
@@ -401,7 +401,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
 def _efficiency(commands: Commands) -> None:
     command = add_command(
         commands,
-        "efficiency",
+        "devices",
         "efficiency",
         "what a cluster's ports reach where several sends meet, as it says or as measured times tell",
     )
@@ -448,7 +448,7 @@ def _solve(commands: Commands) -> None:
 
 
 def _trust(commands: Commands) -> None:
-    add_command(commands, "trust", "trust", "predictions beside public measurements, and how far they are off")
+    add_command(commands, "judgement", "trust", "predictions beside public measurements, and how far they are off")
 
 
 def _upkeep(commands: Commands) -> None:
@@ -481,4 +481,4 @@ GROUPS = (
     _trust,
     _upkeep,
 )
-"""Each adds the commands of one file of this folder, in the order in which --help lists them."""
+"""Functions that add commands, in the order of --help."""

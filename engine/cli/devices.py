@@ -1,18 +1,23 @@
-"""`calibrate` and `detect`: what the attached devices take, as a source of costs, and what they are, as a cluster."""
+"""`calibrate`, `detect` and `efficiency`: costs of the attached devices, the cluster that they or measured pairs form, and the
+shares of their rates that a cluster's ports reach."""
 
 import argparse
 import contextlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import formats
-from engine.cli import pairs, text
-from engine.cli.output import answer, progress, stopped_by_signals, write
+import numpy as np
+
+from engine import formats, store
+from engine.cli.output import answer, progress, stopped_by_signals, table, write
 from engine.costs.device_profile import DeviceProfile
+from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
+from engine.formats.measured.nccl_pairs import read_pairs
 from engine.formats.nvidia_topo import read_topology
 from engine.jobs.launches import describe_calibration, table_of
 from engine.launch.calibration.calibrate import calibrate as calibrate_devices
@@ -21,18 +26,18 @@ from engine.launch.calibration.sweep import Sweep
 from engine.launch.places.devices import attached, cluster_of
 from engine.launch.places.testbed import Testbed, emulated_cluster
 from engine.launch.running.local import temporary_folder
-from engine.units import share
+from engine.units import bandwidth, digits, seconds, share
 
 BUSY = 0.2
-"""Spread of repeated readings from which on a person is told that the machine is busy."""
+"""Spread of repeated readings above which a note asks if the machine is busy."""
 
 USUAL_RANKS = 8
-"""On a testbed: as many as two cores still carry."""
+"""Ranks on a testbed: as many as two cores carry."""
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
     sweep, testbed = _prepared(options)
-    # What the ranks print is a log.
+    # The output of ranks is a log.
     with (
         temporary_folder() as folder,
         stopped_by_signals() as stop,
@@ -41,12 +46,12 @@ def run_calibrate(options: argparse.Namespace) -> int:
     ):
         profile = calibrate_devices(sweep, folder, stop, report, options.type, testbed)
     write(options.output, profile.to_json())
-    answer(options, describe_calibration(profile) | {"saved": str(options.output)}, _show)
+    answer(options, describe_calibration(profile) | {"saved": str(options.output)}, _calibration_as_text)
     return 0
 
 
 def _prepared(options: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
-    """What the options ask to measure, and the testbed to do it in where one is named. Raises InputError."""
+    """The sweep that the options ask for, and its testbed if they name one. Raises InputError."""
     _check_output(options.output)
     devices = attached()
     if options.on == "local":
@@ -67,7 +72,7 @@ def _prepared(options: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
 
 
 def _check_output(path: Path) -> None:
-    """InputError when the profile could not be written or read again, before anything is measured for it."""
+    """Raise InputError, before anything is measured, if the profile could not be written or read again."""
     if path.suffix.lower() != ".json":
         raise InputError(f"{path}: a profile is JSON; give the file a name that ends in .json")
     if path.is_dir():
@@ -79,10 +84,10 @@ def _check_output(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _show(content: dict[str, Any]) -> str:
-    """The answer for people: every fit, how well held-out shapes are met, and what to do with the file."""
+def _calibration_as_text(content: dict[str, Any]) -> str:
+    """Every fit, the errors on held-out shapes, and the use of the file."""
     rows = table_of(DeviceProfile.from_dict(content["calibration"], "calibration"))
-    lines = [content["origin"], text.table(list(rows[0]), [list(row.values()) for row in rows])]
+    lines = [content["origin"], table(list(rows[0]), [list(row.values()) for row in rows])]
     lines += [
         f"held-out shapes ({gemms['dtype']} on {gemms['gpu']}): mean {share(gemms['mean'])}, worst {share(gemms['worst'])} of "
         f"{gemms['shapes']} that were also measured directly"
@@ -103,8 +108,8 @@ def run_detect(options: argparse.Namespace) -> int:
     if options.topology:
         drawn = read_topology(options.topology, options.type)
     elif options.pairs:
-        drawn = pairs.read(options.pairs, options.output.stem if options.output else "measured pairs", options.type)
-        content["pairs"] = pairs.describe(drawn)
+        drawn = _read_pairs(options.pairs, options.output.stem if options.output else "measured pairs", options.type)
+        content["pairs"] = _describe_pairs(drawn)
     else:
         devices, drawn = attached(), None
         content["summary"], content["notes"] = devices.summary, list(devices.notes)
@@ -112,7 +117,7 @@ def run_detect(options: argparse.Namespace) -> int:
         try:
             drawn = cluster_of(devices.machine, options.type)
         except InputError as error:
-            # To look is no fault where there is nothing to see, to save it is.
+            # A machine without GPUs is a fault only if a cluster is to be saved.
             if options.output or options.type:
                 raise
             content["notes"].append(str(error))
@@ -127,5 +132,105 @@ def run_detect(options: argparse.Namespace) -> int:
 
 
 def _show_detected(content: dict[str, Any]) -> str:
-    shown = text.detected(content)
-    return f"{pairs.show(content['pairs'])}\n{shown}" if "pairs" in content else shown
+    shown = _detected_as_text(content)
+    return f"{_show_pairs(content['pairs'])}\n{shown}" if "pairs" in content else shown
+
+
+def _detected_as_text(answer: dict[str, Any]) -> str:
+    lines = [answer["summary"]] if answer["summary"] else []
+    if answer["gpus"]:
+        lines.append(
+            table(
+                ["GPU", "type in the catalogue", "memory"],
+                [
+                    [gpu["name"], gpu["type"] or "unknown", f"{digits(gpu['memory'] / 2**30)} GiB"]
+                    for gpu in answer["gpus"]
+                ],
+            )
+        )
+    for node in answer["cluster"]["nodes"] if answer["cluster"] else ():
+        types = [gpu["type"] for gpu in node["gpus"]]
+        links = f", links {digits(node['link_bandwidth'] / 1e9)} GB/s" if "link_bandwidth" in node else ""
+        lines.append(
+            f"node {node['name']}: {', '.join(f'{types.count(kind)} × {kind}' for kind in dict.fromkeys(types))}{links}"
+        )
+    lines += [f"  note: {note}" for note in answer["notes"]]
+    if answer["saved"]:
+        lines.append(f"saved the cluster: {answer['saved']}")
+    return "\n".join(lines)
+
+
+LOGS = ("nccl-tests", "nccl-pairs")
+"""Formats of logs: of a single one, and of a set."""
+WORST = 10
+"""Pairs that are listed at most."""
+
+
+def _read_pairs(paths: Sequence[Path], name: str, default_type: str | None) -> PairCluster:
+    """The cluster of the logs among these files, folders and archives, with notes on both. Raises InputError.
+
+    name: of the cluster
+    default_type: the catalogue's type of GPUs without a known name
+    """
+    with store.scratch() as folder:
+        parts = formats.parts(paths, folder)
+        logs = [path for part in parts if part.format.name in LOGS for path in part.paths]
+        others = [part for part in parts if part.format.name not in LOGS]
+        if not logs:
+            raise InputError(f"{others[0].paths[0].name}: is {others[0].format.title}, not what nccl-tests prints")
+        pairs, notes = read_pairs(logs)
+    notes += [f"{part.paths[0].name} left out: it is {part.format.title}" for part in others]
+    drawn = draw_pairs(pairs, name, default_type)
+    return replace(drawn, notes=(*notes, *drawn.notes))
+
+
+def _describe_pairs(drawn: PairCluster) -> dict[str, Any]:
+    """Every pair as measured and as the cluster has it, in bytes/s; None if it was not measured."""
+    matrices = {"measured": drawn.measured, "drawn": drawn.drawn}
+    return {
+        "gpus": list(drawn.names),
+        **{name: np.where(np.isfinite(rate), rate, None).tolist() for name, rate in matrices.items()},
+        "mean_error": drawn.mean_error,
+        "worst": drawn.worst(WORST),
+    }
+
+
+def _show_pairs(pairs: dict[str, Any]) -> str:
+    """The pairs that the cluster meets worst, as measured and as drawn."""
+    rows = []
+    for first, second in pairs["worst"]:
+        measured, drawn = (pairs[matrix][first][second] for matrix in ("measured", "drawn"))
+        names = f"{pairs['gpus'][first]} and {pairs['gpus'][second]}"
+        rows.append([names, bandwidth(measured), bandwidth(drawn), f"{100 * drawn / measured - 100:+z.1f} %"])
+    title = f"pairs as measured and as drawn, mean difference {share(pairs['mean_error'])}; the largest differences"
+    return f"{title}\n{table(['pair', 'measured', 'drawn', 'difference'], rows)}"
+
+
+def run_efficiency(options: argparse.Namespace) -> int:
+    cluster = formats.read_cluster(options.cluster)
+    content: dict[str, Any] = {"saved": None}
+    if options.measured:
+        collectives = [times for path in options.measured for times in formats.read_collectives(path)]
+        origin = f"fitted to {', '.join(path.name for path in options.measured)}"
+        cluster, fit = with_fit(cluster, collectives, options.ports, origin, options.relative)
+        content |= {"start_up": fit.start_up, "error": fit.error}
+    elif options.ports or options.output or options.relative:
+        raise InputError("nothing to fit: add --measured FILE, or leave out --ports, --relative and --output")
+    efficiency = cluster.efficiency and cluster.efficiency.model_dump(mode="json")
+    content |= {"efficiency": efficiency, "says": cluster.reached_in_words}
+    if options.output:
+        write(options.output, cluster.model_dump_json(indent=1, exclude_none=True))
+        content["saved"] = str(options.output)
+    answer(options, content, _efficiency_as_text)
+    return 0
+
+
+def _efficiency_as_text(content: dict[str, Any]) -> str:
+    lines = [content["says"]]
+    if "error" in content:
+        lines.append(
+            f"start-up of a send {seconds(content['start_up'])}; mean error of the fit {share(content['error'])}"
+        )
+    if content["saved"]:
+        lines.append(f"saved: {content['saved']}")
+    return "\n".join(lines)

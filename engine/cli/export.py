@@ -40,7 +40,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def _placement(options: argparse.Namespace) -> tuple[Export, EvenProjection | None]:
-    """The file for an engine, and the projection where one was asked for."""
+    """The file for an engine, and the projection if one was asked for."""
     if options.even:
         (plan,), problem = plans_and_problem(options, [options.plan])
         projection = project_evenly(plan, problem)
@@ -51,7 +51,7 @@ def _placement(options: argparse.Namespace) -> tuple[Export, EvenProjection | No
 
 
 def _plan_and_model(options: argparse.Namespace) -> tuple[Plan | Placement, MoEModel]:
-    """The plan with the model that it was made for or that the options name; of a serving engine's file its placement."""
+    """The plan, or the placement of a serving engine's file, with its model from the options or the plan's own."""
     file = open_plan_file(options.plan)
     if file.plan is not None:
         digest = file.plan.provenance.inputs.get("model", "")

@@ -1,4 +1,4 @@
-"""What the command line's options name: recordings, models, clusters, costs, and the problem they make."""
+"""The inputs that options name: recordings, models, clusters, costs, and the problem that they form."""
 
 import argparse
 import contextlib
@@ -26,8 +26,8 @@ from engine.workload import RoutingTrace, Workload
 
 
 def read_recording(file: str, model: MoEModel | None = None) -> Workload:
-    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model; `balanced` is one in which
-    all are equally popular."""
+    """A recording by FILE or FILE::NAME, checked against the model if there is one; `balanced` is assumed routing in which all
+    experts are equally popular."""
     if file == BALANCED and model is not None:
         return balanced_load(model)
     path, member = formats.split_member(file)
@@ -45,7 +45,8 @@ def read_recording(file: str, model: MoEModel | None = None) -> Workload:
 
 
 def read_cost(options: argparse.Namespace, cluster: Cluster) -> CostModel:
-    """What --cost names, or the datasheet: computation and network each from the first that has it for the cluster."""
+    """The sources of --cost, or the datasheet: computation and network each from the first source that has it for the
+    cluster."""
     if len(options.cost) > 2:
         raise InputError("--cost may be given twice at most: for computation and for the network")
     return combine({name: _cost_source(name) for name in options.cost}, cluster)
@@ -73,9 +74,11 @@ def inputs_of(options: argparse.Namespace, plan: Plan) -> tuple[MoEModel, Worklo
 
 
 def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[list[Plan], Problem]:
-    """The plans of these files, none of which breaks a rule, and the problem they are to be tried on. A serving engine's file
-    knows nothing of what it was made from, so that the options must say it unless a plan beside it does; so do the words
-    `linear` and `round-robin`."""
+    """The legal plans of these files, and the problem to try them on.
+
+    A serving engine's file, and the words `linear` and `round-robin`, do not know their inputs: the options must name them,
+    unless another of the plans does. Raises InputError for a plan that breaks a rule.
+    """
     files = {path: open_plan_file(path) for path in paths}
     plans = {path: file.plan for path, file in files.items() if file.plan is not None}
     if plans:
@@ -92,7 +95,7 @@ def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[l
 
 
 def _travelling(plan: Plan, options: argparse.Namespace) -> Plan:
-    """The plan, with tokens that travel as the options say where they do."""
+    """The plan with the travel of --travel, if that is given."""
     if not options.travel or (travel := read_travel(options)) == (plan.travel or Travel()):
         return plan
     if plan.send_order.mode != "concurrent" or plan.goal is Goal.TRAINING:
@@ -104,7 +107,8 @@ def _travelling(plan: Plan, options: argparse.Namespace) -> Plan:
 
 
 def placed_by(file: PlanFile, problem: Problem) -> Plan:
-    """What runs now, as a plan: all sends at once; from ExFlow's table, and of a recording with tokens, as ExFlow executes."""
+    """The deployed placement as a plan: all sends at once; with ExFlow's execution if it is ExFlow's table and the recording
+    has tokens."""
     deployed = deployed_for(file, problem.model, problem.cluster)
     follows = deployed.format == exflow.FORMAT and isinstance(problem.workload, RoutingTrace)
     return Plan(
@@ -117,7 +121,7 @@ def placed_by(file: PlanFile, problem: Problem) -> Plan:
 
 
 def deployed_for(file: PlanFile, model: MoEModel, cluster: Cluster) -> Deployed:
-    """The placement of a plan file; what is to be said of it goes to standard error."""
+    """The placement of a plan file; its notes go to standard error."""
     deployed = file.deployed(model, len(cluster.gpus))
     for note in deployed.notes:
         print(f"note: {file.path.name}: {note}", file=sys.stderr)
@@ -125,7 +129,7 @@ def deployed_for(file: PlanFile, model: MoEModel, cluster: Cluster) -> Deployed:
 
 
 def new_problem(options: argparse.Namespace) -> Problem:
-    """The problem that `plan`'s options name."""
+    """The problem that the options of `plan` name."""
     if options.workload_b and (options.also or options.in_use):
         raise InputError("--also and --in-use are for plans of one model; leave them out, or leave out --workload-b")
     model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
@@ -148,7 +152,7 @@ def new_problem(options: argparse.Namespace) -> Problem:
 
 
 def _at_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> Callable[[Workload], Workload]:
-    """What brings recordings to the tokens of the step that --serving names; as they are without one."""
+    """A function that brings recordings to the tokens of the step of --serving; without one it returns them as they are."""
     if not options.serving:
         return lambda recording: recording
     if options.training or options.workload_b:
@@ -160,7 +164,7 @@ def _at_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> 
 
 
 def read_travel(options: argparse.Namespace) -> Travel | None:
-    """What --travel names; None where it is left out."""
+    """The travel of --travel; None if it is left out."""
     if not options.travel:
         return None
     parts = options.travel.split(":")
@@ -175,7 +179,7 @@ def read_travel(options: argparse.Namespace) -> Travel | None:
 def read_step(
     options: argparse.Namespace, model: MoEModel, cluster: Cluster
 ) -> dict[str, TrainingStep | OperatorGraph]:
-    """`step` and `graph` of a problem, as far as the options name them."""
+    """The `step` and `graph` of a problem that the options name."""
     documents: dict[str, TrainingStep | OperatorGraph] = {}
     if options.training == "usual":
         step = usual_step(model, len(cluster.gpus))
@@ -188,7 +192,7 @@ def read_step(
 
 
 def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
-    """The problem from the options, with what they leave open taken from the plan's own inputs."""
+    """The problem from the options; they default to the plan's own inputs."""
     model, workload = inputs_of(options, plan)
     digest = plan.provenance.inputs.get("cluster", "")
     cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
@@ -201,7 +205,7 @@ def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
 
 
 def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
-    """The cluster from the options, or the one that the plan was made for; None where it is not known here."""
+    """The cluster from the options, or the one that the plan was made for; None if it is not known here."""
     if options.cluster:
         return formats.read_cluster(options.cluster)
     with contextlib.suppress(InputError):
@@ -210,7 +214,7 @@ def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
 
 
 def step_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> TrainingStep | None:
-    """The training step that a plan is for, from the options or as it was planned; None of a plan for inference."""
+    """The training step of a plan, from the options or its own inputs; None for a plan for inference."""
     if plan.goal is not Goal.TRAINING:
         if options.training:
             raise InputError(f"the plan {plan.name} is for inference; leave out --training")
@@ -234,7 +238,7 @@ def second_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> tuple
 
 
 def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload, MoEModel] | None:
-    """Recording and model of the second model, where one is given; `model` is its model unless the options name one."""
+    """Recording and model of the second model, if one is given; it is `model` unless the options name another."""
     if not options.workload_b:
         if options.model_b:
             raise InputError("--model-b needs the second model's recording too (--workload-b)")
@@ -249,7 +253,10 @@ def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload,
 
 
 def split_setting(text: str, flag: str = "--set") -> tuple[str, str]:
-    """KEY=VALUE, as given to `flag`, as (KEY, VALUE)."""
+    """The KEY and the VALUE of KEY=VALUE.
+
+    flag: the option, for messages
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{flag} {text}: write KEY=VALUE")

@@ -4,22 +4,26 @@ import argparse
 import contextlib
 import shlex
 import sys
+from pathlib import Path
+from typing import Any
 
 from engine import formats, store
-from engine.cli import clusters as cli_clusters
-from engine.cli import text
+from engine.cli.arguments import CLUSTER
 from engine.cli.inputs import drawn_cluster, inputs_of, second_of, step_of
-from engine.cli.output import answer, progress, stopped_by_signals
+from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.jobs.launches import describe_run
-from engine.launch.places.destination import SCHEDULERS
-from engine.launch.preparation.launch import Launch
+from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
+from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.instructions import uses_nodes
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.local import run as run_prepared
+from engine.launch.running.torchx_application import dry_run
+from engine.plan import Plan
+from engine.units import digits, ratio, seconds
 from engine.validate import refuse_broken_launch
 
 
@@ -31,20 +35,20 @@ def run_launch(options: argparse.Namespace) -> int:
     for check in prepared.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
     if prepared.destination is not None:
-        answer(options, cli_clusters.submit_or_show(prepared, options.submit), cli_clusters.show)
+        answer(options, submit_or_show(prepared, options.submit), show)
         return 0
     with temporary_folder() as folder:
         command = shlex.join(command_of(prepared, folder))
         print(f"$ {command}" + ("  (rank 0; the others alike)" if prepared.testbed else ""), file=sys.stderr)
-        # What the ranks print is a log.
+        # The output of ranks is a log.
         with stopped_by_signals() as stop, progress() as report, contextlib.redirect_stdout(sys.stderr):
             finished = run_prepared(prepared, folder, stop, report)
-    answer(options, describe_run(finished, prepared.testbed), text.launched)
+    answer(options, describe_run(finished, prepared.testbed), launched)
     return 0
 
 
 def _launch_asked(options: argparse.Namespace) -> Launch:
-    """What the options ask to launch. Raises InputError when they do not go together."""
+    """The launch that the options ask for. Raises InputError if they do not go together."""
     if options.cost or options.graph:
         raise InputError("a launch measures its own costs and makes its own operators; leave out --cost and --graph")
     plans = tuple(formats.read_plan(path) for path in options.plans)
@@ -60,9 +64,9 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     if options.on in SCHEDULERS:
         if options.ranks is not None:
             raise InputError("a cluster has nodes: say --nodes and --ranks-per-node instead of --ranks")
-        destination = cli_clusters.destination_of(options, plans[0])
+        destination = destination_of(options, plans[0])
     else:
-        cli_clusters.refuse_options(options)
+        refuse_options(options)
     if options.on == "testbed":
         digest = plans[0].provenance.inputs.get("cluster", "")
         cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
@@ -102,5 +106,126 @@ def run_cancel(options: argparse.Namespace) -> int:
 
 
 def run_collect(options: argparse.Namespace) -> int:
-    answer(options, describe_run(clusters.collect(options.folder)), text.launched)
+    answer(options, describe_run(clusters.collect(options.folder)), launched)
     return 0
+
+
+DERIVED = ("ranks_per_node", "cpus_per_node", "memory_per_node")
+
+
+def refuse_options(options: argparse.Namespace) -> None:
+    """Raise InputError if an option for clusters was given without one."""
+    for name in (*CLUSTER, "submit"):
+        if getattr(options, name) is not None and getattr(options, name) is not False:
+            raise InputError(f"{_option(name)} is for a cluster; add --on slurm or --on kubernetes, or leave it out")
+
+
+def submit_or_show(launch: PreparedLaunch, submit: bool) -> dict[str, Any]:
+    """Write the run folder, and submit it if asked. Returns the job that was, or would be, submitted."""
+    with clusters.new_run_folder(launch) as folder:
+        text = dry_run(launch, folder)
+        handle = clusters.submit(launch, folder) if submit else None
+    print(f"run folder: {folder}", file=sys.stderr)
+    return {"folder": str(folder), "seen_as": launch.destination.seen(folder), "text": text, "handle": handle}
+
+
+def show(content: dict[str, Any]) -> str:
+    """The text that would be submitted, or the handle of the submitted job."""
+    if content["handle"] is None:
+        return content["text"].rstrip("\n")
+    folder = shlex.quote(content["folder"])
+    return (
+        f"submitted: {content['handle']}\nhow it stands: python -m engine status {folder}\n"
+        f"when it has ended: python -m engine collect {folder}"
+    )
+
+
+def destination_of(options: argparse.Namespace, plan: Plan) -> Destination:
+    """The destination from the options; they default to the plan's cluster as drawn."""
+    kind = SCHEDULERS[options.on]
+    fields = {name: value for name in CLUSTER if (value := getattr(options, name)) is not None}
+    for name in fields:
+        if name not in kind.model_fields:
+            raise InputError(f"{_option(name)} is not for --on {options.on}")
+    if fields.get("gpus_per_node") != 0 or "nodes" not in fields:
+        digest = plan.provenance.inputs.get("cluster", "")
+        cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+        sized = {"nodes", "gpus_per_node"} <= set(fields)
+        fields = (gpus_of(cluster) if sized else as_drawn(cluster)) | fields
+    needed = {name for name, field in kind.model_fields.items() if field.is_required()} - set(DERIVED)
+    for name in CLUSTER:
+        if name in needed and name not in fields:
+            raise InputError(f"--on {options.on} needs {_option(name)}: {CLUSTER[name][2]}")
+    gpus, nodes = fields["gpus_per_node"], fields["nodes"]
+    each = fields.setdefault("ranks_per_node", gpus if gpus else -(-plan.placement.gpus // max(1, nodes)))
+    fields.setdefault("cpus_per_node", CPUS_PER_RANK * each)
+    memory = fields.get("memory_per_node")
+    fields["memory_per_node"] = MEMORY_PER_RANK * each if memory is None else memory * 2**30
+    fields["shared"] = str(Path(fields["shared"]).absolute())
+    return kind.from_dict(fields, f"--on {options.on}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def launched(answer: dict[str, Any]) -> str:
+    lines = [_launched_plan(run) for run in answer["runs"]]
+    if (preference := answer["preference"]) is not None:
+        lines.append(_launched_together(answer["runs"], preference))
+    lines.append(f"{answer['tokens']:,} tokens on {answer['device']}")
+    if (testbed := answer.get("testbed")) is not None:
+        rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed["bandwidth"])
+        lines.append(
+            f"links of {testbed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed['scale'])}"
+        )
+        if near := sorted({rate for rate in testbed.get("near", ()) if rate}):
+            inside = ", ".join(digits(rate * 8 / 1e6) for rate in near)
+            lines[-1] += f"; inside nodes {inside} Mbit/s"
+    return "\n".join(lines)
+
+
+def _launched_plan(run: dict[str, Any]) -> str:
+    kinds = run["by_kind"]
+    rows = [
+        [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
+        for kind, predicted, measured, factor in zip(
+            kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
+        )
+    ]
+    total = run["measured_seconds"] / run["predicted_seconds"]
+    rows.append(
+        ["waiting between steps", seconds(run["predicted_waiting_seconds"]), seconds(run["waiting_seconds"]), ""]
+    )
+    rows.append(["total", seconds(run["predicted_seconds"]), seconds(run["measured_seconds"]), ratio(total)])
+    spread = f"{seconds(min(run['pass_seconds']))} to {seconds(max(run['pass_seconds']))}"
+    return "\n".join(
+        [
+            f"{run['name']}: median of {len(run['pass_seconds'])} passes ({spread})",
+            table(["step", "predicted", "measured", "measured / predicted"], rows),
+            *_launched_layers(run["by_layer"]),
+            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number (rounding explains up to "
+            f"{run['allowed_difference']:.2g})",
+            f"predicted with {run['predicted']['cost_source']}",
+        ]
+    )
+
+
+def _launched_layers(layers: dict[str, list]) -> list[str]:
+    """The least and the largest factor of the layers, if there are several."""
+    factors = {layer: factor for layer, factor in zip(layers["layer"], layers["ratio"], strict=True) if factor}
+    if len(factors) < 2:
+        return []
+    least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
+    return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
+
+
+def _launched_together(runs: list[dict[str, Any]], preference: dict[str, Any]) -> str:
+    rows = []
+    for place in preference["order"]:
+        run = runs[place]
+        passes, predicted, measured = run["pass_seconds"], run["predicted_seconds"], run["measured_seconds"]
+        spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
+        rows.append([run["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
+    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0]['pass_seconds'])} passes"]
+    return "\n".join([table(header, rows), *preference["lines"]])

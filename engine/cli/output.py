@@ -1,4 +1,4 @@
-"""What a command gives back while it runs and at its end: files, the answer, progress; and how it is told to stop."""
+"""The output of a command: files, the answer with its tables, progress; and the signals that stop it."""
 
 import argparse
 import contextlib
@@ -15,10 +15,11 @@ from engine.schema import json_text
 if TYPE_CHECKING:
     from engine.result import Stop
     from engine.systems.base import Report
+from engine.units import ratio, share
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write an output file; InputError when it cannot be written."""
+    """Write an output file. Raises InputError if it cannot be written."""
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -32,8 +33,7 @@ def answer(options: argparse.Namespace, content: Any, as_text: Callable[[Any], s
 
 @contextlib.contextmanager
 def progress() -> Iterator["Report"]:
-    """A `Report` for people: one line of standard error that is written over, and ended before anything else is
-    printed."""
+    """A `Report` for people: one line of standard error that is written over, and ended before anything else is printed."""
     shown = ""
 
     def report(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
@@ -60,3 +60,30 @@ def stopped_by_signals(*more: signal.Signals) -> Iterator["Stop"]:
     finally:
         for number, handler in zip(signals, handlers, strict=True):
             signal.signal(number, handler)
+
+
+OVERLOAD = "\noverload: largest / mean GPU load, p50 · p95 · worst over layers"
+"""The meaning of a column of overload factors."""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Columns of even width, the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def gap(gap: float | None) -> str:
+    """A gap as a share; a bound of 0 has none."""
+    return "—" if gap is None else share(gap)
+
+
+def overload(figures: dict[str, Any]) -> str:
+    factors = figures["balance"]["overload_factor"]
+    return " · ".join(ratio(factors[name]) for name in ("p50", "p95", "max"))

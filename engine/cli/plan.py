@@ -6,9 +6,8 @@ import sys
 from typing import Any
 
 from engine import parallel
-from engine.cli import text
 from engine.cli.inputs import new_problem, split_setting
-from engine.cli.output import answer, progress, stopped_by_signals, write
+from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
 from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
 from engine.errors import InputError, one_line
@@ -18,6 +17,7 @@ from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.store.problems import save_inputs
 from engine.systems import SYSTEMS, TRAINING, System, systems_for
+from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
 INFEASIBLE = 3
@@ -29,7 +29,7 @@ def run_plan(options: argparse.Namespace) -> int:
     save_inputs(problem)
     if options.dask:
         os.environ[parallel.ADDRESS] = options.dask
-    with stopped_by_signals() as stop:  # to the end: who hurries twice still gets the plan that is there
+    with stopped_by_signals() as stop:  # to the end: a second signal must not lose the plan
         return _run_and_answer(options, problem, choices, stop)
 
 
@@ -39,7 +39,7 @@ def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list
         try:
             for outcome in comparison.run(choices, stop, report):
                 plans.append(outcome.result.solution)
-        except InputError as error:  # a cluster that died half-way costs no plan that was there
+        except InputError as error:  # a cluster that died half-way must not lose the plans so far
             if not plans:
                 raise
             lost = error
@@ -53,7 +53,7 @@ def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list
         refuse_broken(best, problem)
         write(options.output, best.to_json())
     rows = [_row(candidate, plan) for candidate, plan in ranked]
-    answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)
+    answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
     if lost:
         raise lost
     return INFEASIBLE if fastest["status"] == Status.INFEASIBLE.value else 0
@@ -66,8 +66,8 @@ def _row(candidate: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
-    """The systems that --system names, each with those of the --set options that it has. Raises InputError when none of
-    them has one."""
+    """The systems that --system names, each with those of the --set options that it has. Raises InputError for an option that
+    none of them has."""
     fitting = systems_for(problem)
     systems = list(fitting.values()) if options.system == "all" else [_system_called(options.system, problem)]
     settings = dict(split_setting(setting) for setting in options.settings)
@@ -83,7 +83,7 @@ def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
 
 
 def _system_called(name: str, problem: Problem) -> System:
-    """The system of that name for what is to be planned; InputError when it plans for something else."""
+    """The system of that name for the problem's goal. Raises InputError if it plans for another goal."""
     training = problem.goal is Goal.TRAINING
     registry = TRAINING if training else SYSTEMS
     if name not in registry:
@@ -99,5 +99,69 @@ def run_graph(options: argparse.Namespace) -> int:
     if options.output:
         write(options.output, graph.to_json())
     saved = {"saved": str(options.output) if options.output else None}
-    answer(options, describe_graph(problem, graph) | saved, text.operators)
+    answer(options, describe_graph(problem, graph) | saved, _graph_as_text)
     return 0
+
+
+def _plans_as_text(answer: dict[str, Any]) -> str:
+    rows = []
+    for plan in answer["plans"]:
+        figures = plan["metrics"]
+        if (parts := figures["decomposition"]) is not None:
+            rows.append(
+                [
+                    plan["name"],
+                    seconds(figures["total"]),
+                    seconds(figures["bound"]),
+                    gap(figures["gap"]),
+                    seconds(parts["communication"]),
+                    seconds(parts["computation"]),
+                    seconds(parts["overlapped"]),
+                    seconds(plan["runtime"]),
+                    plan["proof"],
+                ]
+            )
+            continue
+        rows.append(
+            [
+                plan["name"],
+                seconds(figures["total"]),
+                seconds(figures["bound"]),
+                gap(figures["gap"]),
+                gap(figures["order_gap"]),
+                f"{figures['balancedness']:.3f}",
+                overload(figures),
+                share(figures["kept_local"]),
+                seconds(plan["runtime"]),
+                plan["proof"],
+            ]
+        )
+    header = ["plan", "time", "bound", "gap", "order gap", "balanced", "overload", "kept local", "found in", "proven"]
+    explained = OVERLOAD
+    if answer["plans"][0]["metrics"]["decomposition"] is not None:
+        header[4:8], explained = ["exposed comm.", "exposed comp.", "overlapped"], ""
+    lines = [table(header, rows) + explained]
+    for plan in answer["plans"]:
+        lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
+    if answer["saved"]:
+        lines.append(f"saved the fastest plan: {answer['saved']}")
+    return "\n".join(lines)
+
+
+def _graph_as_text(answer: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{row['phase']} {row['kind']}",
+            str(row["operators"]),
+            f"{row['flop'] / 1e9:,.1f}",
+            size(row["sent"]),
+            seconds(row["seconds"]),
+        ]
+        for row in answer["rows"]
+    ]
+    lines = [f"{answer['name']}: {answer['operators']} operators, {answer['dependencies']} dependencies"]
+    lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
+    lines.append(f"costs: {answer['cost_source']}")
+    if answer["saved"]:
+        lines.append(f"saved: {answer['saved']}")
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from engine.recording.server import Server, check_url
 
 MAX_CONCURRENCY = 256
 HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-"""A terminal that goes away must not leave a server recording either; under nohup it may."""
+"""Signals of a closed terminal, which must not leave a server recording; none under nohup."""
 
 
 def run_record(options: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _from_recorder(options: argparse.Namespace) -> int:
-    """SGLang's recorder for a time, and its files where they can be reached."""
+    """Run SGLang's recorder for a time, and copy its files if they can be reached."""
     server = Server(check_url(options.sglang), options.timeout)
     if options.from_folder:
         sglang.check_folders(options.from_folder, options.output)
@@ -72,7 +72,7 @@ def _from_recorder(options: argparse.Namespace) -> int:
             "the server's balancedness metrics use the same recorder and rest until it is started again"
         )
     if options.from_folder:
-        # Signals anew: the first Ctrl-C ended the recording and is to keep it, a further one ends the wait.
+        # A new handler: the first Ctrl-C ended the recording but keeps it, a further one ends the wait.
         with stopped_by_signals() as stop:
             written = sglang.wait_for_dumps(options.from_folder, before, recorder.files, options.timeout, stop)
         content["files"] = [str(path) for path in sglang.copy_dumps(written, options.output)]
@@ -101,7 +101,7 @@ def _recorder_as_text(content: dict[str, Any]) -> str:
 
 
 def _from_answers(options: argparse.Namespace) -> int:
-    """The routing that answers to the prompts carry, as one file."""
+    """Write the routing that answers to the prompts carry as one file."""
     prompts = read_prompts(options.prompts)
     model = formats.read_model(options.model) if options.model else None
     server, metrics = Server(check_url(options.sglang or options.vllm), options.timeout), {}
@@ -138,7 +138,7 @@ def _from_answers(options: argparse.Namespace) -> int:
 
 
 def _notes(recorded: Recorded, experts: np.ndarray) -> list[str]:
-    """What a person should know of the recording beside its size."""
+    """Notes on the recording: an early end, refused prompts, and missing choices."""
     notes = []
     if recorded.ended:
         notes.append(f"ended before the last prompt: {recorded.ended}")

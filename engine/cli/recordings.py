@@ -1,24 +1,29 @@
-"""`inspect`: what a file is, and its mending where it is a recording. `convert`: a recording in another format."""
+"""`inspect`, `convert` and `synthetic`: the content of files and the mending of recordings, a recording in another format, and
+a synthetic one."""
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from engine import formats, store
-from engine.cli import text
 from engine.cli.output import answer
+from engine.compare.imbalance import USUAL_STEPS, ImbalanceRecipe
 from engine.compare.inspection import inspect
+from engine.compare.synthetic import Recipe
 from engine.errors import InputError
+from engine.files import replace_atomically
 from engine.formats.placements import open_plan_file
 from engine.formats.remedies import REMEDIES, mend, what_was_done
 from engine.formats.source import MAX_FILE_BYTES
-from engine.formats.writers import write_recording, writer_for
+from engine.formats.writers import write_npz, write_recording, writer_for
 from engine.model import MoEModel
 from engine.plan import Placement
-from engine.units import size
-from engine.workload import Finding, Workload
+from engine.timeline import over_layers
+from engine.units import ratio, share, size
+from engine.workload import Finding, RoutingTrace, Workload
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -26,7 +31,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         raise InputError(f"{'-o' if extra == 'output' else '--' + extra} goes with --fix")
     with store.scratch() as folder:
         inspected = list(_inspected(options, folder))
-    answer(options, inspected[0] if len(inspected) == 1 else {"files": inspected}, text.inspected)
+    answer(options, inspected[0] if len(inspected) == 1 else {"files": inspected}, _inspected_as_text)
     return 0
 
 
@@ -58,14 +63,17 @@ def _inspected(options: argparse.Namespace, scratch: Path) -> Iterable[dict]:
 
 
 def _findings(part: formats.Part) -> list[Finding]:
-    """Of what is no recording."""
+    """The findings on files that are no recording."""
     if part.format.kind == "pairs":
         return formats.findings_of_pairs(part.paths)
     return formats.findings_of_times(part.paths[0]) if part.format.kind in ("measurements", "profile") else []
 
 
 def _recording(workload: Workload, path: Path, options: argparse.Namespace, model: MoEModel | None) -> dict:
-    """What `inspect` answers of a recording. path: where it is, without its suffix"""
+    """The answer of `inspect` for a recording.
+
+    path: of the recording, without its suffix
+    """
     seen = inspect(workload, model)
     if not options.fix:
         return seen.to_dict()
@@ -92,7 +100,7 @@ def _recording(workload: Workload, path: Path, options: argparse.Namespace, mode
 def _mended(
     workload: Workload, findings: Sequence[Finding], options: argparse.Namespace, model: MoEModel | None
 ) -> Workload:
-    """The workload after what the options ask for, and all that needs no asking."""
+    """The workload after the remedies that the options ask for, and all those that need no decision."""
     if options.deployed and any(finding.remedy == "fold-slots" for finding in findings):
         workload = REMEDIES["fold-slots"].apply(workload, _placement_that_ran(options.deployed, model))
     workload = mend(workload, findings)
@@ -100,7 +108,7 @@ def _mended(
 
 
 def _placement_that_ran(path: Path, model: MoEModel | None) -> Placement:
-    """Which expert was in which slot; of a serving engine's file not on which GPU, which does not matter here."""
+    """The expert in every slot. For a serving engine's file all slots are on one GPU, which does not matter here."""
     file = open_plan_file(path)
     if file.plan is not None:
         return file.plan.placement
@@ -110,7 +118,7 @@ def _placement_that_ran(path: Path, model: MoEModel | None) -> Placement:
 
 
 def _check_output(output: Path, files: Sequence[str]) -> None:
-    """Raise InputError where a command would write over what it reads."""
+    """Raise InputError if a command would write over its own input."""
     read = [formats.split_member(file)[0].resolve() for file in files]
     if any(output.resolve() == path or path in output.resolve().parents for path in read if path.is_file()):
         raise InputError(f"{output.name}: is what is read; write to another file")
@@ -145,13 +153,13 @@ def run_convert(options: argparse.Namespace) -> int:
             "bytes": written.size,
             "lost": list(written.lost),
         },
-        text.converted,
+        _converted_as_text,
     )
     return 0
 
 
 def _one_recording(options: argparse.Namespace, model: MoEModel | None, scratch: Path) -> Workload:
-    """The recording in the files, which are one."""
+    """The one recording that the files are."""
     known = {"model": model, "stages": options.stages, "deployed": options.deployed}
     named = [formats.split_member(file) for file in options.files]
     if any(member is not None for _, member in named):
@@ -160,3 +168,102 @@ def _one_recording(options: argparse.Namespace, model: MoEModel | None, scratch:
         ((path, member),) = named
         return formats.read_workload(path, member=member, **known)
     return formats.read_workload([path for path, _ in named], scratch=scratch, **known)
+
+
+USUAL_SKEW, USUAL_AFFINITY = 1.0, 0.5
+
+
+def run_synthetic(options: argparse.Namespace) -> int:
+    if options.output.suffix.lower() != ".npz":
+        raise InputError(f"{options.output}: a synthetic recording is written as .npz")
+    trace = _recipe(options).draw(formats.read_model(options.model))
+    _save(trace, options.output)
+    answer(options, {"recording": inspect(trace).to_dict(), "saved": str(options.output)}, _synthetic_as_text)
+    return 0
+
+
+def _recipe(options: argparse.Namespace) -> Recipe | ImbalanceRecipe:
+    """The recipe that the options ask for. Raises InputError if they ask for two at once."""
+    if options.preset is None:
+        if options.steps is not None:
+            raise InputError("--steps is of the presets; give --preset too")
+        skew = USUAL_SKEW if options.skew is None else options.skew
+        affinity = USUAL_AFFINITY if options.affinity is None else options.affinity
+        return Recipe(options.tokens, skew, affinity, options.seed)
+    if options.skew is not None or options.affinity is not None:
+        raise InputError("a preset has no --skew and no --affinity: give either --preset or these")
+    steps = min(USUAL_STEPS, max(options.tokens, 1)) if options.steps is None else options.steps
+    return ImbalanceRecipe(options.preset, options.tokens, steps, options.seed)
+
+
+def _save(trace: RoutingTrace, path: Path) -> None:
+    """Write the recording whole or not at all. Raises InputError when it cannot be written."""
+    try:
+        with replace_atomically(path) as draft:
+            write_npz(trace, draft)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _synthetic_as_text(content: dict[str, Any]) -> str:
+    return f"{_inspected_as_text(content['recording'])}\nsaved the recording: {content['saved']}"
+
+
+CHOSEN_BY = {"keep-prefill": "--keep prefill", "keep-decode": "--keep decode", "fold-slots": "--deployed FILE"}
+"""The options of `inspect --fix` for remedies that need a decision or a file."""
+
+
+def _inspected_as_text(answer: dict[str, Any]) -> str:
+    files = answer.get("files", [answer])
+    return "\n\n".join(_recording_as_text(file) if "max_over_mean" in file else _other_file(file) for file in files)
+
+
+def _other_file(file: dict[str, Any]) -> str:
+    lines = [f"{file['name']}: {file['title']}; {file['belongs']}"]
+    return "\n".join(lines + [f"  {check['severity']}: {check['message']}" for check in file["checks"]])
+
+
+def _recording_as_text(recording: dict[str, Any]) -> str:
+    skew = recording["skew"]
+    sizes = f"{recording['layers']} MoE layers × {recording['experts']} experts"
+    sizes = (
+        f"{recording['tokens']:,} tokens × {sizes}, top-{recording['k']}" if recording["tokens"] is not None else sizes
+    )
+    lines = [f"{recording['name']}: {recording['title']}, {sizes}"]
+    lines.append(f"  skew (busiest expert / mean): {ratio(skew['mean'])} on average over layers; {over_layers(skew)}")
+    if recording["foretold_share"]:
+        mean = sum(recording["foretold_share"]) / len(recording["foretold_share"])
+        lines.append(
+            f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
+            f"{share(1 / recording['experts'])})"
+        )
+    lines += [f"  {check['severity']}: {check['message']}" for check in recording["checks"]]
+    if "mended" in recording:
+        lines += (
+            _mended_as_text(recording["mended"])
+            if recording["mended"]
+            else [_nothing_mended_as_text(recording["checks"])]
+        )
+    return "\n".join(lines)
+
+
+def _nothing_mended_as_text(checks: list[dict[str, Any]]) -> str:
+    """A line with the options for remedies that need a decision."""
+    options = " or ".join(CHOSEN_BY[check["remedy"]] for check in checks if check["remedy"] in CHOSEN_BY)
+    return "nothing was mended, and nothing written" + (f"; choose with {options}" if options else "")
+
+
+def _mended_as_text(mended: dict[str, Any]) -> list[str]:
+    """The changes, and the findings that are left."""
+    left = [check for check in mended["checks"] if check["severity"] != "ok"]
+    skew = mended["max_over_mean"]
+    return [
+        f"mended: {mended['file']}, skew {ratio(min(skew))} to {ratio(max(skew))}",
+        *(f"  {done}" for done in mended["done"]),
+        *(f"  not in the file: {lost}" for lost in mended["lost"]),
+        *(f"  still {check['severity']}: {check['message']}" for check in left),
+    ]
+
+
+def _converted_as_text(answer: dict[str, Any]) -> str:
+    return f"{answer['name']}: written as {answer['format']} to {answer['file']} ({size(answer['bytes'])})"

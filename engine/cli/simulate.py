@@ -1,13 +1,15 @@
-"""`simulate` and `compare`: what plans are worth on a problem."""
+"""`simulate` and `compare`: the timeline of a plan, and the figures of several plans on one problem."""
 
 import argparse
+from typing import Any
 
-from engine.cli import text
 from engine.cli.inputs import plans_and_problem
-from engine.cli.output import answer, progress, stopped_by_signals, write
+from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
 from engine.compare.figures import metrics, speedup
 from engine.schema import json_text
 from engine.simulate import simulate
+from engine.timeline import over_layers
+from engine.units import digits, ratio, seconds, share, size
 
 
 def run_simulate(options: argparse.Namespace) -> int:
@@ -26,7 +28,7 @@ def run_simulate(options: argparse.Namespace) -> int:
         "cost_source": timeline.cost_source,
         "events": len(timeline.events),
     }
-    answer(options, content, text.simulated)
+    answer(options, content, _simulation_as_text)
     return 0
 
 
@@ -45,5 +47,82 @@ def run_compare(options: argparse.Namespace) -> int:
         }
         for path, plan, scored in zip(options.plans, plans, figures, strict=True)
     ]
-    answer(options, {"plans": rows}, text.comparison)
+    answer(options, {"plans": rows}, _comparison_as_text)
     return 0
+
+
+def _simulation_as_text(answer: dict[str, Any]) -> str:
+    figures = answer["metrics"]
+    lines = [f"{answer['name']} ({answer['id'][:12]}): {seconds(figures['total'])} simulated"]
+    if figures["decomposition"] is not None:
+        return "\n".join([*lines, *_step_figures(figures), f"  costs: {answer['cost_source']}"])
+    lines.append(f"  {answer['how_simulated']}")
+    lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({gap(figures['order_gap'])} away)")
+    if figures["bound"] is not None and answer["bound_covers"] != "order":
+        lines.append(
+            "  its optimiser claims, which is not computed again here: no placement with as many slots per GPU and no "
+            f"replicas is below {seconds(figures['bound'])} ({gap(figures['gap'])} away)"
+        )
+    lines.append("  " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items()))
+    lines.append(
+        f"  utilisation {share(figures['utilisation'])}, kept local {share(figures['kept_local'])}, up to "
+        f"{size(figures['memory'])} of experts on a GPU"
+    )
+    lines += _balance(figures)
+    lines.append(f"  costs: {answer['cost_source']}")
+    return "\n".join(lines)
+
+
+def _step_figures(figures: dict[str, Any]) -> list[str]:
+    parts = figures["decomposition"]
+    return [
+        f"  no schedule of its placement is below {seconds(figures['order_bound'])} ({gap(figures['order_gap'])} away)",
+        f"  exposed communication {seconds(parts['communication'])}, exposed computation {seconds(parts['computation'])}, "
+        f"overlapped {seconds(parts['overlapped'])}, neither {seconds(parts['idle'])}",
+        "  busy: " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items() if value),
+        f"  utilisation {share(figures['utilisation'])}, weights, gradients and momentum up to {size(figures['memory'])} on "
+        "a GPU",
+        *_balance(figures),
+    ]
+
+
+def _balance(figures: dict[str, Any]) -> list[str]:
+    factors = figures["balance"]["overload_factor"]
+    imbalance = figures["balance"]["imbalance_ratio"]["mean"]
+    return [
+        f"  balancedness {figures['balancedness']:.3f}, overload factor {ratio(factors['mean'])} (imbalance ratio "
+        f"{digits(imbalance)}); over layers {over_layers(factors)}"
+    ]
+
+
+def _comparison_as_text(answer: dict[str, Any]) -> str:
+    rows = []
+    for plan in answer["plans"]:
+        figures = plan["metrics"]
+        rows.append(
+            [
+                f"{plan['file']} ({plan['name']})",
+                plan["order"],
+                seconds(figures["total"]),
+                ratio(plan["speedup"]),
+                gap(figures["order_gap"]),
+                f"{figures['balancedness']:.3f}",
+                overload(figures),
+                share(figures["kept_local"]),
+                share(figures["utilisation"]),
+                str(plan["moved_experts"]),
+            ]
+        )
+    header = [
+        "plan",
+        "order",
+        "time",
+        "speed",
+        "order gap",
+        "balanced",
+        "overload",
+        "kept local",
+        "utilisation",
+        "moved experts",
+    ]
+    return table(header, rows) + OVERLOAD

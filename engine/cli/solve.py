@@ -10,7 +10,7 @@ from engine.schema import long_json_text
 from engine.solve import Options, solve
 
 MOST_CHARACTERS = 48 * 2**20
-"""What they stand for takes thirty times as much memory at worst."""
+"""The parsed instances take up to thirty times as much memory."""
 
 
 def run_solve(options: argparse.Namespace) -> int:
@@ -18,7 +18,7 @@ def run_solve(options: argparse.Namespace) -> int:
     try:
         text = sys.stdin.read(MOST_CHARACTERS + 1)
         instances = from_json(text) if len(text) <= MOST_CHARACTERS else None
-    except ValueError as error:  # also bytes that are no text
+    except ValueError as error:  # or bytes that are no text
         raise InputError(f"standard input is not valid JSON ({error})") from None
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"standard input has more than {MOST_CHARACTERS:,} characters; solve instances one by one")

@@ -1,11 +1,10 @@
-"""`clean`, `backup`, `restore` and `health`: for whoever runs a studio."""
+"""`clean`, `backup`, `restore` and `health`: for operators of a studio."""
 
 import argparse
 import time
 from typing import Any
 
-from engine.cli.output import answer
-from engine.cli.text import table
+from engine.cli.output import answer, table
 from engine.store import data_folder
 from engine.store.database import address, database
 from engine.units import size
@@ -15,7 +14,7 @@ from engine.upkeep.health import KINDS, health, line
 from engine.upkeep.retention import Cleaning
 
 SESSIONS = KINDS["sessions"]
-"""They go by no name: its address opens a session."""
+"""The kind that is listed without names: the name of a session opens it."""
 
 
 def run_clean(options: argparse.Namespace) -> int:
@@ -41,7 +40,7 @@ def run_clean(options: argparse.Namespace) -> int:
 
 
 def _cleaned(content: dict[str, Any], cleaning: Cleaning) -> str:
-    """Every part that goes by name and size, then the sums."""
+    """Every part to remove with name and size, then the sums."""
     sums: dict[str, tuple[int, int]] = {}
     for part in content["going"]:
         count, bytes_so_far = sums.get(part["kind"], (0, 0))

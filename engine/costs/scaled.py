@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.cluster import Cluster, Efficiency, Gpu, lost
+from engine.cluster import Cluster, Efficiency, Gpu, contention_points
 from engine.costs.base import CostModel
 from engine.costs.choice import Combined
 from engine.model import MoEModel
@@ -99,8 +99,8 @@ class Scaled(CostModel):
         )
         if not self.contention:
             return changed
-        points = lost(self.contention, changed.most_peers)
-        return changed.reaching(Efficiency(fabric=points, links=points))
+        points = contention_points(self.contention, changed.most_peers)
+        return changed.with_efficiency(Efficiency(fabric=points, links=points))
 
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_to_all"):

@@ -1,4 +1,4 @@
-"""Where experts live: which GPU holds which experts of every MoE layer."""
+"""The placement: the experts that each GPU holds in every MoE layer."""
 
 from functools import cached_property
 from itertools import chain, pairwise
@@ -10,7 +10,7 @@ from engine.schema import Frozen
 
 
 class Placement(Frozen):
-    """Which experts sit on which GPU, per MoE layer. Replicas and different numbers of slots per GPU are allowed."""
+    """The experts on each GPU, per MoE layer. Replicas and different numbers of slots per GPU are allowed."""
 
     experts: int = Field(ge=1, le=4096)
     experts_of_gpu: tuple[tuple[tuple[int, ...], ...], ...] = Field(
@@ -39,15 +39,25 @@ class Placement(Frozen):
     def from_slots(
         cls, slots: np.ndarray, slots_of_gpu: np.ndarray, experts: int, model_layers: tuple[int, ...]
     ) -> "Placement":
-        """A placement with replicas. slots: int[layer, slot], the expert in every slot, GPU after GPU; slots_of_gpu:
-        int[gpu]."""
+        """A placement with replicas.
+
+        slots: int[layer, slot]; the expert in every slot, GPU after GPU
+        slots_of_gpu: int[gpu]
+        experts: logical experts of a layer
+        model_layers: the model layer of every MoE layer
+        """
         ends = np.cumsum(slots_of_gpu)[:-1]
         rows = tuple(tuple(tuple(part.tolist()) for part in np.split(row, ends)) for row in slots)
         return cls(experts=experts, experts_of_gpu=rows, model_layers=model_layers)
 
     @classmethod
     def from_gpu_of_expert(cls, gpu_of_expert: np.ndarray, gpus: int, model_layers: tuple[int, ...]) -> "Placement":
-        """A placement without replicas. gpu_of_expert: int[layer, expert]."""
+        """A placement without replicas.
+
+        gpu_of_expert: int[layer, expert]
+        gpus: number of GPUs
+        model_layers: the model layer of every MoE layer
+        """
         experts_of_gpu = []
         for row in gpu_of_expert:
             by_gpu = np.argsort(row, kind="stable")
@@ -66,29 +76,32 @@ class Placement(Frozen):
 
     @cached_property
     def share(self) -> np.ndarray:
-        """float64[layer, expert, gpu]: which part of an expert's tokens each GPU serves; replicas share equally."""
+        """The part of an expert's tokens that each GPU serves: float64[layer, expert, gpu]; replicas share equally."""
         held = chain.from_iterable(experts for row in self.experts_of_gpu for experts in row)
         layer, gpu = np.divmod(np.repeat(np.arange(self.layers * self.gpus), self.slots.ravel()), self.gpus)
         cell = (layer * self.experts + np.fromiter(held, np.int64, len(layer))) * self.gpus + gpu
         shape = self.layers, self.experts, self.gpus
-        # As floats at once: of a thousand layers every table of this shape counts.
+        # As floats at once: with a thousand layers every table of this shape counts.
         share = np.bincount(cell, np.ones(len(cell)), self.layers * self.experts * self.gpus).reshape(shape)
         share /= share.sum(axis=2, keepdims=True)
         return share
 
     @cached_property
     def single(self) -> bool:
-        """Whether no expert has a replica."""
+        """True if no expert has a replica."""
         return bool(np.all((self.share > 0).sum(axis=2) == 1))
 
     @property
     def gpu_of_expert(self) -> np.ndarray:
-        """int64[layer, expert] of a placement without replicas (the first GPU where there are some)."""
+        """The GPU of each expert: int64[layer, expert]; the first one of an expert with replicas."""
         return (self.share > 0).argmax(axis=2)
 
     def hosts(self, layer: int, experts: np.ndarray) -> np.ndarray:
-        """int64[token, k]: the GPU that serves every choice of a layer's tokens (int[token, k] experts, -1 = none, which stays
-        -1). Tokens go to the copies of an expert in turn."""
+        """The GPU that serves every choice of a layer's tokens: int64[token, k]. Tokens go to the copies of an expert in turn.
+
+        layer: MoE layer
+        experts: int[token, k]; the choices, -1 = none, which stays -1
+        """
         row = self.experts_of_gpu[layer]
         slots = np.fromiter(chain.from_iterable(row), np.int64, int(self.slots[layer].sum()))
         gpu_of_slot = np.repeat(np.arange(self.gpus), self.slots[layer])[np.argsort(slots, kind="stable")]
@@ -106,12 +119,12 @@ class Placement(Frozen):
         return np.where(chosen >= 0, gpu_of_slot[slot], -1)
 
     def moved_experts(self, other: "Placement") -> int | None:
-        """(layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""
+        """The number of (layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""
         if (self.layers, self.gpus, self.experts) != (other.layers, other.gpus, other.experts):
             return None
         return int(((other.share > 0) & (self.share == 0)).sum())
 
     @cached_property
     def slots(self) -> np.ndarray:
-        """int64[layer, gpu]: expert slots in use."""
+        """Expert slots in use: int64[layer, gpu]."""
         return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)

@@ -1,7 +1,4 @@
-"""The plan: what to do, as independent optional parts, immutable and named by its content.
-
-A schedule made for one traffic matrix, carried out on another: what happens to a plan at run time.
-"""
+"""The plan: independent optional parts, immutable and named by its content, and its schedules carried out on other traffic."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -19,15 +16,17 @@ from engine.schema import Frozen, Kept
 
 Execution = Literal["vanilla", "context-coherent"]
 """vanilla: tokens return to their rank after every MoE layer (dispatch and combine). context-coherent: every GPU holds the
-contexts of all tokens, so a token goes on from the GPU of its first expert, between an all-gather of the prompts and one of
-what comes out (ExFlow §IV-A)."""
+contexts of all tokens, so a token goes on from the GPU of its first expert, between an all-gather of the prompts and one of the
+outputs (ExFlow §IV-A)."""
 
 
 class Reaction(Frozen):
-    """What a scheduler does at run time: Lina's two phases (§5.2). A plan's own placement is what it starts from.
+    """A scheduler's work at run time: Lina's two phases (§5.2). It starts from the plan's own placement.
 
-    path_length: layers of a token's path that predict its next expert; top_k: likeliest experts kept of each estimate;
-    check_experts: most popular experts compared in phase two; max_experts_per_device: slots of a device in a layer.
+    path_length: layers of a token's path that predict its next expert
+    top_k: likeliest experts kept of each estimate
+    check_experts: most popular experts compared in phase two
+    max_experts_per_device: slots of a device in a layer
     """
 
     path_length: int = Field(ge=1, le=64)
@@ -37,11 +36,13 @@ class Reaction(Frozen):
 
 
 class Claim(Frozen):
-    """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
-    Never trusted: `validate` and `simulate` recompute the objective.
+    """The optimiser's claim about its plan. Never trusted: `validate` and `simulate` recompute the objective.
 
-    scope: what the bound covers: every send order of the plan's own placement, or also every other placement without
-    replicas and with as many slots per GPU; of a training step, every schedule of the plan's own placement."""
+    objective: seconds; predicted
+    bound: seconds; proven lower bound over the plans in `scope`
+    scope: "order": every send order of the plan's own placement; "placement and order": also every other placement without
+        replicas and with as many slots per GPU; "schedule": every schedule of the plan's own placement, for a training step
+    """
 
     status: Status
     objective: float = Field(ge=0)
@@ -60,7 +61,7 @@ def _order_fits(order: SendOrder, placement: Placement) -> None:
 
 
 class Plan(Kept):
-    """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim, name and version left out."""
+    """A plan for a model on a cluster. Its id is the SHA-256 of its canonical JSON, claim, name and version left out."""
 
     name: str = Field(min_length=1, max_length=120)
     placement: Placement
@@ -126,7 +127,7 @@ class Plan(Kept):
 
     @property
     def goal(self) -> Goal:
-        """What the plan is for, told by its parts."""
+        """The goal that the plan's parts imply."""
         return goal_of(training=self.priority is not None, two_models=self.placement_b is not None)
 
     @cached_property
@@ -134,12 +135,12 @@ class Plan(Kept):
         return self.digest_without("claim", "name")
 
     def with_parts(self, **parts: Any) -> Self:
-        """The plan with these fields in place of its own, all checked together again. Raises ValueError where they disagree."""
+        """The plan with these fields in place of its own, all checked together again. Raises ValueError if they disagree."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}  # dict() would have the cached id too
         return type(self).model_validate(fields | parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """See pydantic; with another name or claim it is the same plan."""
+        """As in pydantic; with another name or claim it keeps its id."""
         copied = super().model_copy(update=update, deep=deep)
         if "id" in vars(self) and set(update or ()) <= {"claim", "name"}:
             vars(copied)["id"] = self.id
@@ -147,10 +148,11 @@ class Plan(Kept):
 
 
 def replay(schedule: Schedule, traffic: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The sends (src int64, dst int64, bytes float64, phase int64; each [send]) that carry `traffic` in the schedule's
-    order. traffic: float64[src, dst] bytes with a zero diagonal.
+    """The sends that carry `traffic` in the schedule's order: src int64, dst int64, bytes float64, phase int64, each [send].
 
-    A pair keeps its place and its split over phases, scaled to the bytes there really are. Pairs that the schedule does
+    traffic: float64[src, dst] bytes with a zero diagonal
+
+    A pair keeps its place and its split over phases, scaled to its bytes in `traffic`. Pairs that the schedule does
     not know go last, in rotation: GPU i to GPU i + k in the k-th phase, so that a matched order stays one. Sends without bytes
     disappear.
     """

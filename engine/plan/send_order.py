@@ -1,7 +1,4 @@
-"""When bytes move: the sends of every all-to-all and their order.
-
-How tokens travel to their experts and back: what is sent once, and in which number formats.
-"""
+"""The order of sends in every all-to-all, and the travel of tokens: the rows that are sent, and their number formats."""
 
 from typing import Literal
 
@@ -16,10 +13,13 @@ from engine.schema import Amounts, Frozen, Integers
 class Schedule(Frozen):
     """The sends of one all-to-all, in order, as columns of equal length.
 
-    src, dst, phase: int32[send]; bytes: float64[send]; duration: float64[phase]; all read-only
+    src: int32[send]; the GPU that sends
+    dst: int32[send]; the GPU that receives
+    bytes: float64[send]
+    phase: int32[send]; in a phased order, sends of one phase run at the same time
+    duration: float64[phase] seconds; the planned time of a phase without start-up latency
 
-    In a phased order `phase` groups sends that run side by side, and `duration[phase]` is the planned time of a phase
-    in seconds without start-up latency. In a sequential order every sender works through its own sends as listed.
+    All columns are read-only. In a sequential order every sender works through its own sends as listed.
     """
 
     # Validated, so that the defaults are arrays too.
@@ -52,7 +52,7 @@ class Schedule(Frozen):
 
     @property
     def makespan(self) -> float:
-        """Seconds of all phases, start-up latency left out."""
+        """Seconds of all phases together, start-up latency left out."""
         return float(sum(self.duration.tolist()))
 
 
@@ -60,18 +60,18 @@ OrderMode = Literal["matched", "joint", "shared", "two-tier", "sequential", "con
 
 
 class SendOrder(Frozen):
-    """When bytes move in every all-to-all.
+    """The order of sends in every all-to-all, by mode.
 
     matched: phases in which a GPU sends to at most one peer and receives from at most one (over the fabric; the links
         inside a node are a second network with a matching of their own)
     joint: a matched order of the all-to-alls of two models together: phases are counted through a layer, over both dispatches
-        and both combines, a phase begins when the one before it has ended and all whose bytes it carries are ready, and both
-        models' sends together are a matching. Every schedule has the durations of all phases
+        and both combines, a phase begins when the one before it has ended and all its senders are ready, and both models'
+        sends together are a matching. Every schedule has the durations of all phases
     shared: phases in which a GPU serves several peers at once, each at a constant rate
     two-tier: phases in which a node with links of its own sends to at most one other and receives from at most one, over all
-        its ports side by side; its GPUs relay for each other over the links. src and dst of the schedules are such nodes, each
-        named by its first GPU, or single GPUs without links; what GPUs do follows (see `engine.communication.steps`), and what
-        stays in a node is not listed
+        its ports at the same time; its GPUs relay for each other over the links. src and dst of the schedules are such nodes,
+        each named by its first GPU, or single GPUs without links; the steps of GPUs follow (see `engine.communication.steps`),
+        and traffic inside a node is not listed
     sequential: every sender sends to one peer after another and receivers share their bandwidth (RCS, SJF)
     concurrent: everything at once (a plain all-to-all); needs no schedules
     """
@@ -96,8 +96,8 @@ class SendOrder(Frozen):
 
     @property
     def alone(self) -> "SendOrder":
-        """The order for one model that knows nothing of another: of a joint one a matched order with its own phases, which wait
-        for nobody else's. Any other as it is."""
+        """The order for one model alone: a joint one becomes a matched order with its own phases, which wait for no other
+        model; any other order stays as it is."""
         if self.mode != "joint":
             return self
         dispatch, combine = (tuple(map(_own_phases, schedules)) for schedules in (self.dispatch, self.combine))
@@ -114,22 +114,25 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Replicas = Literal["fewest"]
 
 NUMBERS_PER_SCALE, BYTES_PER_SCALE = 128, 4
-"""A row of 8-bit numbers carries a 32-bit scale for each group of so many (DeepSeek-V3 §3.3.2, DeepEP)."""
+"""A row of 8-bit numbers carries a 32-bit scale for each 128 of them (DeepSeek-V3 §3.3.2, DeepEP)."""
 BYTES_PER_WEIGHT = 4
+"""Bytes of a gate weight in a row."""
 
 
 class Travel(Frozen):
-    """What an engine sends for a token. A row is a token's hidden vector.
+    """The rows that an engine sends for a token. A row is a token's hidden vector.
 
-    unit: what gets one row of a token.
+    unit: the receivers of one row of a token
         "copies": every (token, expert) pair, as the papers have it and DeepEP's low-latency kernels do
         "gpu": every GPU that has one of its experts, as NCCL paths do
         "node": every node that has one. The row enters at the GPU with the sender's place in its node, and goes from there over
             the node's links, once to each further GPU with one of the experts (DeepEP's normal kernels). Where GPUs have no
             links each is a node of its own. Combine goes the same way back, reduced at every stop.
-    dispatch, combine: number format of the rows there and back; absent: the model's
-    replicas: which copy of an expert serves a token. Absent: its copies in turn. "fewest": each token the copies that touch
-        fewest GPUs (with unit "node": nodes) beside its own, and of equal ones the GPU with the fewest choices so far
+    dispatch: number format of the rows to the experts; absent: the model's
+    combine: number format of the rows back; absent: the model's
+    replicas: the copy of an expert that serves a token. Absent: its copies in turn. "fewest": for each token the copies that
+        touch fewest GPUs (with unit "node": nodes) in addition to its own, and of equal ones the GPU with the fewest choices so
+        far
     """
 
     unit: TravelUnit = "copies"
@@ -163,6 +166,6 @@ class Travel(Frozen):
 
 
 def _row_bytes(dtype: Dtype | None, model: MoEModel) -> float:
-    """Only a format that is named has scales: in 8 bits of a model as the papers have it there are none."""
+    """Bytes of a row. Only a format that is named has scales: 8-bit models as the papers have them have none."""
     scales = -(-model.d_model // NUMBERS_PER_SCALE) * BYTES_PER_SCALE if dtype == "fp8" else 0
     return model.d_model * BITS_PER_DTYPE[dtype or model.dtype] / 8 + scales

@@ -1,4 +1,4 @@
-"""The parts of a plan for a training step: what is cut, what runs under what, and who gets the network."""
+"""The parts of a plan for a training step: cuts of operators, overlaps, and priority on the network."""
 
 from typing import Literal
 
@@ -8,9 +8,12 @@ from engine.schema import Frozen
 
 
 class Pipeline(Frozen):
-    """Into how many parts the tokens of every MoE layer are cut from dispatch to combine, so that communication and expert
-    computation of different parts overlap (PipeMoE). order: of the parts on the network; "dispatch-first": every dispatch
-    before the first combine; "interleaved": D1 D2 C1 D3 C2 …"""
+    """The number of parts that the tokens of every MoE layer are cut into from dispatch to combine, so that communication and
+    expert computation of different parts overlap (PipeMoE).
+
+    order: of the parts on the network; "dispatch-first": every dispatch before the first combine; "interleaved": D1 D2 C1 D3
+        C2 …
+    """
 
     forward: tuple[int, ...] = Field(description="degree per MoE layer")
     backward: tuple[int, ...] = Field(description="degree per MoE layer")
@@ -34,10 +37,11 @@ class PartitionRange(Frozen):
 
 
 class Overlap(Frozen):
-    """What hides what in a training step (Lancet). Operators go by their names in the operator graph.
+    """Overlaps in a training step (Lancet). Operators go by their names in the operator graph.
 
-    ranges: stretches of the forward pass that are cut; under: weight-gradient operator -> the all-to-all that it runs
-    under; irregular: all-to-alls carry only real tokens, not buffers filled up to the capacity (Lancet §6)
+    ranges: stretches of the forward pass that are cut
+    under: weight-gradient operator -> the all-to-all that it runs under
+    irregular: True if all-to-alls carry only real tokens, not buffers filled up to the capacity (Lancet §6)
     """
 
     ranges: tuple[PartitionRange, ...] = ()
@@ -46,10 +50,13 @@ class Overlap(Frozen):
 
 
 class Priority(Frozen):
-    """Who gets the network of a training step when all-to-alls and all-reduces of gradients meet (Lina §4).
+    """The rule for the network of a training step when all-to-alls and all-reduces of gradients meet (Lina §4).
 
-    policy: see `engine.simulate.streams`; exactly one of bucket (gradients are fused until they reach so many bytes, as
-    PyTorch's DistributedDataParallel does) and micro_op (every gradient is cut in equal pieces of at most so many bytes).
+    policy: see `engine.simulate.streams`
+    bucket: bytes; gradients are fused until they reach this size, as PyTorch's DistributedDataParallel does
+    micro_op: bytes; every gradient is cut in equal pieces of at most this size
+
+    Exactly one of bucket and micro_op is given.
     """
 
     policy: Literal["fair", "priority", "fifo", "fixed"]

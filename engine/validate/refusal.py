@@ -135,7 +135,7 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
         for layer, schedule in enumerate(schedules):
             sends = Sends.of(schedule)
             ports = Ports(*network.ports(sends.src, sends.dst), network.capacity) if known else None
-            if tiers:  # what a node is, is known only of the plan's own cluster, but never has one of them two peers
+            if tiers:  # the nodes are known only for the plan's own cluster, but none ever has two peers
                 ports = node_ports(sends, network)
             try:
                 check_sends(sends)

@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from app.sidebar import SECTIONS
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.units import seconds
 from tests import warm
 from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_of, prepare, studio

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 import psutil
 
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.jobs import runner
 from engine.plan import Plan
 from engine.store import team

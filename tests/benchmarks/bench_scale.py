@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
 from engine.errors import InputError

@@ -27,7 +27,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.sync.client import connect
 
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.formats import read_cluster
 from engine.units import seconds, size
 

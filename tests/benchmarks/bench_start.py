@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.units import ratio, seconds, size
 from tests.benchmarks.bench_sessions import SAMPLES, Session, start
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.catalogue import cluster_presets
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload

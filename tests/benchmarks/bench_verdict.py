@@ -1,5 +1,5 @@
 """The verdict for a team with the recorded loads of DeepSeek-R1, and with DeepSeek-V2-Lite's routing:
-`python -m tests.benchmarks.bench_verdict`. The tables are those of docs/verdict.md."""
+`python -m tests.benchmarks.bench_verdict`. The tables are those of docs/verdict-examples.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ from app.state.session import Session as Opened
 from app.state.session import write
 from app.what_if.live import FASTER
 from engine import store, units
-from engine.cli.text import table
+from engine.cli.output import table
 from engine.compare.synthetic import synthetic
 from engine.units import seconds
 from engine.workload import RoutingTrace

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.cluster import Efficiency, lost
+from engine.cluster import Efficiency, contention_points
 from engine.communication.order import order, random_order
 from engine.communication.two_tier import two_tier
 from engine.network import Network
@@ -39,8 +39,8 @@ def linked_network(nodes, send, link, latency=0.0, link_latency=0.0) -> Network:
 
 def contended(network: Network, contention: float) -> Network:
     """The network with ports that lose a share of their rate for each send that they have."""
-    points = lost(contention, network.gpus)
-    return network.reaching(Efficiency(fabric=points, links=points))
+    points = contention_points(contention, network.gpus)
+    return network.with_efficiency(Efficiency(fabric=points, links=points))
 
 
 def schedule_for(mode: str, traffic: np.ndarray, network: Network, seed: int = 0) -> Schedule | None:

@@ -14,7 +14,7 @@ import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cli import main
-from engine.cli.text import launched
+from engine.cli.launch import launched
 from engine.costs import CostProfile, Line
 from engine.errors import InputError
 from engine.launch.places import testbed

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Efficiency, lost
+from engine.cluster import Efficiency, contention_points
 from engine.communication.order import meeting_bound, order
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
@@ -254,7 +254,9 @@ ROUND_OFF = 1e-7
 def test_whole_shares_change_no_bit(loaded, mode, seed):
     network, traffic = loaded
     schedule = schedule_for(mode, traffic, network, seed)
-    plain, whole = (all_to_all(mode, schedule, traffic, net) for net in (network, network.reaching(Efficiency())))
+    plain, whole = (
+        all_to_all(mode, schedule, traffic, net) for net in (network, network.with_efficiency(Efficiency()))
+    )
     assert np.array_equal(plain.start, whole.start) and np.array_equal(plain.end, whole.end)
     assert meeting_bound(network, traffic) == network.bound(traffic)
 
@@ -285,7 +287,7 @@ def test_a_port_gets_faster_as_its_sends_end():
 
 def test_fabric_and_links_contend_apart():
     network = linked_network([0, 0, 0, 1], 1.0, 1.0)
-    network = network.reaching(Efficiency(links=lost(1.0, 4)))
+    network = network.with_efficiency(Efficiency(links=contention_points(1.0, 4)))
     traffic = off_diagonal(np.ones((4, 4)))
     flows = all_to_all("concurrent", None, traffic, network)
     over_links = network.linked[flows.src, flows.dst]

@@ -164,7 +164,7 @@ def test_a_point_survives_json():
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
 def test_spare_slots_of_deepseek_r1():
-    """Held out, balance rises more slowly with every further slot, as docs/verdict.md says."""
+    """Held out, balance rises more slowly with every further slot, as docs/verdict-examples.md says."""
     planned, judged = (read_workload(DATA / f"{name}.json") for name in ("decode_in1000out1000", "decode_in2000out100"))
     problem = make_problem(
         planned, cluster_presets()["hgx-h100-4-nodes"].cluster, model_presets()["DeepSeek-R1"].model, Datasheet()

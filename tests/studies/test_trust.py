@@ -69,7 +69,7 @@ def test_summaries_leave_out_what_was_fitted():
 
 def test_the_table_in_the_documentation_is_this_one(held):
     """Every row, to the digits that are printed."""
-    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "trust-data.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == 8][1:]
     wanted = [
         f"| {row.of} | {row.hardware} | {row.nodes} | {share(row.mean)} | {share(row.worst)} | {row.points} | {row.fitted} |"
@@ -81,7 +81,7 @@ def test_the_table_in_the_documentation_is_this_one(held):
 def test_the_command(capsys, monkeypatch, printed, held):
     rows = json.loads(printed)
     assert [set(row) for row in rows[:1]] == [{"of", "hardware", "nodes", "setting", "measured", "predicted", "fitted"}]
-    monkeypatch.setattr("engine.cli.trust.predictions", lambda: iter(held))
+    monkeypatch.setattr("engine.cli.judgement.predictions", lambda: iter(held))
     assert main(["trust"]) == 0
     table = capsys.readouterr().out
     assert "DeepEP normal dispatch" in table and "points held out" in table

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Efficiency, lost
+from engine.cluster import Efficiency, contention_points
 from engine.compare.imprecision import noisy
 from engine.compare.sensitivity import ANEW, CurvePoint, changes_of, curve, parameters_of, sensitivity
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
@@ -100,7 +100,7 @@ def test_no_change_is_no_change(system: str) -> None:
 def test_contention_is_that_of_a_cluster_that_has_it(system: str) -> None:
     problem = small()
     plan = run(SYSTEMS[system], problem, {}).result.solution
-    points = lost(0.2, len(problem.cluster.gpus) - 1)
+    points = contention_points(0.2, len(problem.cluster.gpus) - 1)
     cluster = problem.cluster.model_copy(update={"efficiency": Efficiency(fabric=points, links=points)})
     by_hand = replace(problem, cluster=cluster)
     mine = changed(problem, Change(contention=0.2))

@@ -225,7 +225,7 @@ def test_a_recording_at_the_tokens_of_a_step_is_its_whole_one():
     assert split_by_origin(plan, [step, B], judge) == ((step,), (B,))
 
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict-examples.md"
 
 
 @needs_tables

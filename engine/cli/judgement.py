@@ -1,0 +1,323 @@
+"""`verdict`, `redundancy`, `serve` and `trust`: the worth of plans, and the errors of predictions."""
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from engine import formats, store
+from engine.cli.inputs import plans_and_problem, read_cost, read_recording, read_travel, split_setting
+from engine.cli.output import answer, progress, stopped_by_signals, table
+from engine.compare.evidence import Thresholds
+from engine.compare.held_out import roles_of, running
+from engine.compare.judge import CONFIDENCE, Judge, Serving
+from engine.compare.redundancy import RedundancyPoint, Replication, knee, most_slots, planned_and_judged, redundancy
+from engine.compare.trust import predictions, summaries
+from engine.compare.verdict import verdict_of
+from engine.compare.wording import WORDS
+from engine.errors import InputError, StoppedError
+from engine.formats.packaged import is_packaged, packaged_config
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.serving.choice import choose_operators
+from engine.serving.step import ServingStep
+from engine.simulate.serving import serve_as_measured
+from engine.units import digits, seconds, share, signed, size
+from engine.workload import Workload
+
+
+def run_verdict(options: argparse.Namespace) -> int:
+    thresholds = _thresholds(options.thresholds)
+    files = options.workload or []
+    options.workload = files[0] if files else None
+    paths = [options.plan, *([options.deployed] if options.deployed else [])]
+    (plan, *deployed), problem = plans_and_problem(options, paths)
+    deployed = [running(now.placement, plan, now.name) if _is_bare(now) else now for now in deployed]
+    recordings = [problem.workload, *(read_recording(file, problem.model) for file in files[1:]), *_remembered(plan)]
+    serving, notes = read_serving(options, problem) if options.serving else (None, [])
+    with stopped_by_signals() as stop, progress() as report:
+        verdict = verdict_of(
+            plan, problem, recordings, *deployed, thresholds=thresholds, serving=serving, stop=stop, report=report
+        )
+    answer(options, verdict.model_dump(mode="json") | {"notes": notes}, _verdict_as_text)
+    return 0
+
+
+def _is_bare(deployed: Plan) -> bool:
+    """True if it was read from a file with a placement and nothing else."""
+    return deployed.provenance.optimiser == "file"
+
+
+def _thresholds(settings: list[str]) -> Thresholds:
+    values = dict(split_setting(setting, "--threshold") for setting in settings)
+    if unknown := sorted(set(values) - set(Thresholds.model_fields)):
+        raise InputError(f"there is no threshold '{unknown[0]}' (there are: {', '.join(Thresholds.model_fields)})")
+    return Thresholds.from_values(values)
+
+
+def _remembered(plan: Plan) -> list[Workload]:
+    """The recordings that the plan was made from, if the data folder has them."""
+    recordings = []
+    for digest in roles_of(plan):
+        with contextlib.suppress(InputError):
+            recordings.append(store.load_workload(digest))
+    return recordings
+
+
+def _verdict_as_text(content: dict[str, Any]) -> str:
+    lines = [f"{content['plan']}: {WORDS[content['verdict']]}", *(f"  {reason}" for reason in content["reasons"]), ""]
+    rows = [
+        [
+            criterion["title"],
+            _value(criterion),
+            ("at least " if criterion["at_least"] else "at most ")
+            + _quantity(criterion["threshold"], criterion["unit"]),
+            "passed" if criterion["passed"] else "not passed",
+            criterion["name"],
+        ]
+        for criterion in content["criteria"]
+    ]
+    lines += [table(["figure", "value", "threshold", "", "name"], rows), ""]
+    if content["parts"]:
+        lines += [table(["held out", "planned on", "now", "plan", "gain", "made for it"], _parts(content)), ""]
+    beside = [[row["name"], _gain(row["gain"]), size(row["replica_bytes"])] for row in content["beside"]]
+    lines.append(table(["beside", "gain held out", "memory of replicas"], beside))
+    return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
+
+
+def _parts(content: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            part["part"],
+            part["planned_on"],
+            seconds(part["seconds_deployed"]),
+            seconds(part["seconds"]),
+            f"{signed(part['gain'])} ± {share(part['error'])}",
+            _gain(part["made_for_it"]),
+        ]
+        for part in content["parts"]
+    ]
+
+
+def _gain(value: float | None) -> str:
+    return "unknown" if value is None else signed(value)
+
+
+def _value(criterion: dict[str, Any]) -> str:
+    if criterion["infinite"]:
+        return "none" if criterion["at_least"] else "never"
+    return "unknown" if criterion["value"] is None else _quantity(criterion["value"], criterion["unit"])
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "minutes":
+        return f"{digits(value)} min" if value >= 1 else seconds(60 * value)
+    return digits(value) if unit == "count" else f"{100 * value:.2f} %"
+
+
+def run_redundancy(options: argparse.Namespace) -> int:
+    if options.training or options.graph or options.workload_b or options.model_b:
+        raise InputError(
+            "spare slots are advised for inference of one model; leave out the training step or second model"
+        )
+    model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
+    recordings = [read_recording(file, model) for file in options.workload or ()]
+    planned, judged, held_out = planned_and_judged(recordings)
+    problem = make_problem(planned, cluster, model, read_cost(options, cluster), travel=read_travel(options))
+    serving, notes = read_serving(options, problem) if options.serving else (None, [])
+    judge = Judge(problem, serving)
+    with stopped_by_signals() as stop, progress() as report:
+        points = list(redundancy(judge, planned, judged, Replication(options.algorithm, options.groups), stop, report))
+    if not points:
+        raise StoppedError("stopped before there was a number of slots")
+    advised = knee(points)
+    content = {
+        "planned_on": planned.name,
+        "judged_on": [recording.name for recording in judged],
+        "held_out": held_out,
+        "unit": judge.unit,
+        "limit": most_slots(judge)[1],
+        "confidence": CONFIDENCE,
+        "points": [_point_as_json(point) for point in points],
+        "knee": next(_point_as_json(point) for point in points if point.slots == advised.slots),
+        "why": advised.reason,
+        "notes": notes,
+    }
+    answer(options, content, _slots_as_text)
+    return 0
+
+
+def _point_as_json(point: RedundancyPoint) -> dict[str, Any]:
+    low, high = point.interval
+    return point.to_dict() | {"gain_low": low, "gain_high": high}
+
+
+def _slots_as_text(content: dict[str, Any]) -> str:
+    chosen = content["knee"]
+    rows = [
+        [
+            f"{point['slots']}" + (" ←" if point["slots"] == chosen["slots"] else ""),
+            str(point["spare"]),
+            str(point["slots_of_gpu"]),
+            f"{point['balancedness']:.3f}",
+            f"{point['planned_balancedness']:.3f}",
+            seconds(point["seconds"]),
+            signed(point["gain"]),
+            f"{signed(point['gain_low'])} to {signed(point['gain_high'])}" if turn else "",
+            signed(point["gain_worst"]),
+            size(point["memory_bytes"]),
+            size(point["gpu_bytes"]),
+        ]
+        for turn, point in enumerate(content["points"])
+    ]
+    interval = f"{share(content['confidence'])} interval"
+    header = [
+        "slots",
+        "spare",
+        "a GPU",
+        "balanced",
+        "as planned",
+        "time",
+        "gain",
+        interval,
+        "worst",
+        "memory of spare",
+        "experts per GPU",
+    ]
+    where = "" if content["held_out"] else ", which was not held out: give another recording"
+    lines = [
+        f"planned on {content['planned_on']}, judged on {', '.join(content['judged_on'])}{where}",
+        table(header, rows),
+        f"{chosen['slots']} slots, {chosen['spare']} of them spare: {content['why']}",
+        f"limit: {content['limit']}",
+        f"times are of {content['unit']}",
+    ]
+    return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    plans, problem = plans_and_problem(options, options.plans)
+    serving, notes = read_serving(options, problem)
+    step, source, sizes = serving.step, serving.source, serving.sizes
+    with stopped_by_signals() as stop:
+        served = [serve_as_measured(plan, problem, step, source, sizes, stop).figures for plan in plans]
+    rows = [
+        {"file": path.name, "name": plan.name, "id": plan.id, "gain": figures.gain_over(served[0])} | figures.to_dict()
+        for path, plan, figures in zip(options.plans, plans, served, strict=True)
+    ]
+    answer(options, {"step": step.model_dump(mode="json"), "plans": rows, "notes": notes}, _steps_as_text)
+    return 0
+
+
+def _steps_as_text(content: dict[str, Any]) -> str:
+    rows, decode = content["plans"], content["step"]["phase"] == "decode"
+    figures = [
+        [
+            row["name"],
+            seconds(row["step_seconds"]),
+            digits(row["tokens_per_second_per_gpu"]),
+            seconds(row["moe_seconds"]),
+            seconds(row["hidden_seconds"]),
+            share(row["step_seconds"] / row["bound_seconds"] - 1),
+            size(row["memory"]["total"]),
+            f"{row['gain']:+.1%}",
+        ]
+        for row in rows
+    ]
+    header = [
+        "plan",
+        "a token" if decode else "first token",
+        "tokens/s/GPU",
+        "MoE",
+        "hidden",
+        "above bound",
+        "memory",
+        "gain",
+    ]
+    kinds = list(rows[0]["parts"])
+    of_kind = [
+        [
+            kind,
+            *(
+                f"{seconds(row['parts'].get(kind, 0.0))} {share(row['parts'].get(kind, 0.0) / _busy(row))}"
+                for row in rows
+            ),
+        ]
+        for kind in kinds
+    ]
+    lines = [table(header, figures), "", table(["part", *(row["name"] for row in rows)], of_kind), ""]
+    lines += [f"{row['name']}: {_room(row['memory'])}" for row in rows]
+    lines += [f"operators: {rows[0]['operator_source']}", f"MoE layers: {rows[0]['moe_source']}"]
+    return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
+
+
+def _room(memory: dict[str, Any]) -> str:
+    room = f"room for {memory['most_sequences']:,} sequences" if memory["fits"] else "it does not fit"
+    return (
+        f"{size(memory['total'])} of {size(memory['room'])} per GPU: {size(memory['experts'])} experts, "
+        f"{size(memory['others'])} other weights, {size(memory['kv'])} keys and values; {room}"
+    )
+
+
+def _busy(row: dict[str, Any]) -> float:
+    return sum(row["parts"].values())
+
+
+def read_serving(options: argparse.Namespace, problem: Problem) -> tuple[Serving, list[str]]:
+    """The step that --serving names, and notes on the source of its times. Raises InputError."""
+    step = formats.read_document(ServingStep, options.serving)
+    config = _config(options, problem.model)
+    sizes = formats.read_sizes(config)
+    source, notes = choose_operators(config, problem.model, sizes, problem.cluster.gpus[0], step, options.operators)
+    return Serving(step, source, sizes), notes
+
+
+def _config(options: argparse.Namespace, model: MoEModel) -> Path:
+    """The `config.json` with the sizes of a model outside its experts."""
+    if options.config:
+        config = Path(options.config)
+        config = config if config.exists() else packaged_config(options.config)
+    elif options.model and is_packaged(str(options.model)):
+        config = packaged_config(str(options.model))
+    elif options.model and formats.is_huggingface(options.model):
+        config = options.model
+    else:
+        try:
+            config = packaged_config(model.name)
+        except InputError:
+            raise InputError(
+                f"the sizes of {model.name} beside its experts are not known; name its Hugging Face config.json with --config"
+            ) from None
+    configured = formats.read_model(config)
+    for name in ("d_model", "layers", "experts"):
+        if getattr(configured, name) != getattr(model, name):
+            raise InputError(
+                f"{config.name} has {name} {getattr(configured, name)}, the model {model.name} {getattr(model, name)}"
+            )
+    return config
+
+
+def run_trust(options: argparse.Namespace) -> int:
+    held = list(predictions())
+    if options.json:
+        answer(options, [prediction._asdict() for prediction in held], _trust_as_text)
+    else:
+        answer(options, [summary._asdict() for summary in summaries(held)], _trust_as_text)
+    return 0
+
+
+def _trust_as_text(summaries: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["of"],
+            row["hardware"],
+            str(row["nodes"]),
+            share(row["mean"]),
+            share(row["worst"]),
+            str(row["points"]),
+            str(row["fitted"]),
+        ]
+        for row in summaries
+    ]
+    return table(["predicted", "on", "nodes", "mean error", "worst", "points held out", "points fitted"], rows)
