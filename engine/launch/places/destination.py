@@ -1,4 +1,5 @@
-"""Where a cluster's job runs: a Slurm partition or a Kubernetes queue, how much of it, and the folder that its nodes share."""
+"""The destination of a cluster's job: a Slurm partition or a Kubernetes queue, its share of the cluster, and the folder
+that its nodes share."""
 
 import re
 from collections.abc import Callable
@@ -16,21 +17,21 @@ OR = " or "
 """Between the types of GPUs that a node may have."""
 
 FIRST_PORT, PORTS = 20000, 10000
-"""Ports where nodes may meet. Jobs on one machine get different ones, below those that Linux hands out by itself."""
+"""Ports at which nodes may meet. Jobs on one machine get different ones, below those that Linux hands out by itself."""
 
 CPUS_PER_RANK, MEMORY_PER_RANK = 4, 8 * 2.0**30
-"""What a rank gets unless a person says otherwise; memory in bytes."""
+"""CPUs and bytes of memory of a rank unless a person says otherwise."""
 
 SLURM_JOB_ID = "${app_id}"
-"""What TorchX replaces by the job's number wherever Slurm's script has it, also in a folder's name."""
+"""Replaced by the job's number everywhere in Slurm's script by TorchX, also in a folder's name."""
 
 
-def _called(pattern: str, what: str, rule: str) -> Callable[[str], str]:
-    """A check of a name, with what a person would say of a wrong one: these names end up in scripts and requests."""
+def _called(pattern: str, noun: str, rule: str) -> Callable[[str], str]:
+    """A check of a name, with a message for a person on a wrong one: these names end up in scripts and requests."""
 
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
-            raise ValueError(f"{name[:60]!a} is no {what}; {rule}")
+            raise ValueError(f"{name[:60]!a} is no {noun}; {rule}")
         return name
 
     return check
@@ -93,10 +94,12 @@ Image = Annotated[
 
 
 class Destination(Frozen):
-    """What every scheduler has to know. Memory in bytes.
+    """The settings that every scheduler needs. Memory in bytes.
 
-    image: the project's, where the job runs in a container; gpu: what the GPUs are called; gpu_memory: of each of them;
-    shared: the folder in which this machine writes run folders; seen_as: the same folder as the job's nodes see it
+    gpu: name of the GPUs
+    gpu_memory: bytes of each of them
+    shared: the folder in which this machine writes run folders; `seen_as` is the same folder as the job's nodes see it
+    image: the project's, if the job runs in a container
     """
 
     nodes: int = Field(ge=1, le=1024)
@@ -138,7 +141,7 @@ class Destination(Frozen):
         )
 
     def seen(self, folder: Path) -> str:
-        """A run folder of this machine as the job's nodes see it. Raises InputError when they do not see it."""
+        """A run folder of this machine as the job's nodes see it. Raises InputError if they do not see it."""
         shared = Path(self.shared)
         if not folder.is_relative_to(shared) or folder == shared:
             raise InputError(f"{folder} is not in the shared folder {shared}, so the job could not read it")
@@ -153,13 +156,13 @@ class Destination(Frozen):
         raise NotImplementedError
 
     def taken_literally(self, path: str) -> str:
-        """The path. Raises ValueError when the scheduler would make something else of it."""
+        """Return the path. Raises ValueError if the scheduler would change it."""
         return path
 
 
 class Slurm(Destination):
-    """A Slurm cluster. Without an image the job runs this very installation, which the nodes have to see at the same place;
-    with one it runs in a container (Pyxis). Empty: what the cluster takes by default."""
+    """A Slurm cluster. Without an image the job runs this very installation, which the nodes have to see at the same
+    place; with one it runs in a container (Pyxis). Empty: the cluster's default."""
 
     scheduler: Literal["slurm"] = "slurm"
     partition: Partition = ""
@@ -184,7 +187,7 @@ class Slurm(Destination):
 
 
 class Kubernetes(Destination):
-    """A Kubernetes cluster with Volcano. claim: the PersistentVolumeClaim whose files are those of the shared folder; it is
+    """A Kubernetes cluster with Volcano. claim: the PersistentVolumeClaim with the files of the shared folder; it is
     mounted at seen_as."""
 
     scheduler: Literal["kubernetes"] = "kubernetes"
@@ -209,7 +212,7 @@ SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubern
 
 
 def gpus_of(cluster: Cluster) -> dict[str, float | str]:
-    """What a destination says of its GPUs, as a cluster is drawn: of several types what all of them have."""
+    """A destination's fields on its GPUs, for a drawn cluster: of several types the memory that all have."""
     return {
         "gpu": OR.join(dict.fromkeys(gpu.type for gpu in cluster.gpus)),
         "gpu_memory": min(gpu.memory for gpu in cluster.gpus),
@@ -217,7 +220,7 @@ def gpus_of(cluster: Cluster) -> dict[str, float | str]:
 
 
 def as_drawn(cluster: Cluster) -> dict[str, int | float | str]:
-    """The fields of a destination that a drawn cluster settles. Raises InputError when its nodes differ in size."""
+    """The fields of a destination that a drawn cluster settles. Raises InputError if its nodes differ in size."""
     sizes = {len(node.gpus) for node in cluster.nodes}
     if len(sizes) > 1:
         raise InputError(

@@ -1,4 +1,5 @@
-"""A launch of MoE layers forward before it runs: the plans on its ranks, what they replay, and whether it fits."""
+"""A launch of MoE layers forward before it runs: the plans on its ranks, the tokens that they replay, and the checks
+that it fits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +35,7 @@ FLOP_BUDGET = 1e12
 
 
 def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
-    """Fold the plans of a launch onto its ranks and check that they can run on these devices. Raises InputError when the
+    """Fold the plans of a launch onto its ranks and check that they can run on these devices. Raises InputError if the
     launch makes no sense."""
     for plan in launch.plans:
         if plan.goal is Goal.TRAINING:
@@ -73,7 +74,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
 
 
 def _drawn_links(launch: Launch, ranks: int) -> Network | None:
-    """The network between the ranks where it is emulated as drawn, None where it is that of some machine."""
+    """The network between the ranks if it is emulated as drawn, None if it is that of some machine."""
     if launch.on != "testbed" or launch.cluster is None:
         return None
     testbed = emulated(launch.plans[0], launch.cluster, ranks, launch.scale)
@@ -84,8 +85,8 @@ def _drawn_links(launch: Launch, ranks: int) -> Network | None:
 
 
 def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Where the tokens of both models start. Raises InputError where plans of a launch do not agree, for all replay the same
-    tokens."""
+    """The start GPUs of the tokens of both models. Raises InputError if plans of a launch do not agree, for all replay
+    the same tokens."""
     starts = {(plan.token_gpus, plan.token_gpus_b) for plan in plans}
     if len(starts) > 1:
         alone = next(plan for plan in plans if plan.token_gpus is not None)
@@ -97,7 +98,7 @@ def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, .
 
 
 def _check_travel(plan: Plan) -> None:
-    """Raise InputError where no rank carries out how a plan's tokens travel."""
+    """Raise InputError if no rank can carry out how a plan's tokens travel."""
     if plan.travel is None:
         return
     travels = f"in the plan {plan.name} tokens travel {plan.travel.in_words}"
@@ -116,7 +117,7 @@ def _check_travel(plan: Plan) -> None:
 
 
 def _tiers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes, where a plan uses them. Raises InputError when they are not known, or no nodes."""
+    """The ranks' nodes, if a plan uses them. Raises InputError if they are not known, or no nodes."""
     plan = next(filter(uses_nodes, launch.plans), None)
     if plan is None:
         return _nodes_of_all_gathers(launch, ranks)
@@ -135,7 +136,7 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
 
 
 def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes for the all-gathers of context-coherent plans, which need none; None where they are not known."""
+    """The ranks' nodes for the all-gathers of context-coherent plans, which can do without; None if they are not known."""
     carried = any(plan.execution == "context-coherent" for plan in launch.plans)
     if not carried or launch.cluster is None or len(launch.cluster.gpus) != gpus_of(launch.plans):
         return None
@@ -143,7 +144,7 @@ def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
 
 
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
-    """How many tokens of the (first) recording are replayed."""
+    """Number of tokens of the (first) recording that are replayed."""
     tokens = launch.workload.tokens
     work = sum(
         recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs
@@ -177,8 +178,7 @@ def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan],
 
 
 def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
-    """Raise InputError for plans of two models that no simulation predicts, and for those whose second model is not
-    known."""
+    """Raise InputError for plans of two models that no simulation predicts, and for those without a second model."""
     for plan in plans:
         if plan.goal is not Goal.TWO_MODELS:
             continue
@@ -199,7 +199,7 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
 
 
 def _advice(instructions: RankInstructions, devices: Devices) -> str:
-    """What to do where memory is short."""
+    """Advice to a person if memory is short."""
     models = [model for model in (instructions.model, instructions.model_b) if model is not None]
     layer = sum(model.bytes_per_expert * model.experts for model in models)
     if layer < (sum(devices.memory[: instructions.gpus]) if instructions.gpus else devices.host_memory):

@@ -1,7 +1,5 @@
-"""What is asked for: plans to run on ranks, with what, where and how often.
-
-A launch that is ready to run: what its ranks get, where they run, and what the pre-flight check says of it.
-"""
+"""A launch as a person asks for it, and as `prepare` makes it ready: the input of its ranks, their destination, and the
+lines of the pre-flight check."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,22 +18,23 @@ from engine.workload import Workload
 
 On = Literal["local", "testbed", "slurm", "kubernetes"]
 PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
-"""Where the ranks of a launch can run, for people."""
+"""Names of the places of a launch's ranks, for people."""
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """What a person asks to run: what they choose, and the arguments of a job. `prepare` makes it ready.
+    """A person's request to run plans: their choices, and the arguments of a job. `prepare` makes it ready.
 
     plans: run in turn in one job, so that they can be compared, the one in question first
-    cluster: as drawn, of a testbed and for what can be said of send orders before a launch
+    cluster: as drawn, for a testbed and for advice on send orders before a launch
     second: recording and model that share the ranks, for plans of two models
-    scale: of a testbed, see `testbed.emulated`; destination: of a launch by a scheduler, which also says how many ranks there
-        are
-    tokens: how many of the recording to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a second
-        recording is replayed to the same part
-    repeats: timed passes; limit: seconds; dtype: of all numbers (default: on GPUs the model's own, bf16 where it cannot be
-        computed in; on CPUs fp32)
+    scale: of a testbed, see `testbed.emulated`
+    destination: of a launch by a scheduler, which also gives the number of ranks
+    tokens: number of the recording's to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a
+        second recording is replayed to the same part
+    repeats: timed passes
+    limit: seconds
+    dtype: of all numbers (default: on GPUs the model's own, bf16 if it cannot be computed in; on CPUs fp32)
     step: of plans for training
     """
 
@@ -56,7 +55,7 @@ class Launch:
 
     @property
     def goal(self) -> Goal:
-        """What is run, told by its inputs; plans for something else are refused."""
+        """The goal of the run, told by its inputs; plans with another one are refused."""
         return goal_of(training=self.step is not None, two_models=self.second is not None)
 
     def to_arguments(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class Launch:
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> "Launch":
-        """What `to_arguments` described. Raises InputError when the data folder has lost a recording."""
+        """The launch that `to_arguments` described. Raises InputError if the data folder has lost a recording."""
         from engine import store  # here, as ranks have no use for its readers
 
         on = arguments.get("on", "local")
@@ -109,7 +108,7 @@ class Launch:
 
 
 def plans_in(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """The plans that a launch was asked for, as JSON. The first version ran one."""
+    """The plans of a launch's arguments, as JSON. The first version ran one."""
     return arguments["plans"] if "plans" in arguments else [arguments["plan"]]
 
 
@@ -119,8 +118,8 @@ def _json(document: Frozen) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the pre-flight check. warning: whether a person should think before going on, although nothing forbids
-    it."""
+    """One line of the pre-flight check. warning: true if a person should think before going on, although nothing
+    forbids it."""
 
     name: str
     passed: bool
@@ -130,11 +129,13 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class PreparedLaunch:
-    """What `prepare` makes of a launch.
+    """A launch made ready by `prepare`. Without testbed and destination the ranks run on this machine as it is.
 
-    plans: as asked for, before they were folded onto the ranks; workloads: what is replayed, of the model and of a second
-    one; limit: seconds; testbed: where its links are emulated, not yet built; destination: of a launch by a scheduler.
-    Without either the ranks run on this machine as it is.
+    plans: as asked for, before they were folded onto the ranks
+    workloads: replayed, of the model and of a second one
+    limit: seconds
+    testbed: emulates its links, not yet built
+    destination: of a launch by a scheduler
     """
 
     plans: tuple[Plan, ...]
@@ -152,7 +153,7 @@ class PreparedLaunch:
 
     @property
     def ready(self) -> bool:
-        """Whether all checks passed."""
+        """True if all checks passed."""
         return self.failed is None
 
     def check(self) -> None:
@@ -162,12 +163,12 @@ class PreparedLaunch:
 
     @property
     def tokens(self) -> int:
-        """Of the (first) recording that are replayed, or that all ranks feed into a training step."""
+        """Tokens of the (first) recording that are replayed, or that all ranks feed into a training step."""
         step = self.instructions.step
         return self.workloads[0].tokens if step is None else step.tokens * self.instructions.ranks
 
     def on_testbed(self, testbed: Testbed) -> "PreparedLaunch":
-        """The same launch on emulated links. Raises InputError when they are not for its ranks."""
+        """The same launch on emulated links. Raises InputError if they are not for its ranks."""
         instructions = self.instructions
         if instructions.backend != "gloo" or instructions.ranks != testbed.ranks:
             raise InputError(

@@ -1,10 +1,6 @@
-"""Lines of the pre-flight check that depend on where a launch runs: ports, slots, and whether the links carry it in time.
-
-What the ranks of a launch will send.
-
-What to know of a launch's send orders before it starts: on links of different rates an order that pairs ranks one to one
-can be slower than a plain all-to-all, because a fast receiver could have served two slow senders at once.
-"""
+"""Lines of the pre-flight check that depend on the destination of a launch: ports, slots, the time on its links, and
+its send orders. On links of different rates an order that pairs ranks one to one can be slower than a plain all-to-all,
+because a fast receiver could have served two slow senders at once."""
 
 import os
 import socket
@@ -34,8 +30,8 @@ from engine.workload import RoutingTrace
 def sent_bytes(
     trace: RoutingTrace, model: MoEModel, placement: Placement, travel: Travel | None, network: Network
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float64[layer, src, dst] bytes of the dispatches and of the combines of a model with vanilla execution. network: of the
-    ranks"""
+    """float64[layer, src, dst] bytes of the dispatches and of the combines of a model with vanilla execution. network:
+    of the ranks."""
     travel, ranks = travel or Travel(), network.gpus
     if travel.unit == "copies":
         rows = trace.demand(ranks) @ placement.share
@@ -51,7 +47,7 @@ def sent_bytes(
 
 
 START_UP = 2e-3
-"""Seconds that a send is taken to need beside its bytes where nothing has been measured yet: what a phase costs over Gloo."""
+"""Assumed seconds of a send in addition to its bytes before anything is measured: the cost of a phase over Gloo."""
 
 WORTH_SAYING = 1.05
 """An order that is slower than a plain all-to-all by less than this may well be faster when it is measured."""
@@ -66,8 +62,8 @@ def emulated_network(instructions: RankInstructions) -> Network:
 
 
 def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
-    """Which of a launch's plans are slower by their order of sends than with everything sent at once, in one sentence each;
-    None where no plan is. Only the network is simulated: its ports' rates and start-up, nothing measured.
+    """A sentence for each of a launch's plans that is slower by its order of sends than with everything sent at once;
+    None if no plan is. Only the network is simulated: its ports' rates and start-up, nothing measured.
 
     network: of as many GPUs as the launch has ranks
     """
@@ -110,8 +106,8 @@ LISTED = 16
 
 
 def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Check]:
-    """Of a launch where it is to run. cluster: as drawn; what its links say of the orders of a launch by a scheduler counts
-    when there is a rank a GPU."""
+    """Checks of a launch at its destination. cluster: as drawn; for a launch by a scheduler, advice on its links is
+    given if there is a rank a GPU."""
     yield slots_check(launch)
     if launch.destination is not None:
         yield from destination_checks(launch.destination)
@@ -128,7 +124,7 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
 
 
 def destination_checks(destination: Destination) -> Iterator[Check]:
-    """Of the nodes of a cluster, what runs there, the folder that they share, and the port where they meet."""
+    """Checks of a cluster's nodes: the program on them, the folder that they share, and the port at which they meet."""
     shared = Path(destination.shared)
     usable = shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)
     seen = (
@@ -152,7 +148,7 @@ def destination_checks(destination: Destination) -> Iterator[Check]:
 
 
 def relay_checks(launch: PreparedLaunch, destination: Destination) -> Iterator[Check]:
-    """Whether the ranks that relay for each other will be on one node of the job."""
+    """Check that the ranks that relay for each other will be on one node of the job."""
     tiers, each = launch.instructions.tiers, destination.ranks_per_node
     if tiers is None:
         return
@@ -169,7 +165,8 @@ def _advice(launch: PreparedLaunch, network: Network) -> Iterator[Check]:
 
 
 def testbed_fault() -> str | None:
-    """Why no testbed can be built on this machine; None when one can. It is tried, with one rank: only the kernel knows."""
+    """The reason why no testbed can be built on this machine; None if one can. It is tried, with one rank: only the
+    kernel knows."""
     try:
         with Testbed(np.full(1, 1e6)):
             return None
@@ -178,7 +175,7 @@ def testbed_fault() -> str | None:
 
 
 def slots_check(launch: PreparedLaunch) -> Check:
-    """How many experts every rank holds, of the layer where it holds most."""
+    """The line on the experts of every rank, in the layer with most."""
     slots = np.max([plan.placement.slots.max(axis=0) for plan in launch.instructions.plans], axis=0)
     if slots.min() == slots.max():
         each = f"{slots[0]} on every rank"
@@ -190,7 +187,7 @@ def slots_check(launch: PreparedLaunch) -> Check:
 
 
 def port_check() -> Check:
-    """Whether the ranks can meet on this machine. torchrun asks for a free port when it starts."""
+    """Check that the ranks can meet on this machine. torchrun asks for a free port when it starts."""
     try:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
@@ -200,8 +197,8 @@ def port_check() -> Check:
 
 
 def traffic_check(launch: PreparedLaunch) -> Check:
-    """Whether the emulated links carry all passes through the layers within the time limit: no order of sends is faster
-    than the busiest port, and of two models each has its own sends."""
+    """Check that the emulated links carry all passes through the layers within the time limit: no order of sends is
+    faster than the busiest port, and of two models each has its own sends."""
     instructions, least, network = launch.instructions, 0.0, emulated_network(launch.instructions)
     models = (instructions.model, instructions.model_b or instructions.model)
     for plan in instructions.plans:
@@ -217,5 +214,5 @@ def traffic_check(launch: PreparedLaunch) -> Check:
 
 
 def _port_seconds(traffic: Sequence[np.ndarray], network: Network) -> float:
-    """Seconds that the busiest port needs for the dispatches and combines of all layers, whoever relays for whom."""
+    """Seconds of the busiest port for the dispatches and combines of all layers, with any relays."""
     return sum(network.relayed_seconds(matrix) for layers in traffic for matrix in layers)

@@ -1,7 +1,5 @@
-"""What every executor of a rank works with: its instructions, its place among the ranks, its clock and its weights.
-
-What a launch knows of the links between its ranks: how fast each is, and what a send takes beside its bytes.
-"""
+"""The context of every executor of a rank: its instructions, its place among the ranks, its clock, its weights, and the
+links between ranks."""
 
 import json
 import sys
@@ -25,15 +23,20 @@ from engine.network import Network
 from engine.units import digits, seconds
 
 UNSEEN = 1e13
-"""Bytes/s, ten times those of the fastest port there is: a fit beyond it says that what was measured took no longer the more
-was sent, not how fast the links are."""
+"""Bytes/s, ten times those of the fastest port there is. A fit beyond it says that the time measured did not grow with
+the bytes sent, not how fast the links are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """rates: float64[rank] bytes/s of every rank's link to the fabric in each direction; start_up: seconds of a send beside
-    its bytes; node: int64[rank], and near: float64[rank] bytes/s of its link to the other ranks of its node, 0 where it has
-    none (default: all ranks meet on the fabric)"""
+    """The links of the ranks.
+
+    rates: float64[rank] bytes/s of every rank's link to the fabric in each direction
+    start_up: seconds of a send in addition to its bytes
+    node: int64[rank]
+    near: float64[rank] bytes/s of its link to the other ranks of its node, 0 if it has none (default: all ranks meet on
+        the fabric)
+    """
 
     rates: np.ndarray
     start_up: float = 0.0
@@ -42,21 +45,21 @@ class Links:
 
     @property
     def network(self) -> Network:
-        """Of all ranks."""
+        """The links as a network of all ranks."""
         ranks = len(self.rates)
         node, near = (np.arange(ranks), np.zeros(ranks)) if self.near is None else (self.node, self.near)
         return Network(self.rates, self.rates, near, node, self.start_up, np.full(ranks, self.start_up))
 
     @property
     def slowest(self) -> float:
-        """Bytes/s between the two ranks that need longest for as many bytes."""
+        """Bytes/s between the two ranks with the slowest link."""
         network = self.network
         out, into = network.ports(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
         return float(network.capacity[np.concatenate([out, into])].min())
 
     @property
     def text(self) -> str:
-        """What a prediction takes from them, in words."""
+        """The assumption of a prediction about the links, in words."""
         said = f"links of {_range(self.rates)}"
         if self.near is not None and self.near.any():
             said += f" (inside nodes {_range(self.near[self.near > 0])})"
@@ -72,10 +75,10 @@ def _range(rates: np.ndarray) -> str:
 
 def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links | None:
     """The links as known before the launch, or all alike (those inside nodes among themselves) and as fast as they were
-    measured. None for a single rank.
+    measured. None for a single rank. The start-up is that of a send to one peer, the cost of every phase and every send
+    of a sequence; sends to all at once start together.
 
-    measured: as `measure_machine` gives it. The start-up is that of a send to one peer, which is what every phase and every
-    send of a sequence costs; where all are sent to at once they start together.
+    measured: as returned by `measure_machine`
     """
     if not measured["network"]:
         return None
@@ -108,8 +111,11 @@ def _rate(measured: list[list[float]]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RankContext:
-    """One rank's view of a launch. tokens: of the model and of a second one, none for a step without a recording; links:
-    of the ranks, once they have been measured."""
+    """One rank's view of a launch.
+
+    tokens: of the model and of a second one, none for a step without a recording
+    links: of the ranks, once they have been measured
+    """
 
     instructions: RankInstructions
     tokens: tuple[Tokens, ...]
@@ -126,21 +132,22 @@ class RankContext:
         return self.instructions.ranks
 
     def groups(self, count: int) -> list[dist.ProcessGroup]:
-        """Process groups of all ranks, the same ones whoever asks; their messages do not meet."""
+        """Process groups of all ranks, the same ones at every call; their messages do not meet."""
         while len(self._groups) < count:
             self._groups.append(dist.new_group(timeout=timedelta(seconds=self.instructions.limit)))
         return self._groups[:count]
 
     def streams(self, count: int) -> list[torch.cuda.Stream | None]:
-        """Streams beside that of the computation, the same ones whoever asks and for the whole launch: PyTorch hands out 32 in
-        turn, so that with new ones for every pass two of a pass would be one, and wait for each other. None without a GPU."""
+        """Streams in addition to that of the computation, the same ones at every call and for the whole launch: PyTorch
+        hands out 32 in turn, so that with new ones for every pass two of a pass would be one, and wait for each other.
+        None without a GPU."""
         while len(self._streams) < count:
             self._streams.append(torch.cuda.Stream(self.device) if self.device.type == "cuda" else None)
         return self._streams[:count]
 
     @property
     def communication_device(self) -> torch.device:
-        """Where tensors have to lie to be sent."""
+        """The device that tensors have to be on to be sent."""
         return communication_device(self.device)
 
     @property
@@ -155,7 +162,7 @@ class RankContext:
         return self._weights[key]
 
     def report(self, done: float, message: str) -> None:
-        """A progress line for the process that started the launch; rank 0's are those of the whole launch."""
+        """Print a progress line for the process that started the launch; rank 0's are those of the whole launch."""
         report_progress(done, message)
 
     def use_all_cores(self) -> None:
@@ -164,7 +171,7 @@ class RankContext:
 
 
 def report_progress(done: float, message: str) -> None:
-    """A progress line on standard output, for the process that started the ranks."""
+    """Print a progress line on standard output, for the process that started the ranks."""
     # In one write with its line end: unbuffered, `print` makes two, and other processes may share the stream.
     sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
     sys.stdout.flush()
@@ -174,8 +181,8 @@ class Executor(Protocol):
     """Runs one plan, pass after pass. Every method is called on all ranks in the same order."""
 
     def run(self, report: Callable[[float, str], None]) -> None:
-        """One pass; its events go to the context's recorder. report: takes the share of the pass that is done, and a word on
-        it."""
+        """Run one pass; its events go to the context's recorder. report: takes the share of the pass that is done, and
+        a message."""
 
     def difference(self) -> Difference | None:
-        """On rank 0, by how much the last pass differs from the unplanned one on a single process; None on the others."""
+        """On rank 0, the difference of the last pass from the unplanned one on a single process; None on the others."""

@@ -1,16 +1,15 @@
-"""An all-to-all between ranks in the order of a plan.
+"""An all-to-all between ranks in the order of a plan, and the order in which NCCL runs those of two models.
 
-Which all-to-alls of two models NCCL lets run side by side.
+Over NCCL, kernels start in the order in which the host hands them over (see `settings`): a kernel handed over behind an
+exchange waits until the last batch of that exchange has begun. The meeting that ends an exchange of model a begins only
+when that exchange has ended, so handed over before the exchange of b it delays b until all ranks have ended a's. If
+both are one batch, the meeting comes behind the exchange of b, which then begins as soon as all ranks have finished the
+step that feeds it. With phases nothing is won: those of b begin with the last one of a at the earliest, and behind
+those of b the meeting would keep a's computation waiting for the last of them. So it stays before them, and the network
+serves one all-to-all after the other. Both meetings come before a's combine in any case, as b's experts would otherwise
+wait for those of a on all ranks.
 
-Over NCCL kernels start in the order in which the host hands them over (see `settings`): what is handed over behind an
-exchange waits until its last batch has begun. The meeting that ends an exchange of a begins only where that has ended, so
-before the exchange of b it lets that one wait until all ranks have ended a's. Where both are one batch it comes behind the
-exchange of b, which then begins as soon as all ranks have finished what feeds it. With phases nothing is won: those of b
-begin with the last one of a at the earliest, and behind those of b the meeting would keep a's computation waiting for the
-last of them. So it stays before them, and the network serves one all-to-all after the other. Both meetings come before a's
-combine in any case, as b's experts would else wait for those of a on all ranks.
-
-That kernels start as NCCL says takes a GPU to see; the order in which they are handed over does not.
+Only a GPU shows that kernels start as NCCL says; the order in which they are handed over is tested without one.
 """
 
 import threading
@@ -32,17 +31,19 @@ from engine.launch.rank.routes import Piece
 from engine.plan import OrderMode, Plan
 
 SLICE, MOST_SLICES = 0.02, 16
-"""Seconds between two parts of a paced send, and how many parts it has at most. Shorter ones would keep the processors busy
+"""Seconds between two parts of a paced send, and the most parts it has. Shorter parts would keep the processors busy
 with posting; longer ones would let senders of different rates meet at a receiver as if nothing were paced."""
 
 
 class Exchange:
-    """One all-to-all of rows of `width` numbers.
+    """One all-to-all of rows of `width` numbers. A sequential order goes in turns over NCCL, see `in_turns`.
 
-    counts: int64[src, dst] rows; order: all pieces of all ranks, as `routes.pieces` gives them; log: called for every piece
-    that this rank has a part in, with when it began; group: the process group that carries it (default: the one of all
-    ranks); links: of the ranks, by which a shared order is paced (default: it is not); channel: 0 or 1, to tell two
-    exchanges apart that are expected at the same time. A sequential order goes in turns over NCCL, see `in_turns`.
+    counts: int64[src, dst] rows
+    order: all pieces of all ranks, as returned by `routes.pieces`
+    log: called with the begin of every piece that this rank sends or receives
+    group: the process group that carries the exchange (default: the one of all ranks)
+    links: the links of the ranks, by which a shared order is paced (default: not paced)
+    channel: 0 or 1, tells apart two exchanges that are expected at the same time
     """
 
     def __init__(
@@ -75,15 +76,18 @@ class Exchange:
         self._words: dict[Piece, dist.Work] = {}
 
     def expect(self, incoming: torch.Tensor) -> None:
-        """Be ready to receive before the ranks meet: said in an exchange that is under way, it would queue up behind data,
-        and links would idle meanwhile. Only for the first of several phases: that a rank is ready for the next one is what
-        keeps them apart. incoming: as for `run`."""
+        """Post the receives before the ranks meet: posted in an exchange under way, they would queue up behind data
+        while links idle. Only for the first of several phases, since a rank's readiness for the next phase is the wall
+        between phases. incoming: as for `run`."""
         if self.ahead and self.phases:
             self._expected = self._receive(self.phases[0], incoming)
 
     def run(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-        """Exchange, and return when this rank has sent and received everything. outgoing: rows ordered by destination,
-        incoming: rows ordered by source, both with this rank's own."""
+        """Exchange, and return when this rank has sent and received everything.
+
+        outgoing: [row, width] by destination, with this rank's own
+        incoming: [row, width] by source, with this rank's own
+        """
         own = self.rank
         incoming[self.receive_at[own] : self.receive_at[own + 1]] = outgoing[
             self.send_from[own] : self.send_from[own + 1]
@@ -105,7 +109,7 @@ class Exchange:
                     self.log(piece, begin)
 
     def _one_after_another(self, outgoing: torch.Tensor) -> None:
-        """Send over Gloo, each piece when the one before has arrived."""
+        """Send over Gloo, each piece when the previous one has arrived."""
         for piece in self.sends:
             begin = self.recorder.mark()
             dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
@@ -113,10 +117,10 @@ class Exchange:
             self.log(piece, begin)
 
     def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
-        """Send all of a phase (and receive it, unless that has begun). Paced, every send progresses at the constant rate
-        size / seconds: its next part goes when the time for it has come, whatever has become of those before. The time is the
-        host's, which over NCCL is ahead of its GPU, so it waits for that first: otherwise parts whose time had come before the
-        ranks met would go at once."""
+        """Send all of a phase (and receive it, unless that has begun). A paced send progresses at the constant rate
+        size / seconds: each part goes at its time, whatever became of earlier ones. The time is the host's, which over
+        NCCL is ahead of its GPU, so the host first waits for the stream: otherwise parts due before the ranks met would
+        go at once."""
         parts, seconds = self._pace(phase, outgoing)
         if parts > 1:
             self.recorder.wait_for_stream()
@@ -140,8 +144,8 @@ class Exchange:
         return works
 
     def _receive(self, phase: int, incoming: torch.Tensor) -> list["dist.Work | Reply"]:
-        """Begin to receive all of a phase. Over Gloo, a sender that waits until its data has arrived needs to hear of it: the
-        kernel takes what it sends long before."""
+        """Begin to receive all of a phase. Over Gloo, a sender that waits until its data has arrived needs a reply: the
+        kernel accepts the data long before."""
         count, _ = self._pace(phase, incoming)
         works = [
             dist.irecv(self._arriving(part, incoming), part.src, self.group, self._tag(part))
@@ -163,13 +167,15 @@ class Exchange:
         ]
 
     def _parts(self, pieces: Sequence[Piece], phase: int, count: int, step: int) -> list[Piece]:
-        """Part `step` of `count` of every piece of a phase, where it has rows."""
+        """Part `step` of `count` of every piece of a phase, unless it is empty."""
         parts = [slices(piece, count)[step] for piece in pieces if piece.phase == phase]
         return [part for part in parts if part.end > part.begin]
 
     def _pace(self, phase: int, like: torch.Tensor) -> tuple[int, float]:
-        """In how many parts the sends of a phase go, and over how many seconds: what the busiest link needs. like: rows as
-        they are sent"""
+        """Number of parts in which the sends of a phase go, and seconds they take: the time of the busiest link.
+
+        like: rows as they are sent
+        """
         if self.mode != "shared" or self.links is None:
             return 1, 0.0
         pieces = [(piece.src, piece.dst, piece.end - piece.begin) for piece in self.order if piece.phase == phase]
@@ -191,14 +197,14 @@ class Exchange:
 
 
 def in_one_phase(order: Sequence[Piece]) -> list[Piece]:
-    """A sequential order, in which every sender goes on as soon as its last piece has arrived."""
+    """A sequential order in which every sender goes on as soon as its last piece has arrived."""
     return [replace(piece, phase=0) for piece in order]
 
 
 def in_turns(order: Sequence[Piece]) -> list[Piece]:
-    """A sequential order for NCCL, whose queue takes sends and receives in one order: the first pieces of all senders are a
-    phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait for
-    each other; but a rank goes on to its next piece only when it has also received those of the turn."""
+    """A sequential order for NCCL, which queues sends and receives in one order: the first pieces of all senders are a
+    phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait
+    for each other; but a rank goes on to its next piece only when it has also received those of the turn."""
     turns: Counter[int] = Counter()
     phased = []
     for piece in order:
@@ -214,8 +220,8 @@ def slices(piece: Piece, count: int) -> list[Piece]:
 
 
 class Reply:
-    """A thread that waits for something to arrive and says so to its sender. A daemon, so that a rank that has failed can
-    end although it waits for another."""
+    """A thread that waits for an arrival and confirms it to the sender. A daemon, so that a failed rank can end
+    although it waits for another."""
 
     def __init__(self, arrival: dist.Work, say: Callable[[], dist.Work]) -> None:
         self._over: Future[dist.Work] = Future()
@@ -230,19 +236,19 @@ class Reply:
         threading.Thread(target=work, daemon=True).start()
 
     def wait(self) -> None:
-        """Until it has arrived and its sender can know."""
+        """Wait until the data has arrived and its sender can know."""
         self._over.result().wait()
 
 
 def left_open(instructions: RankInstructions, plan: Plan) -> bool:
-    """Whether the meetings that end exchanges of both models are handed over when both exchanges have been."""
+    """True if the meetings that end the exchanges of both models are handed over after both exchanges."""
     by_node = plan.travel is not None and plan.travel.unit == "node"  # step by step
     in_one_batch = plan.send_order.mode == plan.send_order_b.mode == "concurrent" and not by_node
     return instructions.backend == "nccl" and in_one_batch
 
 
 def in_turn(instructions: RankInstructions, plan: Plan) -> frozenset[tuple[str, int]]:
-    """The all-to-alls of a layer, (kind, model), that begin only when the one before has ended on all ranks."""
+    """The all-to-alls of a layer, (kind, model), that begin only when the previous one has ended on all ranks."""
     if instructions.backend != "nccl":
         return frozenset()
     if left_open(instructions, plan):

@@ -1,8 +1,5 @@
-"""Operators of the step with their tensors: what each reads and writes, forward and backward, whole or in parts.
-
-The operators of an MoE layer with their tensors. Its all-to-alls have no work of their own but to hand rows over: the
-operator before an all-to-all packs what is sent, the one after it puts what came in order.
-"""
+"""Operators of the step with their tensors, forward and backward, whole or in parts. An all-to-all only hands rows
+over: the operator before it packs them, and the one after it puts them in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,21 +15,25 @@ from engine.launch.step.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Which part of a stretch of operators that are cut alike. along: "batch" or "capacity"; tokens: how they are cut
-    along the batch."""
+    """One part of a stretch of operators that are cut alike.
+
+    along: "batch" or "capacity"
+    tokens: the cut along the batch
+    index: the part
+    """
 
     along: str
     tokens: Slices
     index: int
 
     def rows(self, layout: Layout) -> Parts:
-        """The rows of an exchange, cut as the stretch is."""
+        """The rows of an exchange, cut like the stretch."""
         return layout.parts(self.along, self.tokens.count)
 
 
 class Node:
-    """One operator of the forward pass, and its dX and dW. `output` is what it makes; `gradients` are those of what it reads,
-    one for each of `inputs`, written by its dX."""
+    """One operator of the forward pass, and its dX and dW. `output` is its result; `gradients` are those of its
+    `inputs`, one each, written by its dX."""
 
     def __init__(self, name: str, inputs: Sequence["Node"]) -> None:
         self.name, self.inputs = name, tuple(inputs)
@@ -43,7 +44,7 @@ class Node:
         self._summed = Value()
 
     def cut(self, at: At) -> Cut:
-        """How the output is cut in a stretch."""
+        """The cut of the output in a stretch."""
         return at.tokens
 
     def read(self, at: At, place: int = 0) -> Tensor:
@@ -58,8 +59,8 @@ class Node:
         self.gradients[place].put(self.inputs[place].cut(at), at.index, gradient)
 
     def incoming(self, at: At) -> Tensor:
-        """A part of the gradient of the output: where several operators read it, theirs are added up when it is first
-        asked for, and kept for the other of dX and dW."""
+        """A part of the gradient of the output: if several operators read it, theirs are added up at the first request,
+        and kept for the other of dX and dW."""
         cut = self.cut(at)
         if len(self.readers) == 1:
             return self.readers[0].get(cut, at.index)
@@ -80,20 +81,20 @@ class Node:
         raise NotImplementedError
 
     def forget_output(self) -> None:
-        """Nobody reads the output any more."""
+        """Forget the output, when all have read it."""
         self.output.clear()
 
     def forget_backward(self) -> None:
-        """dX and dW have run."""
+        """Forget what dX and dW needed, when both have run."""
         self._summed.clear()
 
     def forget_gradients(self) -> None:
-        """Nobody reads the gradients of the inputs any more."""
+        """Forget the gradients of the inputs, when all have read them."""
         for gradient in self.gradients:
             gradient.clear()
 
     def forget(self) -> None:
-        """Be as new."""
+        """Forget everything."""
         self.forget_output()
         self.forget_backward()
         self.forget_gradients()
@@ -147,7 +148,7 @@ class Linear(Node):
         return self.weight.value.t() if self.transposed else self.weight.value
 
     def factor(self, at: At) -> Tensor:
-        """What is multiplied by the weights."""
+        """The input of the product with the weights."""
         return self.read(at)
 
     def forward(self, at: At) -> None:
@@ -197,7 +198,7 @@ class Attention(Node):
         self.probability.put(at.tokens, at.index, probability)
 
     def dx(self, at: At) -> None:
-        # Never cut: of the backward pass only what is between two all-to-alls is.
+        # Never cut: in the backward pass only operators between two all-to-alls are.
         self.pass_back(at, ops.attention_dx(self.incoming(at), self.read(at), self.probability.whole(), self.heads))
 
     def forget_backward(self) -> None:
@@ -240,7 +241,7 @@ class Loss(Node):
 
 
 class Gate(Node):
-    """Its output are the weights of the chosen experts, its input's gradient flows through these only."""
+    """The gate: its output are the weights of the chosen experts, and its input's gradient flows through these only."""
 
     def __init__(self, name: str, inputs: Sequence[Node], router: Weight, chosen: Tensor) -> None:
         super().__init__(name, inputs)
@@ -267,7 +268,8 @@ class Gate(Node):
 
 
 class AllToAll(Node):
-    """An all-to-all of rows, forward and for its gradient backward. `pack` gives what is sent, `arrived` takes what came."""
+    """An all-to-all of rows, forward and for its gradient backward. `pack` returns the rows to send, `arrived` takes
+    those received."""
 
     def __init__(self, name: str, inputs: Sequence[Node], layout: Layout, to_host: bool) -> None:
         super().__init__(name, inputs)
@@ -286,7 +288,7 @@ class AllToAll(Node):
         raise NotImplementedError
 
     def _at_host(self, at: At, value: Value, rows: Tensor) -> None:
-        """Rows that have arrived become a part of a value, in the host's order when they are first read."""
+        """Make arrived rows a part of a value, put into the host's order when they are first read."""
         parts = at.rows(self.layout)
         value.put(parts.host, at.index, lambda: rows.index_select(0, parts.to_host[at.index]))
 
@@ -359,11 +361,11 @@ class Experts(Node):
         return at.rows(self.layout).host
 
     def share(self, at: At) -> Share:
-        """How the experts share the rows."""
+        """The division of the rows among the experts."""
         return at.rows(self.layout).rows[at.index]
 
     def factor(self, at: At) -> Tensor:
-        """What is multiplied by the weights."""
+        """The input of the product with the weights."""
         return self.read(at)
 
     def forward(self, at: At) -> None:
