@@ -1,4 +1,5 @@
-"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their digests."""
+"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their
+digests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from engine.workload import Workload
 
 
 def save_inputs(problem: Problem) -> None:
-    """Keep what a problem is made of in the data folder, so that later commands need only the plan."""
+    """Keep a problem's inputs in the data folder, so that later commands need only the plan."""
     for part in (problem, problem.second):
         if part is not None:
             save_workload(part.workload)
@@ -28,7 +29,7 @@ def save_inputs(problem: Problem) -> None:
 
 
 def save_recordings(problem: Problem) -> None:
-    """Put a problem's recordings into the data folder, where a job finds them: balanced routing was recorded nowhere."""
+    """Put a problem's recordings into the data folder for a job to find them: balanced routing was recorded nowhere."""
     second = () if problem.second is None else (problem.second.workload,)
     for recording in (problem.workload, *problem.others, *second):
         save_workload(recording)
@@ -56,7 +57,8 @@ def _json(document: Frozen) -> dict[str, Any]:
 
 
 def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> Problem:
-    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
+    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its
+    digest."""
     second, in_use, step, graph, travel = (
         arguments.get(role) for role in ("second", "in_use", "step", "graph", "travel")
     )
