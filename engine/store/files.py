@@ -30,6 +30,16 @@ _TOUCHED_AFTER = 12 * 3600.0
 _PATIENCE = 20.0
 """Seconds for which a process that stores a session waits for others."""
 
+_WORKLOADS = {kind.__name__: kind for kind in get_args(Workload)}
+_NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
+    "name": str,
+    "num_experts": int,
+    "bytes_per_token": float,
+    "model_layers": lambda layers: tuple(layers.tolist()),
+    "origin": lambda text: Origin.model_validate_json(str(text)),
+}
+"""Fields of workloads that are no arrays, each with a function that reads it from one."""
+
 
 @contextmanager
 def scratch() -> Iterator[Path]:
@@ -74,17 +84,6 @@ def load_workload(digest: str) -> Workload:
             return kind(**parts)
         except (LookupError, TypeError, AttributeError):
             raise ValueError("it is no recording") from None
-
-
-_WORKLOADS = {kind.__name__: kind for kind in get_args(Workload)}
-_NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
-    "name": str,
-    "num_experts": int,
-    "bytes_per_token": float,
-    "model_layers": lambda layers: tuple(layers.tolist()),
-    "origin": lambda text: Origin.model_validate_json(str(text)),
-}
-"""Fields of workloads that are no arrays, each with a function that reads it from one."""
 
 
 def save_document(document: Frozen) -> str:

@@ -4,7 +4,7 @@ steps. All of it can be simulated again, so a file that is damaged, or was kept 
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -52,15 +52,7 @@ def is_worth_keeping(timeline: Timeline) -> bool:
 def save_timeline(key: str, timeline: Timeline) -> None:
     """Keep a simulated timeline under a digest of all that it depends on."""
     path = _path(key, "timelines", "npz")
-    about = {
-        "resources": timeline.resources,
-        "source": timeline.source,
-        "cost_source": timeline.cost_source,
-        "labels": timeline.labels,
-        "bundled": timeline.bundled,
-        "exact": timeline.exact,
-        "latest": timeline.latest,
-    }
+    about = {field.name: getattr(timeline, field.name) for field in fields(timeline) if field.name != "events"}
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:
         columns[name] = columns[name].cat.codes
@@ -143,14 +135,14 @@ class _Served:
         return cls(ServingFigures.from_fields(data))
 
 
-def save(served: ServedStep, *depends_on: str) -> None:
+def save_step(served: ServedStep, *depends_on: str) -> None:
     """Keep a plan in a serving step, if it is worth it, under a digest of all that it depends on."""
     if is_worth_keeping(served.timeline):
         save_timeline(digest_of("served", *depends_on), served.timeline)
         save_figures(_Served(served.figures), *depends_on)
 
 
-def load(*depends_on: str) -> ServedStep | None:
+def load_step(*depends_on: str) -> ServedStep | None:
     """The plan in a serving step that was kept, which counts as used now; None if there is none that can be read."""
     figures, timeline = load_figures(_Served, *depends_on), load_timeline(digest_of("served", *depends_on))
     return None if figures is None or timeline is None else ServedStep(figures.figures, timeline)

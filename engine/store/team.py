@@ -6,7 +6,7 @@ Every function takes the database first. Names and texts are checked here: they 
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -186,9 +186,7 @@ class Run:
 
 def add_workspace(db: Database, name: str, by: str) -> Workspace:
     """Make a new, empty workspace."""
-    workspace = Workspace(
-        secrets.token_urlsafe(9), clean_name(name, "the workspace"), clean_name(by, "you"), time.time()
-    )
+    workspace = Workspace(secrets.token_urlsafe(9), clean_name(name, "the workspace"), **signed(by))
     with db.writing() as connection:
         connection.execute(insert(tables.workspace).values(**vars(workspace)))
     return workspace
@@ -221,8 +219,7 @@ def save_plan(
         "note": clean_text(note, "the note", empty=True),
         "inputs": inputs or {},
         "figures": figures or {},
-        "by": clean_name(by, "you"),
-        "at": time.time(),
+        **signed(by),
         "login": login,
         **vars(summary),
     }
@@ -231,7 +228,7 @@ def save_plan(
         _keep_plan(connection, plan)
         _insert_new(connection, tables.saved_plan, row)
         where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
-        return _saved(connection.execute(_saved_plans().where(*where)).one())
+        return SavedPlan(*connection.execute(_saved_plans().where(*where)).one())
 
 
 def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
@@ -239,7 +236,7 @@ def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
     c = tables.saved_plan.c
     with db.reading() as connection:
         rows = connection.execute(_saved_plans().where(c.plan.in_(plans)).order_by(c.at.desc(), c.number.desc()))
-        return [_saved(row) for row in rows]
+        return [SavedPlan(*row) for row in rows]
 
 
 def find_saved(db: Database, number: int) -> SavedPlan:
@@ -248,7 +245,7 @@ def find_saved(db: Database, number: int) -> SavedPlan:
         row = connection.execute(_saved_plans().where(tables.saved_plan.c.number == number)).first()
     if row is None:
         raise InputError("this saved plan is not in the database; reload the page")
-    return _saved(row)
+    return SavedPlan(*row)
 
 
 def keep_plan(db: Database, plan: Plan) -> None:
@@ -277,14 +274,8 @@ def children(db: Database, plan: str) -> list[str]:
 
 def open_review(db: Database, saved: int, question: str, by: str, login: str | None = None) -> Review:
     """Put a saved plan up for decision; saved: its number."""
-    row = {
-        "id": secrets.token_urlsafe(9),
-        "saved": saved,
-        "question": clean_text(question, "the question"),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "login": login,
-    }
+    asked = {"question": clean_text(question, "the question"), **signed(by), "login": login}
+    row = {"id": secrets.token_urlsafe(9), "saved": saved, **asked}
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
         connection.execute(insert(tables.review).values(**row))
@@ -293,13 +284,8 @@ def open_review(db: Database, saved: int, question: str, by: str, login: str | N
 
 def add_comment(db: Database, review: str, text: str, by: str, place: Place | None = None) -> None:
     """Add a comment to a review. place: the place that it points to; None: the plan as a whole."""
-    row = {
-        "review": review,
-        "text": clean_text(text, "the comment"),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "place": None if place is None else str(place),
-    }
+    said = {"text": clean_text(text, "the comment"), **signed(by)}
+    row = {"review": review, "place": None if place is None else str(place), **said}
     with db.writing() as connection:
         _has(connection, tables.review.c.id, review, "review")
         connection.execute(insert(tables.comment).values(**row))
@@ -315,14 +301,8 @@ def decide(
     """
     if verdict == "rejected" and not reason.strip():
         raise InputError("give a reason before rejecting")
-    row = {
-        "review": review,
-        "verdict": verdict,
-        "reason": clean_text(reason, "the reason", empty=True),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "login": login,
-    }
+    why = clean_text(reason, "the reason", empty=True)
+    row = {"review": review, "verdict": verdict, "reason": why, **signed(by), "login": login}
     with db.writing() as connection:
         # Another decider at the same moment waits here, and then sees this decision.
         connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
@@ -338,7 +318,7 @@ def decide(
 
 def note_thresholds(db: Database, plan: str, before: dict[str, float], after: dict[str, float], by: str) -> None:
     """Keep with every review of a plan (its id) that the verdict on it was decided again by other thresholds."""
-    row = {"before": before, "after": after, "by": clean_name(by, "you"), "at": time.time()}
+    row = {"before": before, "after": after, **signed(by)}
     saved = tables.saved_plan.c
     of_plan = select(tables.review.c.id).join(tables.saved_plan, saved.number == tables.review.c.saved)
     with db.writing() as connection:
@@ -363,17 +343,8 @@ def reviews_of(db: Database, saved: int) -> list[Review]:
 
 def pulse(db: Database) -> tuple[int, ...]:
     """Numbers that change whenever anything is added, comments left out; cheap enough to ask for every few seconds."""
-    counts = (
-        select(func.count(column)).scalar_subquery()
-        for column in (
-            tables.workspace.c.id,
-            tables.saved_plan.c.number,
-            tables.review.c.id,
-            tables.decision.c.number,
-            tables.threshold_change.c.number,
-            tables.run.c.id,
-        )
-    )
+    counted = (tables.workspace, tables.saved_plan, tables.review, tables.decision, tables.threshold_change, tables.run)
+    counts = (select(func.count()).select_from(table).scalar_subquery() for table in counted)
     with db.reading() as connection:
         return tuple(connection.execute(select(*counts)).one())
 
@@ -390,16 +361,8 @@ def note_run(
     report: dict[str, Any],
 ) -> None:
     """Keep a finished launch; to note it again changes nothing."""
-    row = {
-        "id": id,
-        "plan": plan.id,
-        "place": place,
-        "predicted": predicted,
-        "measured": measured,
-        "report": report,
-        "by": clean_name(by, "you"),
-        "at": at,
-    }
+    row = {"id": id, "plan": plan.id, "place": place, "predicted": predicted, "measured": measured, "report": report}
+    row |= {"by": clean_name(by, "you"), "at": at}
     with db.writing() as connection:
         _keep_plan(connection, plan)
         _insert_new(connection, tables.run, row)
@@ -414,25 +377,10 @@ def runs(db: Database, plan: str | None = None) -> list[Run]:
 
 
 def _saved_plans() -> Select:
+    """A query for rows with the fields of `SavedPlan`, in their order."""
     c = tables.saved_plan.c
-    columns = (
-        c.number,
-        c.workspace,
-        c.plan,
-        tables.plan.c.parent,
-        c.name,
-        c.note,
-        c.inputs,
-        c.figures,
-        c.by,
-        c.at,
-        c.login,
-    )
+    columns = (tables.plan.c.parent if field.name == "parent" else c[field.name] for field in fields(SavedPlan))
     return select(*columns).join(tables.plan, tables.plan.c.id == c.plan)
-
-
-def _saved(row: Row) -> SavedPlan:
-    return SavedPlan(*row)
 
 
 def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
@@ -443,29 +391,15 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
         .where(which)
     )
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
-    plans = {
-        saved_plan.number: saved_plan
-        for saved_plan in map(
-            _saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows})))
-        )
-    }
+    of_plans = _saved_plans().where(saved.number.in_({row.saved for row in rows}))
+    plans = {row.number: SavedPlan(*row) for row in connection.execute(of_plans)}
     ids = [row.id for row in rows]
     said = _entries(connection, tables.comment, ids, _comment)
     decided = _entries(connection, tables.decision, ids, _decision)
     changed = _entries(connection, tables.threshold_change, ids, _threshold_change)
     return [
-        Review(
-            row.id,
-            plans[row.saved],
-            row.question,
-            row.by,
-            row.at,
-            said[row.id],
-            decided[row.id],
-            changed[row.id],
-            row.login,
-        )
-        for row in rows
+        Review(id, plans[saved], question, by, at, said[id], decided[id], changed[id], login)
+        for id, saved, question, by, at, login in rows
     ]
 
 
@@ -504,6 +438,11 @@ def _insert_new(connection: Connection, table, row: dict[str, Any]) -> None:
 def _has(connection: Connection, column: ColumnElement, value: str | int, what: str) -> None:
     if connection.scalar(select(column).where(column == value)) is None:
         raise InputError(f"this {what} is not in the database; reload the page")
+
+
+def signed(by: str) -> dict[str, Any]:
+    """The maker and the time of a row that is written now."""
+    return {"by": clean_name(by, "you"), "at": time.time()}
 
 
 def clean_name(name: str, whose: str) -> str:

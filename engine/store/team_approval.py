@@ -20,6 +20,10 @@ Whose = Literal[
 ]
 Decided = Literal["approved", "rejected"]
 
+Kind = Literal["layer", "hops", "gpu", "chart"]
+CHARTS = ("verdict", "timelines", "load")
+_WRITTEN = re.compile(rf"(layer|hops|gpu):(0|[1-9]\d{{0,5}})|(chart):({'|'.join(CHARTS)})", re.ASCII)
+
 
 class Signature(NamedTuple):
     """The known facts on a writer: the name under the text, and the login that vouches for it; None: there was none."""
@@ -74,11 +78,6 @@ def why_not(behind: tuple[str | None, ...], approver: str | None) -> str | None:
             "in another workspace"
         )
     return None
-
-
-Kind = Literal["layer", "hops", "gpu", "chart"]
-CHARTS = ("verdict", "timelines", "load")
-_WRITTEN = re.compile(rf"(layer|hops|gpu):(0|[1-9]\d{{0,5}})|(chart):({'|'.join(CHARTS)})", re.ASCII)
 
 
 @dataclass(frozen=True)

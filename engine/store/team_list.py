@@ -1,7 +1,6 @@
 """The saved plans of a workspace as a list shows them, read without their large inputs, figures and texts; the news for
 a person since their last look at a review; and the correction of a saved plan's name and note by its saver."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from engine.store.team import (
     clean_name,
     clean_text,
     find_saved,
+    signed,
     state_after,
 )
 from engine.store.team_approval import Signature, Whose, whose
@@ -184,12 +184,8 @@ def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
 def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
     """The last decision by review."""
     c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
-    behind = (
-        saved.by.label("saved_by"),
-        saved.login.label("saved_login"),
-        review.by.label("asked_by"),
-        review.login.label("asked_login"),
-    )
+    savers = saved.by.label("saved_by"), saved.login.label("saved_login")
+    behind = (*savers, review.by.label("asked_by"), review.login.label("asked_login"))
     query = select(c.review, c.verdict, c.by, c.login, *behind).join(tables.review, review.id == c.review)
     last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
     return {id: _Decided(row.verdict, _whose(row)) for id, row in last.items()}
@@ -230,7 +226,7 @@ def correct_saved(db: Database, number: int, name: str, note: str, by: str, logi
     if not changes:
         return
     reviews = select(tables.review.c.id).where(tables.review.c.saved == number)
-    row = {"text": "\n".join(changes)[:LONGEST_TEXT], "by": clean_name(by, "you"), "at": time.time(), "place": None}
+    row = {"text": "\n".join(changes)[:LONGEST_TEXT], **signed(by), "place": None}
     with db.writing() as connection:
         saved = tables.saved_plan
         connection.execute(update(saved).where(saved.c.number == number).values(name=name, note=note))

@@ -60,6 +60,12 @@ name."""
 OF_A_PROCESS = (PID, ALIVE, RESUMED, RESERVE)
 """Files of a job about its process: elsewhere they would speak of another one."""
 
+LEVEL = 1
+"""Level of compression: recordings halve at once, and little more with patience."""
+
+AT_ONCE = 200
+"""Rows that are added in one statement."""
+
 
 class Manifest(Frozen):
     """The description of a backup.
@@ -109,10 +115,6 @@ def check(archive: zipfile.ZipFile, room: int) -> None:
         raise InputError(f"this is no backup of Switchyard: it has no {MANIFEST}, or one that is too long")
     if (needed := sum(member.file_size for member in members)) > room:
         raise InputError(f"the backup needs {needed:,} bytes, and the disk has {room:,} free")
-
-
-LEVEL = 1
-"""Level of compression: recordings halve at once, and little more with patience."""
 
 
 def backup(db: Database, folder: Path, file: Path) -> Manifest:
@@ -168,10 +170,6 @@ def _write_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
         with archive.open(member, "w", force_zip64=True) as into:
             while block := source.read(2**20):
                 into.write(block)
-
-
-AT_ONCE = 200
-"""Rows that are added in one statement."""
 
 
 def restore(url: str, folder: Path, file: Path) -> Manifest:

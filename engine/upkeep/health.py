@@ -29,6 +29,9 @@ DATABASE, LEFTOVERS, OTHER = "database", "leftovers", "other"
 LEFT_BEHIND = ("reading-", "run-", ".restoring-")
 """Prefixes of folders in which something was being read, run or restored: the remains of a killed process."""
 
+LEAST_FREE = 256 * 1024**2
+"""Bytes below which a disk counts as full: a launch writes as much."""
+
 
 @dataclass(frozen=True)
 class Use:
@@ -82,10 +85,6 @@ def free(folder: Path) -> tuple[int, int]:
     """Free bytes on the disk of a folder, and all its bytes."""
     usage = shutil.disk_usage(folder)
     return usage.free, usage.total
-
-
-LEAST_FREE = 256 * 1024**2
-"""Bytes below which a disk counts as full: a launch writes as much."""
 
 
 @dataclass(frozen=True)

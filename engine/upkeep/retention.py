@@ -35,6 +35,20 @@ from engine.upkeep.health import KINDS, LEFT_BEHIND, LEFTOVERS, files_under
 NAMED = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])|\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 """A digest, or the id of a job."""
 
+DAYS, ROOM = "SWITCHYARD_KEEP_DAYS", "SWITCHYARD_KEEP_SIZE"
+"""Environment variables: the unused days after which data goes, and the largest size of the folder (unset: no limit)."""
+
+USUAL_DAYS = 90
+DAY = 24 * 3600.0
+LEFT_DAYS = 2
+DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|going)|.+\.partial")
+"""Name of a file while it is written or removed."""
+
+NAMED_FOLDERS = ("workloads", "documents", "configs")
+"""Folders with files that others name by their digest."""
+
+SIMULATED_FOLDERS = ("timelines", "figures")
+
 
 @dataclass(frozen=True)
 class TeamsWork:
@@ -79,18 +93,6 @@ def teams_work(db: Database) -> TeamsWork:
         for (run,) in connection.execute(select(tables.run.c.id)):  # the id of its job, and which of its plans it was
             names |= named_in(run)
     return TeamsWork(frozenset(names), frozenset(plans))
-
-
-DAYS, ROOM = "SWITCHYARD_KEEP_DAYS", "SWITCHYARD_KEEP_SIZE"
-"""Environment variables: the unused days after which data goes, and the largest size of the folder (unset: no limit)."""
-USUAL_DAYS = 90
-DAY = 24 * 3600.0
-LEFT_DAYS = 2
-DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|going)|.+\.partial")
-"""Name of a file while it is written or removed."""
-NAMED_FOLDERS = ("workloads", "documents", "configs")
-"""Folders with files that others name by their digest."""
-SIMULATED_FOLDERS = ("timelines", "figures")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.launch.rank import failure as rank_logs
-from engine.launch.rank.failure import LIMIT, RankLogs, Standing, log_of, log_tail, standing
+from engine.launch.rank.failure import LIMIT, RankLogs, RankProgress, Standing, log_of, log_tail, standing
 from engine.launch.running import processes
 from engine.launch.running.processes import run_processes
 from engine.result import never
@@ -92,7 +92,7 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
     logs = RankLogs(tmp_path, 2)
     logs.save()
     assert standing(tmp_path) == Standing(steps=(None, None))
-    logs.progress(1, {"done": 7.0, "message": "m"})
+    logs.progress(1, RankProgress.read('{"done": 7.0, "message": "m"}'))
     logs.save()
     first, second = standing(tmp_path).steps
     assert first is None and second.done == 1.0
@@ -104,6 +104,6 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
 def test_a_run_folder_that_is_gone_stops_nobody(tmp_path):
     logs = RankLogs(tmp_path / "run", 1)
     logs.print(0, "lost\n")
-    logs.progress(0, {"done": 0.5, "message": "lost"})
+    logs.progress(0, RankProgress(done=0.5, message="lost", time=0.0))
     logs.save()
     assert not (tmp_path / "run").exists()

@@ -286,9 +286,8 @@ def _trade(outgoing: torch.Tensor, incoming: torch.Tensor, peer: int, ranks: int
     """Swap buffers with a peer. The last of an odd number of ranks has none."""
     if peer >= ranks:
         return
-    for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
-    ):
+    both = [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
+    for work in dist.batch_isend_irecv(both):
         work.wait()
 
 

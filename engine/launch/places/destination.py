@@ -2,7 +2,6 @@
 that its nodes share."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -26,7 +25,7 @@ SLURM_JOB_ID = "${app_id}"
 """Replaced by the job's number everywhere in Slurm's script by TorchX, also in a folder's name."""
 
 
-def _called(pattern: str, noun: str, rule: str) -> Callable[[str], str]:
+def _called(pattern: str, noun: str, rule: str) -> AfterValidator:
     """A check of a name, with a message for a person on a wrong one: these names end up in scripts and requests."""
 
     def check(name: str) -> str:
@@ -34,7 +33,7 @@ def _called(pattern: str, noun: str, rule: str) -> Callable[[str], str]:
             raise ValueError(f"{name[:60]!a} is no {noun}; {rule}")
         return name
 
-    return check
+    return AfterValidator(check)
 
 
 def _folder(path: str) -> str:
@@ -50,47 +49,20 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 """A name as Kubernetes takes it (RFC 1123)."""
 
 Folder = Annotated[str, Field(max_length=1000), AfterValidator(_folder)]
+_ACCOUNT, _CHARACTERS = "[A-Za-z0-9][A-Za-z0-9_.-]*", "use letters, digits, '_', '.' and '-'"
 Partition = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            r"([A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*)?",
-            "partition",
-            "use letters, digits, '_', '.' and '-', with ',' between several",
-        )
-    ),
+    str, _called(f"({_ACCOUNT}(,{_ACCOUNT})*)?", "partition", f"{_CHARACTERS}, with ',' between several")
 ]
-Account = Annotated[
-    str, AfterValidator(_called(r"([A-Za-z0-9][A-Za-z0-9_.-]*)?", "account", "use letters, digits, '_', '.' and '-'"))
-]
-Label = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            _LABEL,
-            "name for Kubernetes",
-            "use at most 63 small letters, digits and '-', with a letter or digit at both ends",
-        )
-    ),
-]
-Names = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", "name for Kubernetes", "use small letters, digits, '-' and '.'"
-        )
-    ),
-]
-Image = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
-            "image that a cluster can pull",
-            "write REGISTRY/NAME:TAG, and push it there before",
-        )
-    ),
-]
+Account = Annotated[str, _called(f"({_ACCOUNT})?", "account", _CHARACTERS)]
+_SMALL = "use at most 63 small letters, digits and '-', with a letter or digit at both ends"
+Label = Annotated[str, _called(_LABEL, "name for Kubernetes", _SMALL)]
+_DOTTED = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
+Names = Annotated[str, _called(_DOTTED, "name for Kubernetes", "use small letters, digits, '-' and '.'")]
+_IMAGE, _PUSHED = (
+    r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
+    "write REGISTRY/NAME:TAG, and push it there before",
+)
+Image = Annotated[str, _called(_IMAGE, "image that a cluster can pull", _PUSHED)]
 
 
 class Destination(Frozen):

@@ -257,22 +257,9 @@ def _shape(namespace: str, link: str, rate: float) -> None:
         to nothing, as on a lossless fabric
     """
     with_frames = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
-    _tc(
-        "-n",
-        namespace,
-        "qdisc",
-        "add",
-        "dev",
-        link,
-        "root",
-        "tbf",
-        "rate",
-        f"{round(with_frames * 8)}bit",
-        "burst",
-        f"{max(round(with_frames * 0.002), 2 * FRAME)}b",
-        "limit",
-        f"{max(round(with_frames * 0.5), 2**20)}b",
-    )
+    burst, limit = max(round(with_frames * 0.002), 2 * FRAME), max(round(with_frames * 0.5), 2**20)
+    shape = ("rate", f"{round(with_frames * 8)}bit", "burst", f"{burst}b", "limit", f"{limit}b")
+    _command("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", *shape)
 
 
 def _tools() -> dict[str, str]:
@@ -291,10 +278,6 @@ def _tools() -> dict[str, str]:
 
 def _ip(*arguments: str, standard_input: str = "") -> str:
     return _command("ip", *arguments, standard_input=standard_input)
-
-
-def _tc(*arguments: str) -> str:
-    return _command("tc", *arguments)
 
 
 def _command(tool: str, *arguments: str, standard_input: str = "") -> str:

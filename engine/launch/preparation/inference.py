@@ -17,6 +17,7 @@ from engine.launch.preparation.settled import (
     check_passes,
     computed_in,
     gpus_of,
+    instructions_of,
     rank_check,
     ranks_of,
     relays_of,
@@ -52,17 +53,9 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     models = [computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     replayed = _replayed_tokens(launch, inputs, ranks, bool(shared))
     check_passes(launch.repeats, launch.limit)
-    instructions = RankInstructions(
-        plans=tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans),
-        model=models[0],
-        model_b=models[1] if launch.second else None,
-        ranks=ranks,
-        backend=devices.backend(ranks),
-        gpus=shared,
-        repeats=launch.repeats,
-        limit=launch.limit,
-        tiers=tiers,
-    )
+    plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
+    both = {"model": models[0], "model_b": models[1] if launch.second else None}
+    instructions = instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
     traces = tuple(
         fold_trace(recording, gpus, ranks, starts).spread(
             max(1, round(recording.tokens * replayed / launch.workload.tokens))

@@ -12,13 +12,15 @@ from engine.launch.places.testbed import Testbed
 from engine.launch.rank.instructions import RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.schema import Frozen
 from engine.training import TrainingStep
 from engine.workload import Workload
 
 On = Literal["local", "testbed", "slurm", "kubernetes"]
 PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 """Names of the places of a launch's ranks, for people."""
+
+SETTINGS = ("ranks", "tokens", "repeats", "limit", "dtype", "scale")
+"""Fields of a launch that are JSON as they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,60 +62,33 @@ class Launch:
 
     def to_arguments(self) -> dict[str, Any]:
         """The arguments of a job, as plain JSON; the recordings must be in the data folder."""
-        arguments: dict[str, Any] = {
-            "plans": [_json(plan) for plan in self.plans],
-            "workload": self.workload.digest,
-            "model": _json(self.model),
-            "on": self.on,
-            "ranks": self.ranks,
-            "tokens": self.tokens,
-            "repeats": self.repeats,
-            "limit": self.limit,
-            "dtype": self.dtype,
-            "scale": self.scale,
-        }
-        if self.second is not None:
-            arguments["second"] = {"workload": self.second[0].digest, "model": _json(self.second[1])}
-        for role in ("cluster", "destination", "step"):
-            if (document := getattr(self, role)) is not None:
-                arguments[role] = _json(document)
-        return arguments
+        from engine.store import problems  # here and below, as ranks have no use for its readers
+
+        documents = {role: getattr(self, role) for role in ("cluster", "destination", "step")}
+        settings = {name: getattr(self, name) for name in ("on", *SETTINGS)}
+        inputs = problems.input_arguments(self.workload, self.model, self.second, **documents)
+        return {"plans": [problems.as_json(plan) for plan in self.plans]} | inputs | settings
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> "Launch":
         """The launch that `to_arguments` described. Raises InputError if the data folder has lost a recording."""
-        from engine import store  # here, as ranks have no use for its readers
+        from engine.store import problems
 
         on = arguments.get("on", "local")
         if on not in PLACES:
             raise InputError(f"a launch runs on {' or '.join(PLACES)}, not on {on!a}")
-        cluster, second, step = (arguments.get(role) for role in ("cluster", "second", "step"))
         return cls(
             plans=tuple(Plan.from_dict(plan, "plan") for plan in plans_in(arguments)),
-            workload=store.load_workload(arguments["workload"]),
-            model=MoEModel.from_dict(arguments["model"], "model"),
-            cluster=cluster and Cluster.from_dict(cluster, "cluster"),
-            second=second
-            and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+            **problems.inputs_from(arguments),
             on=on,
-            scale=arguments.get("scale"),
             destination=SCHEDULERS[on].from_dict(arguments["destination"], on) if on in SCHEDULERS else None,
-            ranks=arguments.get("ranks"),
-            tokens=arguments.get("tokens"),
-            repeats=arguments.get("repeats", 3),
-            limit=arguments.get("limit", 900.0),
-            dtype=arguments.get("dtype"),
-            step=step and TrainingStep.from_dict(step, "training step"),
+            **{name: arguments[name] for name in SETTINGS if name in arguments},
         )
 
 
 def plans_in(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """The plans of a launch's arguments, as JSON. The first version ran one."""
     return arguments["plans"] if "plans" in arguments else [arguments["plan"]]
-
-
-def _json(document: Frozen) -> dict[str, Any]:
-    return document.model_dump(mode="json", exclude_none=True)
 
 
 @dataclass(frozen=True)

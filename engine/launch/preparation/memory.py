@@ -17,7 +17,6 @@ from engine.plan import Placement, Plan
 from engine.workload import RoutingTrace
 
 MIB, GIB = 2.0**20, 2.0**30
-
 PROCESS, CODE = 256 * MIB, 192 * MIB
 """Bytes of a process that computes on CPUs, before it has any tensor of a launch: its own, and the code that all share.
 Measured with PyTorch 2.13 on x86-64: 209 and 145 MiB in a forward pass, 238 and 189 in a training step."""
@@ -36,6 +35,9 @@ MOST_PEERS = 7
 """Most peers for which a GPU has buffers of their own: those of its node. The others share one buffer."""
 USABLE = 0.8
 """Usable share of the free memory: allocators round up and leave holes, and others on the machine go on."""
+
+LARGEST_MEASURED = 2.0
+"""Most rows that the machine is measured with at the start, relative to the mean rank's."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,6 @@ def _check(name: str, rank_bytes: float, need: float, room: float, advice: str) 
     text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB"
     fits = need < USABLE * room
     return Check(name, fits, text if fits else f"{text}: {advice}")
-
-
-LARGEST_MEASURED = 2.0
-"""Most rows that the machine is measured with at the start, relative to the mean rank's."""
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ because a fast receiver could have served two slow senders at once."""
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,18 @@ from engine.simulate.flows import all_to_all
 from engine.units import digits, ratio, seconds
 from engine.workload import RoutingTrace
 
+START_UP = 2e-3
+"""Assumed seconds of a send in addition to its bytes before anything is measured: the cost of a phase over Gloo."""
+
+WORTH_SAYING = 1.05
+"""An order that is slower than a plain all-to-all by less than this may well be faster when it is measured."""
+
+MOST_SENDS = 20_000
+"""Sends simulated for an order. With more, every so many layers stand for the others."""
+
+LISTED = 16
+"""Ranks that are listed one by one."""
+
 
 def sent_bytes(
     trace: RoutingTrace, model: MoEModel, placement: Placement, travel: Travel | None, network: Network
@@ -44,16 +56,6 @@ def sent_bytes(
         rows = np.array([rows_of_tokens(of_layer, source, stops, travel.unit) for of_layer in hosts])
     out, back = travel.row_bytes(model)
     return rows * out, rows.transpose(0, 2, 1) * back
-
-
-START_UP = 2e-3
-"""Assumed seconds of a send in addition to its bytes before anything is measured: the cost of a phase over Gloo."""
-
-WORTH_SAYING = 1.05
-"""An order that is slower than a plain all-to-all by less than this may well be faster when it is measured."""
-
-MOST_SENDS = 20_000
-"""Sends simulated for an order. With more, every so many layers stand for the others."""
 
 
 def emulated_network(instructions: RankInstructions) -> Network:
@@ -99,10 +101,6 @@ def _network_seconds(plan: Plan, launch: PreparedLaunch, network: Network) -> tu
             total[0] += all_to_all(order.mode, schedule, matrix, network).seconds
             total[1] += all_to_all("concurrent", None, matrix, network).seconds
     return float(total[0]), float(total[1])
-
-
-LISTED = 16
-"""Ranks that are listed one by one."""
 
 
 def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Check]:
@@ -204,15 +202,12 @@ def traffic_check(launch: PreparedLaunch) -> Check:
     for plan in instructions.plans:
         placements = (plan.placement, plan.placement_b)
         sent = zip(launch.workloads, models, placements, strict=False)
-        least += max(_port_seconds(sent_bytes(*model_of_plan, plan.travel, network), network) for model_of_plan in sent)
+        sent_by_model = (sent_bytes(*of_model, plan.travel, network) for of_model in sent)
+        # The busiest port, for the dispatches and combines of all layers, with any relays.
+        least += max(sum(network.relayed_seconds(m) for layers in both for m in layers) for both in sent_by_model)
     whole = least * (instructions.repeats + 1)
     which = "all plans" if len(launch.plans) > 1 else "the plan"
     text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
     if whole < 0.8 * launch.limit:
         return Check("Links", True, text)
     return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
-
-
-def _port_seconds(traffic: Sequence[np.ndarray], network: Network) -> float:
-    """Seconds of the busiest port for the dispatches and combines of all layers, with any relays."""
-    return sum(network.relayed_seconds(matrix) for layers in traffic for matrix in layers)

@@ -14,7 +14,15 @@ from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
-from engine.launch.preparation.settled import backend_check, check_passes, computed_in, gpus_of, rank_check, ranks_of
+from engine.launch.preparation.settled import (
+    backend_check,
+    check_passes,
+    computed_in,
+    gpus_of,
+    instructions_of,
+    rank_check,
+    ranks_of,
+)
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step.sizes import (
@@ -61,16 +69,8 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
         check_step_plan(plan, launch.model, step)
     shared = min(len(devices.gpus), ranks)
     model = computed_in(launch.model, launch.dtype, bool(shared))
-    instructions = RankInstructions(
-        plans=folded,
-        model=model,
-        step=step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks),
-        ranks=ranks,
-        backend=devices.backend(ranks),
-        gpus=shared,
-        repeats=launch.repeats,
-        limit=launch.limit,
-    )
+    small = step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks)
+    instructions = instructions_of(launch, devices, ranks, plans=folded, model=model, step=small)
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
     checks = tuple(_checks(instructions, step, replayed, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)

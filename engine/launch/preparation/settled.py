@@ -2,6 +2,7 @@
 with their lines of the pre-flight check."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
@@ -73,6 +74,13 @@ def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
     usual = {"fp8": "bf16", "tf32": "fp32"}
     own = usual.get(model.dtype, model.dtype) if on_gpus else "fp32"
     return model.model_copy(update={"dtype": dtype or own})
+
+
+def instructions_of(launch: Launch, devices: Devices, ranks: int, **more: Any) -> RankInstructions:
+    """Instructions for `ranks` ranks on these devices, with the launch's passes and time limit. more: the other fields."""
+    gpus = min(len(devices.gpus), ranks)
+    settled = {"ranks": ranks, "backend": devices.backend(ranks), "gpus": gpus}
+    return RankInstructions(**settled, repeats=launch.repeats, limit=launch.limit, **more)
 
 
 def rank_check(instructions: RankInstructions, gpus: int) -> Check:

@@ -9,7 +9,6 @@ combine, which with one expert a token sends nothing.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -90,21 +89,19 @@ class CarriedLayers(Layers):
         """Give every rank the tokens that this one holds, and take theirs, as an event of a kind in a layer. The ranks
         have to have met."""
 
-        def note(begin: Mark, end: Mark, **more) -> None:
-            self.context.recorder.log(kind, layer, begin, end, model=self.number, **more)
+        recorder = self.context.recorder
 
-        self.communicator.carry(partial(self._exchanged, note=note), self.x[self._mine], self._everything, note)
-
-    def _exchanged(self, sent: torch.Tensor, received: torch.Tensor, note: Callable[..., None]) -> None:
-        recorder, row_bytes = self.context.recorder, self.model.bytes_per_token
+        def note(begin: Mark, end: Mark) -> None:
+            recorder.log(kind, layer, begin, end, model=self.number)
 
         def log(piece: Piece, begin: Mark) -> None:
-            size = (piece.end - piece.begin) * row_bytes
-            ends = {"src": piece.src, "dst": piece.dst}
-            note(begin, recorder.mark(), phase=piece.phase, row=piece.begin, bytes=size, **ends)
+            recorder.log_piece(kind, layer, begin, piece, self.model.bytes_per_token, self.number)
 
-        received[self._own_rows.to(received.device)] = sent
-        self._gathering.run(self.context.rank, received, self.communicator.group, log, recorder.mark)
+        def exchange(sent: torch.Tensor, received: torch.Tensor) -> None:
+            received[self._own_rows.to(received.device)] = sent
+            self._gathering.run(self.context.rank, received, self.communicator.group, log, recorder.mark)
+
+        self.communicator.carry(exchange, self.x[self._mine], self._everything, note)
 
     def gathered(self) -> torch.Tensor:
         """[token, d_model]: all tokens as this rank knows them after the last all-gather."""

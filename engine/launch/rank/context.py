@@ -90,9 +90,8 @@ def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links
 def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
     """The links of a testbed."""
     rates, tiers = np.array(instructions.bandwidth), instructions.tiers
-    return (
-        Links(rates, start_up) if tiers is None else Links(rates, start_up, np.array(tiers.node), np.array(tiers.link))
-    )
+    nodes = () if tiers is None else (np.array(tiers.node), np.array(tiers.link))
+    return Links(rates, start_up, *nodes)
 
 
 def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Links:

@@ -88,10 +88,8 @@ class Exchange:
         outgoing: [row, width] by destination, with this rank's own
         incoming: [row, width] by source, with this rank's own
         """
-        own = self.rank
-        incoming[self.receive_at[own] : self.receive_at[own + 1]] = outgoing[
-            self.send_from[own] : self.send_from[own + 1]
-        ]
+        into, out = (slice(*first[self.rank : self.rank + 2]) for first in (self.receive_at, self.send_from))
+        incoming[into] = outgoing[out]
         for phase in self.phases:
             begin = self.recorder.mark()
             works, self._expected = self._expected, None
@@ -128,14 +126,10 @@ class Exchange:
         for step in range(parts):
             if step:
                 time.sleep(max(0.0, begin + step * seconds / parts - time.monotonic()))
-            operations = (
-                []
-                if self.ahead
-                else [
-                    dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
-                    for part in self._parts(self.receives, phase, parts, step)
-                ]
-            )
+            operations = [
+                dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
+                for part in ([] if self.ahead else self._parts(self.receives, phase, parts, step))
+            ]
             operations += [
                 dist.P2POp(dist.isend, self._leaving(part, outgoing), part.dst, self.group, self._tag(part))
                 for part in self._parts(self.sends, phase, parts, step)
@@ -154,10 +148,8 @@ class Exchange:
         ]
         if self.mode != "sequential":
             return works
-        words, tag = (
-            torch.zeros(len(self.sends) + 1, dtype=torch.uint8),
-            2 + self.channel,
-        )  # phase 1, which a sequence lacks
+        # The tag of phase 1, which a sequence lacks.
+        words, tag = torch.zeros(len(self.sends) + 1, dtype=torch.uint8), 2 + self.channel
         self._words = {
             piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)
         }

@@ -1,6 +1,6 @@
-"""The cause of a failed launch in one line, and the ranks' own words: a line that a rank prints before it ends, the
-judgement of all such lines by the process that started the ranks, and a log and a progress file per launch in the run
-folder."""
+"""The cause of a failed launch in one line, and the files of its ranks in the run folder. A rank prints a line on its
+failure before it ends; the process that started the ranks finds the cause in these lines, torchrun's reports and exit
+codes. It keeps a log of every rank, and all ranks' progress in one file."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -32,6 +32,15 @@ ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception): .+)")
 
 ENDED_BY_OTHERS = -signal.SIGTERM
 """Exit code of ranks that torchrun ends after it has lost one."""
+
+STANDING = "ranks.json"
+TORCHRUN_LOGS = "torchrun"
+"""Folder in the run folder in which torchrun keeps what its ranks print, while they run."""
+
+LIMIT = 2**20
+"""Most bytes of a rank's file. The older half of a longer log is dropped."""
+
+DROPPED = b"(what was printed before was dropped)\n"
 
 
 class RankFailure(NamedTuple):
@@ -127,11 +136,7 @@ class Failures:
             return failure.message
         for rank, error in self._errors:
             return error if rank is None else f"rank {rank} failed: {error}"
-        return (
-            f"rank {self._first[0]} ended with exit code {self._first[1]}; see its log"
-            if self._first
-            else "see the log"
-        )
+        return "rank {} ended with exit code {}; see its log".format(*self._first) if self._first else "see the log"
 
     @property
     def _causes(self) -> list[RankFailure]:
@@ -141,16 +146,6 @@ class Failures:
 def _name(number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     return f"{name}, which the system sends when memory runs out" if number == signal.SIGKILL else name
-
-
-STANDING = "ranks.json"
-TORCHRUN_LOGS = "torchrun"
-"""Folder in the run folder in which torchrun keeps what its ranks print, while they run."""
-
-LIMIT = 2**20
-"""Most bytes of a rank's file. The older half of a longer log is dropped."""
-
-DROPPED = b"(what was printed before was dropped)\n"
 
 
 class RankProgress(Frozen):
@@ -164,6 +159,16 @@ class RankProgress(Frozen):
     done: float = Field(ge=0, le=1)
     message: str
     time: float
+
+    @classmethod
+    def read(cls, text: str) -> "RankProgress | None":
+        """Read the JSON of a progress line; None if it is torn, or another process's output has run into it."""
+        try:
+            fields = json.loads(text)
+            done = min(max(float(fields["done"]), 0.0), 1.0)
+            return cls(done=done, message=str(fields["message"]), time=time.time())
+        except (ValueError, TypeError, KeyError):
+            return None
 
 
 class Standing(Frozen):
@@ -214,11 +219,10 @@ class RankLogs:
                 kept = path.read_bytes()[-LIMIT // 2 :]
                 write_atomically(path, DROPPED + kept[kept.index(b"\n") + 1 :])
 
-    def progress(self, rank: int, progress: dict[str, Any]) -> None:
+    def progress(self, rank: int, progress: RankProgress) -> None:
         """Note a rank's progress."""
-        done = min(max(float(progress["done"]), 0.0), 1.0)
-        self._steps[rank] = RankProgress(done=done, message=progress["message"], time=time.time())
-        self.print(rank, f"{done:4.0%}  {progress['message']}")
+        self._steps[rank] = progress
+        self.print(rank, f"{progress.done:4.0%}  {progress.message}")
 
     def save(self) -> None:
         """Write the ranks' progress, if it has changed."""

@@ -24,6 +24,10 @@ from engine.launch.rank.routes import Piece
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 
+MOST_SLICES, SHORTEST_STEP = 16, {"gloo": 0.02, "nccl": 2e-4}
+"""The most slices of an exchange, and the least seconds of a step, by backend: posting shorter ones would take the
+processors as long as the links. That of NCCL, a few times a start-up, is not measured."""
+
 
 @dataclass(frozen=True, eq=False)
 class Hops:
@@ -49,15 +53,10 @@ class Hops:
         passed = np.bincount(pair, minlength=ranks * ranks)
         first = np.cumsum(passed) - passed
         ends = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(step) != 0), True]) if len(pair) else [0]
-        order = [
-            Piece(
-                int(step[here]),
-                *divmod(int(pair[here]), ranks),
-                int(here - first[pair[here]]),
-                int(end - first[pair[here]]),
-            )
-            for here, end in pairwise(ends)
-        ]
+        order = []
+        for here, end in pairwise(ends):
+            begin = first[pair[here]]
+            order.append(Piece(int(step[here]), *divmod(int(pair[here]), ranks), int(here - begin), int(end - begin)))
         order.sort(key=lambda piece: piece.phase)
         return cls(order, passed.reshape(ranks, ranks), number[by_pair], first.reshape(ranks, ranks))
 
@@ -187,11 +186,6 @@ def _in_stages(rows: _Rows, steps: Steps) -> tuple[_Rows, np.ndarray]:
     send = by_stage[np.searchsorted(until, pair + (counted(totals) + 0.5) / totals[pair])]
     by_send = np.argsort(send, kind="stable")
     return rows.of(by_send), send[by_send]
-
-
-MOST_SLICES, SHORTEST_STEP = 16, {"gloo": 0.02, "nccl": 2e-4}
-"""The most slices of an exchange, and the least seconds of a step, by backend: posting shorter ones would take the
-processors as long as the links. That of NCCL, a few times a start-up, is not measured."""
 
 
 @dataclass(frozen=True, eq=False)

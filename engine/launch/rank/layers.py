@@ -126,12 +126,8 @@ class Layers:
         brings its own."""
         self.forget()
         rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
-        sent, received, returned, arriving = (
-            out.outgoing(rank),
-            out.incoming(rank),
-            back.outgoing(rank),
-            back.incoming(rank),
-        )
+        sent, received = out.outgoing(rank), out.incoming(rank)
+        returned, arriving = back.outgoing(rank), back.incoming(rank)
         by_expert = np.argsort(out.expert[received], kind="stable")
         # A copy is known by its token and its choice, in any order of copies.
         k = self.experts.shape[2]
@@ -190,24 +186,12 @@ class Layers:
         self.outgoing = packed[self._ready.token]
 
     def _way(self, kind: str, layer: int, channel: int) -> Exchange:
-        recorder = self.context.recorder
         row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
         if kind in self.wires:
             row_bytes = float(self.wires[kind].bytes)
 
         def log(piece: Piece, begin: Mark) -> None:
-            recorder.log(
-                kind,
-                layer,
-                begin,
-                recorder.mark(),
-                model=self.number,
-                phase=piece.phase,
-                src=piece.src,
-                dst=piece.dst,
-                row=piece.begin,
-                bytes=(piece.end - piece.begin) * row_bytes,
-            )
+            self.context.recorder.log_piece(kind, layer, begin, piece, row_bytes, self.number)
 
         return self._exchange(kind, layer, log, channel)
 

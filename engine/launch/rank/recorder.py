@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engine.files import open_atomically
+from engine.launch.rank.routes import Piece
 
 COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
 """Columns of an events file.
@@ -152,6 +153,11 @@ class Recorder:
         """
         src = self.rank if src is None else src
         self._pass.append((layer, kind, model, phase, src, dst, row, bytes, start, end, label))
+
+    def log_piece(self, kind: str, layer: int, begin: Mark, piece: Piece, row_bytes: float, model: int) -> None:
+        """Note a piece of an exchange that ends now."""
+        sent = {"phase": piece.phase, "src": piece.src, "dst": piece.dst, "row": piece.begin}
+        self.log(kind, layer, begin, self.mark(), model=model, bytes=(piece.end - piece.begin) * row_bytes, **sent)
 
     @contextlib.contextmanager
     def computing(self, kind: str, layer: int, **more) -> Iterator[None]:

@@ -144,14 +144,9 @@ class RowsOfNodes(SharedRows):
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Hops, Hops]:
         out, back = (float(wire.bytes) for wire in self.wires.values())
-        return hops_of_layer(
-            self.hosts[layer],
-            self.source,
-            self.stops,
-            (out, back),
-            self.context.links,
-            self.context.instructions.backend,
-        )
+        context = self.context
+        hosts, backend = self.hosts[layer], context.instructions.backend
+        return hops_of_layer(hosts, self.source, self.stops, (out, back), context.links, backend)
 
     def _ordered(self, schedule: Schedule | None, route: Hops) -> Hops:
         return route
@@ -159,10 +154,8 @@ class RowsOfNodes(SharedRows):
     def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rank, held = self.context.rank, self.held(layer)
         served = np.flatnonzero((self.hosts[layer] == rank).any(axis=1))
-        pools = [
-            Pool.of(rank, self.routes["dispatch"][layer], held),
-            Pool.of(rank, self.routes["combine"][layer], served),
-        ]
+        owned = zip(self.wires, (held, served), strict=True)
+        pools = [Pool.of(rank, self.routes[kind][layer], own) for kind, own in owned]
         home = held[(self.hosts[layer][held] >= 0).any(axis=1)]
         final = [pool.places(wanted)[0] for pool, wanted in zip(pools, (served, home), strict=True)]
         self._pools = dict(zip(self.wires, zip(pools, final, strict=True), strict=True))

@@ -57,18 +57,17 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     if instructions.model_b is not None:
         second = Problem(launch.workloads[1], here, instructions.model_b, cost)
     problem = Problem(launch.workloads[0], here, instructions.model, cost, second, runs_attention=False)
-    timeline = simulate(plan, problem) if second is None else _side_by_side(instructions, plan, problem)
-    events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    if second is None:
+        timeline = simulate(plan, problem)
+        events = with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    else:  # the all-to-alls of two models overlap as far as the backend lets them
+        problem.check_plan(plan)
+        timeline = simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
+        events = timeline.events
     source = f"{AlphaBeta(profile).source}; {links.text}"
     if plan.travel is not None:
         source += f"; {plan.travel.in_words}"
     return replace(timeline, events=events, resources=names, cost_source=source)
-
-
-def _side_by_side(instructions: RankInstructions, plan: Plan, problem: Problem) -> Timeline:
-    """The timeline of two models. Their all-to-alls overlap as far as the backend lets them."""
-    problem.check_plan(plan)
-    return simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
 
 
 def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
@@ -120,18 +119,11 @@ def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> T
 def _machine(profile: CostProfile, links: Links) -> Cluster:
     """The ranks as a cluster, of one GPU a node if they have no links of their own. Only the type, the memory and the
     bandwidths of a GPU are read: times of computation come from the profile."""
-    device = next(iter(profile.gemm))
+    unread = dict.fromkeys(("memory_bandwidth", "flops_fp32", "flops_fp16"), 1)
 
     def gpu(rate: float) -> Gpu:
-        return Gpu(
-            type=device,
-            memory=2.0**60,
-            memory_bandwidth=1,
-            flops_fp32=1,
-            flops_fp16=1,
-            send_bandwidth=rate,
-            receive_bandwidth=rate,
-        )
+        ports = {"send_bandwidth": rate, "receive_bandwidth": rate}
+        return Gpu(type=next(iter(profile.gemm)), memory=2.0**60, **ports, **unread)
 
     network, nodes = links.network, []
     for domain in np.unique(network.domain):

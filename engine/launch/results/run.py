@@ -41,19 +41,10 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
         begin = timed_pass["start"].min()
         timed_pass = timed_pass.assign(end=timed_pass["end"] - begin, start=timed_pass["start"] - begin)
         timed_pass = timed_pass.sort_values("start", ignore_index=True)
-        network = timed_pass["kind"].isin(NETWORK_KINDS)
-        frame = pd.DataFrame(
-            {
-                "resource": timed_pass["src"],
-                "start": timed_pass["start"],
-                "end": timed_pass["end"],
-                "layer": timed_pass["layer"],
-                "model": timed_pass["model"],
-                "peer": timed_pass["dst"],
-                "bytes": timed_pass["bytes"],
-                "kind": pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
-                "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
-            }
+        stream = np.where(timed_pass["kind"].isin(NETWORK_KINDS), "network", "compute")
+        frame = timed_pass.rename(columns={"src": "resource", "dst": "peer"}).assign(
+            kind=pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
+            stream=pd.Categorical(stream, categories=list(STREAMS)),
         )
         labels = tuple(timed_pass["label"]) if timed_pass["label"].any() else None
         timelines[plan].append(Timeline(frame[list(COLUMNS)], names, "measured", source, labels))

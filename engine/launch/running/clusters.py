@@ -39,6 +39,12 @@ SIGNALLED = "SignalException"
 """torchrun's word when it was told to end. On a cluster the scheduler does that, to ranks as well, and gives the reason
 itself."""
 
+JOB = "job.json"
+SUBMISSION = "submission"
+"""An empty file in the run folder, made by the process that submits it: only one can."""
+
+HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
+
 
 def node_lines(folder: Path, handle: str, destination: Destination, node: int) -> Iterator[str]:
     """The output of a node's ranks so far, line by line; nothing before they have started."""
@@ -99,13 +105,6 @@ def _lines(path: Path) -> Iterator[str]:
 def _number(handle: str) -> str:
     """The job's number at Slurm."""
     return handle.rpartition("/")[2]
-
-
-JOB = "job.json"
-SUBMISSION = "submission"
-"""An empty file in the run folder, made by the process that submits it: only one can."""
-
-HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
 
 
 class ClusterJob(Kept):

@@ -5,7 +5,6 @@ its run folder."""
 import contextlib
 import fcntl
 import itertools
-import json
 import shutil
 import tempfile
 import time
@@ -26,6 +25,15 @@ from engine.result import Stop
 
 TEMPORARY, IN_USE = "run-", "in-use"
 """Prefix of the folders of launches that are kept nowhere, and the file in each that its process holds."""
+
+POLL = 5.0
+"""Seconds between two questions to a cluster's scheduler."""
+
+PATIENCE = 1800.0
+"""Seconds for which the scheduler may leave all questions unanswered, as during an update. The job goes on meanwhile."""
+
+LINES = 2000
+"""Most lines of a node's log that are kept."""
 
 
 def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
@@ -88,16 +96,6 @@ def alone() -> Iterator[None]:
                 "another launch or calibration is running on this machine; wait for it or stop it"
             ) from None
         yield
-
-
-POLL = 5.0
-"""Seconds between two questions to the scheduler."""
-
-PATIENCE = 1800.0
-"""Seconds for which it may leave all questions unanswered, as while it is being updated. The job goes on meanwhile."""
-
-LINES = 2000
-"""Most lines of a node's log that are kept."""
 
 
 def run_on_cluster(launch: PreparedLaunch, seen: Path, stop: Stop, report) -> Run:
@@ -166,20 +164,10 @@ def _look(folder: Path, nodes: int, seen: Path) -> list[RankProgress | None]:
         except InputError as error:
             lines = [f"({error})\n"]
         newest_first = (line.partition(PROGRESS)[2] for line in reversed(lines) if PROGRESS in line)
-        steps.append(next(filter(None, map(_progress, itertools.islice(newest_first, 10))), None))
+        steps.append(next(filter(None, map(RankProgress.read, itertools.islice(newest_first, 10))), None))
         write_atomically(log_of(seen, node), "".join(line if line.endswith("\n") else f"{line}\n" for line in lines))
     write_atomically(seen / STANDING, Standing(steps=tuple(steps)).to_json())
     return steps
-
-
-def _progress(text: str) -> RankProgress | None:
-    """Read a progress line; None for a torn one."""
-    try:
-        fields = json.loads(text)
-        done = min(max(float(fields["done"]), 0.0), 1.0)
-        return RankProgress(done=done, message=str(fields["message"]), time=time.time())
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def run(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:

@@ -21,14 +21,8 @@ def torchrun(arguments: list[str], environment: Mapping[str, str]) -> list[str]:
     """
     variable, port, node, seconds, *others = arguments
     head = "localhost" if node == "0" else environment[variable]
-    meeting = [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"{head}:{port}",
-        "--rdzv-conf",
-        f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}",
-    ]
+    settings = f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{port}", "--rdzv-conf", settings]
     if "SLURMD_NODENAME" in environment:
         # The others know Slurm's name of this node; its own name of itself they may not.
         meeting += ["--local-addr", environment["SLURMD_NODENAME"]]

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import json
 import math
 import os
 import re
@@ -15,13 +14,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from engine.errors import InputError
 from engine.launch.places.testbed import Testbed
-from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs
+from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs, RankProgress
 from engine.launch.rank.instructions import PROGRESS
 from engine.launch.rank.settings import threads
 from engine.result import Stop
@@ -159,21 +157,8 @@ def commands_of(module: str, ranks: int, folder: Path, testbed: Testbed | None) 
 
 def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
     """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        "--tee",
-        "3",
-        "--log-dir",
-        str(folder / TORCHRUN_LOGS),
-        "--module",
-        module,
-        str(folder),
-    ]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*start, "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder)]
 
 
 def _kept_by_torchrun(folder: Path) -> int:
@@ -208,11 +193,11 @@ class _Output:
                 self._take(*((int(mine[1]), mine[2]) if mine else (rank, line)))
 
     def _take(self, rank: int | None, line: str) -> None:
-        progress = _progress(line)
+        progress = RankProgress.read(line.removeprefix(PROGRESS)) if line.startswith(PROGRESS) else None
         if progress is not None and rank is not None:
             self.logs.progress(rank, progress)
             if rank == 0:
-                self.report(progress["done"], progress["message"], None, None)
+                self.report(progress.done, progress.message, None, None)
             return
         line = self.failures.take(rank, line)
         if rank is not None:
@@ -257,16 +242,6 @@ def _hung(folder: Path) -> str:
             process.send_signal(STACK)
     time.sleep(0.5)
     return "".join(f"; rank {rank} is suspended" for rank in sorted(suspended, key=int))
-
-
-def _progress(line: str) -> dict[str, Any] | None:
-    """Read a progress line; None for any other, also for one that another process's output has run into."""
-    if not line.startswith(PROGRESS):
-        return None
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        progress = json.loads(line.removeprefix(PROGRESS))
-        return {"done": float(progress["done"]), "message": str(progress["message"])}
-    return None
 
 
 def _die_with_parent(number: signal.Signals) -> None:

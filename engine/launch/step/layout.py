@@ -17,7 +17,7 @@ capacity that is passed forwards tells a part how much they will take, so such a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -345,23 +345,7 @@ class Layout:
         split = self.token_bounds(count) if along == "batch" else None
         host_first = _starts(self.slots[:, own].T.ravel()).reshape(len(own), len(self.slots))  # [own expert, source]
         place = np.zeros(max(1, len(token_of_row)), dtype=np.int64)
-        columns: dict[str, list] = {
-            name: []
-            for name in (
-                "home",
-                "host",
-                "sent",
-                "received",
-                "to_host",
-                "to_transit",
-                "rows",
-                "tokens",
-                "token_of_row",
-                "padding",
-                "row_of_copy",
-                "kept",
-            )
-        }
+        columns: dict[str, list] = {field.name: [] for field in fields(Parts)}
         for part in range(count):
             begin, size = bounds[part], bounds[part + 1] - bounds[part]
             home = _runs(self._home[order] + begin[me, order], size[me, order])

@@ -60,11 +60,8 @@ def _gemm(context: RankContext, shape: Gemm) -> list[float]:
 
 
 def _memory(context: RankContext, part: float) -> list[float]:
-    x = torch.ones(
-        (rows_of(part, context.instructions.step.tokens), context.instructions.model.d_model),
-        dtype=context.dtype,
-        device=context.device,
-    )
+    shape = (rows_of(part, context.instructions.step.tokens), context.instructions.model.d_model)
+    x = torch.ones(shape, dtype=context.dtype, device=context.device)
     seconds = seconds_of(lambda: torch.nn.functional.layer_norm(x, x.shape[1:]), context, REPEATS)
     return [2.0 * x.nbytes, seconds]
 

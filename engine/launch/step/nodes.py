@@ -41,7 +41,13 @@ class Node:
         self.gradients = tuple(Value() for _ in inputs)
         self.readers: list[Value] = []
         """The gradients of the output, one from every operator that reads it and passes one back."""
-        self._summed = Value()
+        self._kept: list[Value] = []
+        self._summed = self.keep()
+
+    def keep(self) -> Value:
+        """A value that only dX and dW read."""
+        self._kept.append(Value())
+        return self._kept[-1]
 
     def cut(self, at: At) -> Cut:
         """The cut of the output in a stretch."""
@@ -86,7 +92,8 @@ class Node:
 
     def forget_backward(self) -> None:
         """Forget what dX and dW needed, when both have run."""
-        self._summed.clear()
+        for value in self._kept:
+            value.clear()
 
     def forget_gradients(self) -> None:
         """Forget the gradients of the inputs, when all have read them."""
@@ -118,7 +125,7 @@ class Embedding(Node):
 class LayerNorm(Node):
     def __init__(self, name: str, inputs: Sequence[Node]) -> None:
         super().__init__(name, inputs)
-        self.mean, self.rstd = Value(), Value()
+        self.mean, self.rstd = self.keep(), self.keep()
 
     def forward(self, at: At) -> None:
         normed, mean, rstd = ops.layer_norm(self.read(at))
@@ -129,11 +136,6 @@ class LayerNorm(Node):
     def dx(self, at: At) -> None:
         mean, rstd = (value.get(at.tokens, at.index) for value in (self.mean, self.rstd))
         self.pass_back(at, ops.layer_norm_dx(self.incoming(at), self.read(at), mean, rstd))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.mean.clear()
-        self.rstd.clear()
 
 
 class Linear(Node):
@@ -169,7 +171,7 @@ class ActivatedLinear(Linear):
 
     def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, gated: bool) -> None:
         super().__init__(name, inputs, weight)
-        self.gated, self.activated = gated, Value()
+        self.gated, self.activated = gated, self.keep()
 
     def factor(self, at: At) -> Tensor:
         return self.activated.get(at.tokens, at.index)
@@ -182,15 +184,11 @@ class ActivatedLinear(Linear):
         da = torch.mm(self.incoming(at), self.matrix.t())
         self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
 
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.activated.clear()
-
 
 class Attention(Node):
     def __init__(self, name: str, inputs: Sequence[Node], mask: Tensor, heads: int) -> None:
         super().__init__(name, inputs)
-        self.mask, self.heads, self.probability = mask, heads, Value()
+        self.mask, self.heads, self.probability = mask, heads, self.keep()
 
     def forward(self, at: At) -> None:
         mixed, probability = ops.attention(self.read(at), self.mask, self.heads)
@@ -200,10 +198,6 @@ class Attention(Node):
     def dx(self, at: At) -> None:
         # Never cut: in the backward pass only operators between two all-to-alls are.
         self.pass_back(at, ops.attention_dx(self.incoming(at), self.read(at), self.probability.whole(), self.heads))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.probability.clear()
 
 
 class Residual(Node):
@@ -224,7 +218,7 @@ class Loss(Node):
 
     def __init__(self, name: str, inputs: Sequence[Node], target: Tensor, tokens: int) -> None:
         super().__init__(name, inputs)
-        self.target, self.tokens, self.log = target, tokens, Value()
+        self.target, self.tokens, self.log = target, tokens, self.keep()
 
     def forward(self, at: At) -> None:
         total, log = ops.cross_entropy(self.read(at), self.target)
@@ -235,17 +229,13 @@ class Loss(Node):
         log, dtype = self.log.get(at.tokens, at.index), self.read(at).dtype
         self.pass_back(at, ops.cross_entropy_dx(log, self.target, self.tokens, dtype))
 
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.log.clear()
-
 
 class Gate(Node):
     """The gate: its output are the weights of the chosen experts, and its input's gradient flows through these only."""
 
     def __init__(self, name: str, inputs: Sequence[Node], router: Weight, chosen: Tensor) -> None:
         super().__init__(name, inputs)
-        self.router, self.chosen, self.scores = router, chosen, Value()
+        self.router, self.chosen, self.scores = router, chosen, self.keep()
 
     def forward(self, at: At) -> None:
         weights, scores = ops.gate(self.read(at), self.router.value, at.tokens.part(self.chosen, at.index))
@@ -261,10 +251,6 @@ class Gate(Node):
 
     def dw(self, at: At) -> None:
         ops.add_product(self.read(at).t(), self._dlogits(at), self.router.gradient, self.router.is_first_write())
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.scores.clear()
 
 
 class AllToAll(Node):
@@ -384,7 +370,7 @@ class ActivatedExperts(Experts):
 
     def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, layout: Layout, gated: bool) -> None:
         super().__init__(name, inputs, weight, layout)
-        self.gated, self.activated = gated, Value()
+        self.gated, self.activated = gated, self.keep()
 
     def factor(self, at: At) -> Tensor:
         return self.activated.get(self.cut(at), at.index)
@@ -396,10 +382,6 @@ class ActivatedExperts(Experts):
     def dx(self, at: At) -> None:
         da = experts_dx(self.incoming(at), self.weight.value, self.share(at))
         self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.activated.clear()
 
 
 class Aggregate(Node):

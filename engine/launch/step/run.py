@@ -65,14 +65,11 @@ class Groups:
         self.exchanging, self._all = context.groups(2)
         self._alike = self._all
         if count > 1:
-            self.exchanging = self._own(
-                context, [everyone[first : first + size] for first in range(0, context.ranks, size)]
-            )
+            blocks = [everyone[first : first + size] for first in range(0, context.ranks, size)]
+            self.exchanging = self._own(context, blocks)
             self._alike = self._own(context, [everyone[first::size] for first in range(size)])
-        for group in (self.exchanging, self._all, self._alike):
-            dist.all_reduce(
-                torch.zeros(1, device=context.communication_device), group=group
-            )  # connects, which no step should pay for
+        for group in (self.exchanging, self._all, self._alike):  # connects, which no step should pay for
+            dist.all_reduce(torch.zeros(1, device=context.communication_device), group=group)
 
     def of_gradients(self, of_experts: bool) -> dist.ProcessGroup:
         """The group that adds up a gradient: all ranks, or those that have the same experts."""
@@ -206,9 +203,8 @@ class StepExecutor:
         reduced = {}
         for task, piece in self.program.pieces.items():
             buffer = buffers[names[task]]
-            reduced[task] = buffer[
-                len(buffer) * piece.part // piece.parts : len(buffer) * (piece.part + 1) // piece.parts
-            ]
+            begin, end = (len(buffer) * part // piece.parts for part in (piece.part, piece.part + 1))
+            reduced[task] = buffer[begin:end]
         return reduced
 
     def _last_uses(self) -> dict[int, list[Callable[[], None]]]:

@@ -16,7 +16,6 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
 from engine.model import MoEModel
-from engine.overlap.operator_graph import Gemm
 from engine.overlap.transformer import transformer_step
 from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
@@ -71,17 +70,10 @@ def step_flops(model: MoEModel, step: TrainingStep, plan: Plan) -> float:
     graph = transformer_step(model, step, plan.placement.gpus // expert_groups(plan.placement))
     copies, rows = step.tokens * model.experts_per_token, step.capacity(model) * model.experts
     fill = rows / copies if step.capacity_factor and not _irregular(plan) else 1.0
-    return float(
-        sum(
-            (fill if operator.kind == "experts" else 1.0) * _flops(gemm)
-            for operator in graph.operators
-            for gemm in operator.gemms
-        )
+    products = (
+        (gemm, fill if operator.kind == "experts" else 1.0) for operator in graph.operators for gemm in operator.gemms
     )
-
-
-def _flops(gemm: Gemm) -> float:
-    return 2.0 * gemm.count * gemm.m * gemm.n * gemm.k
+    return float(sum(share * (2.0 * gemm.count * gemm.m * gemm.n * gemm.k) for gemm, share in products))
 
 
 def _irregular(plan: Plan) -> bool:
@@ -199,9 +191,8 @@ def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budg
     sequences, rows = ([part for cut in cuts for part in cut[which]] for which in (0, 1))
     least = min(step.batch, max(sequences, default=1))
     one_sequence = step.model_copy(update={"batch": 1})
-    affordable = int(
-        flop_budget / max(step_flops(model, one_sequence, plan) for plan in plans)
-    )  # FLOP grow with the batch
+    # FLOP grow with the batch.
+    affordable = int(flop_budget / max(step_flops(model, one_sequence, plan) for plan in plans))
     batch = min(step.batch, max(least, affordable))
     together = lcm(*sequences) if sequences else 1
     batch = batch // together * together or batch  # equal parts, if there are enough sequences

@@ -24,11 +24,8 @@ class Source:
 
     def __init__(self, context: RankContext, graph: OperatorGraph) -> None:
         model, step = context.instructions.model, context.instructions.step
-        dense = [
-            operator.name
-            for operator in graph.of_phase("forward")
-            if operator.parameters and operator.kind != "experts"
-        ]
+        forward = graph.of_phase("forward")
+        dense = [operator.name for operator in forward if operator.parameters and operator.kind != "experts"]
         self.begin = {name: POOL_STRIDE * place for place, name in enumerate(dense)}
         self.model, self.step = model, step
         self.held = context.weights(model, len(model.moe_layers))
