@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from engine.errors import InputError
-from engine.parallel.crew import GRACE, Batch, Crew, Report, Work
+from engine.parallel.crew import GRACE, Batch, Crew, Report, Work, silent
 from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
 from engine.parallel.remote import Remote
 from engine.result import Stop, never
@@ -32,17 +32,13 @@ Begun = Callable[[int, int], None]
 """Called with the number of finished points and the point that is waited for."""
 
 
-def _silent(*progress: object) -> None:
-    """The `Begun` and the `Report` of work that nobody watches."""
-
-
 def in_order(
     work: Work,
     common: Any,
     count: int,
     stop: Stop = never,
-    begun: Begun = _silent,
-    report_of: Callable[[int], Report] = lambda index: _silent,
+    begun: Begun = silent,
+    report_of: Callable[[int], Report] = lambda index: silent,
 ) -> Iterator[tuple[int, Any]]:
     """(index, answer) of the points 0 … count - 1, as soon as all before it are there; an error of a point is raised in
     its place. Asked to stop, points at work hand back their best and no others begin: then some may be missing. Raises

@@ -61,8 +61,8 @@ class Batch:
         """Do a point, in a worker. Raises `NotBegunError` if nobody waits for it any more."""
         if stop():
             raise NotBegunError
-        return self.work(self.common, index, stop, _ignore)
+        return self.work(self.common, index, stop, silent)
 
 
-def _ignore(*progress: object) -> None:
-    """The `Report` of a point in another process: progress moves by the point there."""
+def silent(*progress: object) -> None:
+    """The `Report` of work that nobody watches, such as a point in another process: progress moves by the point there."""

@@ -37,15 +37,11 @@ def whose(verdict: Decided, behind: Iterable[Signature], decider: Signature) -> 
     behind = tuple(behind)
     if decider.login is not None and decider.login in (writer.login for writer in behind):
         return f"self-{verdict}"
-    if decider.login is None and any(_is_called_alike(writer, decider) for writer in behind):
+    names = [writer.name.casefold() for writer in behind if writer.login is None]  # typed
+    if decider.login is None and decider.name.casefold() in names:
         return f"self-{verdict} (name typed, no login)"
     is_known = None not in (decider.login, *(writer.login for writer in behind))
     return "by somebody else" if is_known else "unverified: no login"
-
-
-def _is_called_alike(writer: Signature, decider: Signature) -> bool:
-    """True if both typed the same name."""
-    return writer.login is None and writer.name.casefold() == decider.name.casefold()
 
 
 def is_forbidden() -> bool:

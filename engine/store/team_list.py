@@ -63,11 +63,8 @@ def news_of(review: Review, name: str, since: float | None) -> News:
         return News(unseen=review.by != name)
     kinds = (Comment, Decision, ThresholdChange)
     entries = (*review.comments, *review.decisions, *review.thresholds)
-    return News(*(sum(_is_new(entry, name, since) for entry in entries if isinstance(entry, kind)) for kind in kinds))
-
-
-def _is_new(entry: Comment | Decision | ThresholdChange, name: str, since: float) -> bool:
-    return entry.at > since and entry.by != name
+    new = [entry for entry in entries if entry.at > since and entry.by != name]
+    return News(*(sum(isinstance(entry, kind) for entry in new) for kind in kinds))
 
 
 def newest(review: Review) -> float:

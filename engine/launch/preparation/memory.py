@@ -69,17 +69,13 @@ def memory_checks(instructions: RankInstructions, devices: Devices, needed: Rank
     rank_bytes = CONTEXT + needed.device
     host_bytes = PROCESS_WITH_CUDA + needed.host + needed.through_host
     if instructions.backend == "nccl":
-        rank_bytes += ALL_KERNELS + nccl_bytes(instructions)
+        peers = min(ranks - 1, MOST_PEERS)
+        rank_bytes += ALL_KERNELS + communicators(instructions) * (COLLECTIVES + PEER * peers)
     else:
         host_bytes += needed.staged
     room = min(devices.memory[:gpus])
     yield _check("Memory", rank_bytes, rank_bytes * -(-ranks // gpus) + needed.compared, room, advice)
     yield _check("Host memory", host_bytes, host_bytes * ranks, host, advice)
-
-
-def nccl_bytes(instructions: RankInstructions) -> float:
-    """GPU bytes for all communicators of a launch."""
-    return communicators(instructions) * (COLLECTIVES + PEER * min(instructions.ranks - 1, MOST_PEERS))
 
 
 def communicators(instructions: RankInstructions) -> int:

@@ -74,7 +74,7 @@ def ffn(rows: torch.Tensor, inward: torch.Tensor, outward: torch.Tensor, gated: 
 
 
 def activated(hidden: torch.Tensor, gated: bool) -> torch.Tensor:
-    """The activation between the two products of an expert."""
+    """[row, d_ff] between the two products of an expert: of [row, 2 · d_ff] by SwiGLU, of [row, d_ff] by SiLU."""
     if not gated:
         return torch.nn.functional.silu(hidden)
     left, right = hidden.chunk(2, dim=1)

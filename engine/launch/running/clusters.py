@@ -271,7 +271,8 @@ def collect(folder: Path) -> Run:
     """Read the results of an ended job from its run folder, with the prediction. Raises InputError while there are
     none, and if they are wrong."""
     job = read_job(folder)
-    missing = [name for name in _results(job.destination.ranks) if not (folder / name).exists()]
+    results = [REPORT, *(f"events-{rank}.npz" for rank in range(job.destination.ranks))]
+    missing = [name for name in results if not (folder / name).exists()]
     if missing:
         raise InputError(f"{folder} has no {missing[0]} yet: {_why_none(folder, job)}")
     instructions, tokens = read_instructions(folder)
@@ -295,11 +296,6 @@ def _why_none(folder: Path, job: ClusterJob) -> str:
     except InputError as error:
         return f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
     return failure(folder, now) if now.over else f"{job.handle} is {now.text}"
-
-
-def _results(ranks: int) -> Iterator[str]:
-    yield REPORT
-    yield from (f"events-{rank}.npz" for rank in range(ranks))
 
 
 def _save(folder: Path, job: ClusterJob) -> None:

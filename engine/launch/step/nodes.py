@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.launch.rank.layer import activated
 from engine.launch.step import operators as ops
 from engine.launch.step.layout import Cut, Layout, Parts, Slices, Value
 from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
@@ -177,12 +178,12 @@ class ActivatedLinear(Linear):
         return self.activated.get(at.tokens, at.index)
 
     def forward(self, at: At) -> None:
-        self.activated.put(at.tokens, at.index, ops.activate(self.read(at), self.gated))
+        self.activated.put(at.tokens, at.index, activated(self.read(at), self.gated))
         super().forward(at)
 
     def dx(self, at: At) -> None:
         da = torch.mm(self.incoming(at), self.matrix.t())
-        self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
+        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
 
 
 class Attention(Node):
@@ -376,12 +377,12 @@ class ActivatedExperts(Experts):
         return self.activated.get(self.cut(at), at.index)
 
     def forward(self, at: At) -> None:
-        self.activated.put(self.cut(at), at.index, ops.activate(self.read(at), self.gated))
+        self.activated.put(self.cut(at), at.index, activated(self.read(at), self.gated))
         super().forward(at)
 
     def dx(self, at: At) -> None:
         da = experts_dx(self.incoming(at), self.weight.value, self.share(at))
-        self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
+        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
 
 
 class Aggregate(Node):

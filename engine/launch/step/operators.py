@@ -44,15 +44,8 @@ def layer_norm_dx(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     return aten.native_layer_norm_backward(dy, x, list(x.shape[1:]), mean, rstd, None, None, wanted)[0]
 
 
-def activate(h: Tensor, gated: bool) -> Tensor:
-    """[row, inner] of [row, 2 · inner] (SwiGLU) or of [row, inner] (SiLU)."""
-    if not gated:
-        return torch.nn.functional.silu(h)
-    left, right = h.chunk(2, dim=1)
-    return torch.nn.functional.silu(left) * right
-
-
-def activate_dx(da: Tensor, h: Tensor, gated: bool) -> Tensor:
+def activated_dx(da: Tensor, h: Tensor, gated: bool) -> Tensor:
+    """The gradient of `layer.activated`, like its input h."""
     if not gated:
         return aten.silu_backward(da, h)
     left, right = h.chunk(2, dim=1)
