@@ -46,7 +46,7 @@ class Node:
         self._summed = self.keep()
 
     def keep(self) -> Value:
-        """A value that only dX and dW read."""
+        """A value that is forgotten after dX and dW."""
         self._kept.append(Value())
         return self._kept[-1]
 

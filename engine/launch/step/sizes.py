@@ -31,7 +31,8 @@ def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostMode
 
 
 def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:
-    """Number of groups of ranks that hold all experts each. Raises InputError for a step that no rank can execute."""
+    """Number of groups of ranks that hold all experts each. Raises InputError for a plan or step that no rank can
+    execute."""
     placement = plan.placement
     if plan.goal is not Goal.TRAINING:
         raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
@@ -87,7 +88,7 @@ def step_bytes(problem: Problem, plan: Plan) -> np.ndarray:
     state = step_state_bytes(problem, plan.placement) + pool_bytes(problem.model, problem.step)
     # Weights are made one by one and then copied, in memory that the allocator keeps afterwards.
     state += max(_widest(problem.model, problem.step) * problem.model.bytes_per_number, problem.model.bytes_per_expert)
-    # No activation is kept when gradients are compared: then there are the reference's, the difference and its magnitude.
+    # No activation is kept when gradients are compared: then there are rank 0's tensor, the difference and its magnitude.
     largest = max(_widest(problem.model, problem.step), _first_matrix(problem.model))
     return state + np.maximum(_kept_bytes(problem, plan.placement, _irregular(plan)), 3 * 4.0 * largest)
 
