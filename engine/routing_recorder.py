@@ -262,7 +262,7 @@ def _indices_of_mask(mask: Tensor) -> Tensor:
 
 
 def _logits(output: object, experts: int | None) -> Tensor | None:
-    """Router logits or probabilities, float [..., experts], among what a module returned: the widest (with `experts`
+    """Router logits or probabilities, float [..., experts], among the outputs of a module: the widest (with `experts`
     known, one just as wide); None if there are none."""
     floats = [tensor for tensor in _tensors(output) if tensor.dtype.is_floating_point and tensor.dim() >= 2]
     fitting = [tensor for tensor in floats if tensor.shape[-1] == (experts or tensor.shape[-1]) > 1]

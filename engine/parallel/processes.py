@@ -76,7 +76,7 @@ def give_up_preparing() -> None:
 
 @contextlib.contextmanager
 def _untouched_by_signals() -> Iterator[None]:
-    """Processes started inside leave Ctrl-C and a SIGTERM to the process group to this process, which knows what to
+    """Processes started inside leave Ctrl-C and a SIGTERM to the process group to this process, which knows the data to
     keep."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

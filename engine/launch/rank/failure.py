@@ -35,7 +35,7 @@ ENDED_BY_OTHERS = -signal.SIGTERM
 
 STANDING = "ranks.json"
 TORCHRUN_LOGS = "torchrun"
-"""Folder in the run folder in which torchrun keeps what its ranks print, while they run."""
+"""Folder in the run folder in which torchrun keeps its ranks' output, while they run."""
 
 LIMIT = 2**20
 """Most bytes of a rank's file. The older half of a longer log is dropped."""

@@ -92,7 +92,7 @@ class Node:
         self.output.clear()
 
     def forget_backward(self) -> None:
-        """Forget what dX and dW needed, when both have run."""
+        """Forget the values of `keep`, when dX and dW have both run."""
         for value in self._kept:
             value.clear()
 
