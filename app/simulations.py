@@ -25,7 +25,7 @@ from engine.serving.step import OperatorSource, ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.serving import ServedStep, serve_as_measured
-from engine.store import served as kept_steps
+from engine.store.served import load_step, save_step
 from engine.timeline import Timeline
 from engine.workload import digest_of
 
@@ -78,12 +78,12 @@ def served(
 ) -> ServedStep:
     """A plan in a whole serving step, which is kept where that is worth it. Raises InputError as `serve` does."""
     key = (simulation_digest(plan, problem), step.digest, source.source, sizes.digest)
-    if (kept := kept_steps.load(*key)) is not None:
+    if (kept := load_step(*key)) is not None:
         return kept
     large = {plan.id: plan, _digest(problem): problem}
     answer = _answers(problem, [Question(serve_as_measured, large, (step, source, sizes))])[0]
     with suppress(InputError):  # a full disk: it is simulated again
-        kept_steps.save(answer, *key)
+        save_step(answer, *key)
     return answer
 
 

@@ -8,7 +8,7 @@
     recorder.save("my-text.npz")
 
 Routers that return or keep the experts they chose are found by themselves: those of Hugging Face's Mixtral, Qwen-MoE,
-DeepSeek, gpt-oss, OLMoE and most others. Name them with `routers` where that fails, and give `k` where a router returns
+DeepSeek, gpt-oss, OLMoE and most others. Name them with `routers` if that fails, and give `k` if a router returns
 nothing but logits.
 """
 
@@ -94,11 +94,9 @@ class RoutingRecorder:
         return tuple(self._chosen)
 
     def trace(self, name: str, num_experts: int | None = None) -> RoutingTrace:
-        """What was recorded so far.
+        """The recording so far. Raises InputError if nothing was recorded, or if layers differ in tokens, k or experts.
 
         num_experts: experts of a layer; default: as the routers or the model's config have it
-
-        Raises InputError if nothing was recorded, or if layers differ in tokens, k or experts.
         """
         if not self._chosen:
             raise InputError(self._nothing())
@@ -134,10 +132,10 @@ class RoutingRecorder:
         self._continued = _continues(kwargs)
 
     def _watch(self, name: str) -> Callable[[nn.Module, object, object], None]:
-        """A forward hook that notes what the module `name` chose."""
+        """A forward hook that notes the choice of the module `name`."""
 
         def hook(module: nn.Module, _inputs: object, output: object) -> None:
-            # Children report before their parents: what holds a router, such as the MoE block round it, is none.
+            # Children report before their parents: a module that holds a router, such as the MoE block, is none.
             if not self._running or any(_holds(name, router) for router in self._pending):
                 return
             count = _attribute(module, EXPERT_COUNT_NAMES, int) or _configured_experts(self._model)
@@ -149,7 +147,7 @@ class RoutingRecorder:
             elif chosen is None and logits is not None:
                 chosen, router = logits.topk(min(self._k, logits.shape[-1]), dim=-1).indices, True
             if chosen is not None:
-                # What else a module returns may be as wide as a hidden vector; a router's widest are its logits.
+                # Other outputs of a module may be as wide as a hidden vector; a router's widest are its logits.
                 self._experts[name] = count or (logits.shape[-1] if router and logits is not None else None)
                 flat = chosen.detach().reshape(-1, chosen.shape[-1])
                 self._pending.setdefault(name, []).append(flat.to("cpu", torch.int16, copy=True))
@@ -189,7 +187,7 @@ class RoutingRecorder:
         return counts.pop()
 
     def _nothing(self) -> str:
-        """Why there is no recording."""
+        """The reason why there is no recording."""
         if not self._passes:
             return "no forward pass was recorded; call the model that the recorder was given inside the with block"
         if self._only_logits:
@@ -222,7 +220,7 @@ def _joined(router: str, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _holds(name: str, router: str) -> bool:
-    """Whether the module `name` contains the module `router`."""
+    """True if the module `name` contains the module `router`."""
     return name != router and (name == "" or router.startswith(name + "."))
 
 
@@ -249,7 +247,7 @@ def _choice(module: nn.Module, output: object, experts: int | None, trusted: boo
 
 
 def _is_mask(tensor: Tensor, experts: int | None) -> bool:
-    """Whether the last axis has a 0 or 1 per expert (Switch Transformer) instead of k expert ids.
+    """True if the last axis has a 0 or 1 per expert (Switch Transformer) instead of k expert ids.
 
     Ids that fill the axis would be a permutation and reach beyond 1, unless there are but two experts.
     """
@@ -257,14 +255,14 @@ def _is_mask(tensor: Tensor, experts: int | None) -> bool:
 
 
 def _indices_of_mask(mask: Tensor) -> Tensor:
-    """int64 [..., k], -1 where a token has fewer than k experts. mask: 0 or 1, [..., experts]."""
+    """int64 [..., k], -1 if a token has fewer than k experts. mask: 0 or 1, [..., experts]."""
     k = max(int(mask.sum(dim=-1).max()), 1)
     there, index = mask.to(torch.uint8).topk(k, dim=-1)
     return index.masked_fill(there == 0, -1)
 
 
 def _logits(output: object, experts: int | None) -> Tensor | None:
-    """Router logits or probabilities, float [..., experts], among what a module returned: the widest (with `experts`
+    """Router logits or probabilities, float [..., experts], among the outputs of a module: the widest (with `experts`
     known, one just as wide); None if there are none."""
     floats = [tensor for tensor in _tensors(output) if tensor.dtype.is_floating_point and tensor.dim() >= 2]
     fitting = [tensor for tensor in floats if tensor.shape[-1] == (experts or tensor.shape[-1]) > 1]
@@ -301,6 +299,6 @@ def _batch_shape(inputs: tuple, kwargs: dict) -> tuple[int, int] | None:
 
 
 def _continues(kwargs: dict) -> bool:
-    """Whether a pass goes on with the sequences of the one before it, as every step of text generation does."""
+    """True if a pass goes on with the sequences of the previous one, as every step of text generation does."""
     past = kwargs.get("past_key_values")
     return past is not None and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)

@@ -1,7 +1,7 @@
 """One rank of a launch; started by torchrun with the run folder as its only argument.
 
-Runs the planned layers or training step with real tensors. Tokens and their experts are replayed from the recording, so all
-ranks know all counts and exchange no sizes. Every rank writes its events; rank 0 also compares the outcome with the
+Runs the planned layers or training step with real tensors. Tokens and their experts are replayed from the recording, so
+all ranks know all counts and exchange no sizes. Every rank writes its events; rank 0 also compares the outcome with the
 unplanned computation on one process.
 """
 
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def gpu_of(rank: int) -> torch.device:
-    """The GPU that a rank computes on: its own, or in turn where its node has fewer than ranks. Raises InputError where
+    """The GPU that a rank computes on: its own, or in turn if its node has fewer than ranks. Raises InputError if
     PyTorch sees none."""
     seen = torch.cuda.device_count()
     if not seen:
@@ -63,8 +63,8 @@ def gpu_of(rank: int) -> torch.device:
 
 
 def run(context: RankContext, folder: Path) -> None:
-    """Measure the machine, warm every plan up once, then run all plans in turn, A B A B, `repeats` times: what drifts
-    while the job runs drifts for all of them."""
+    """Measure the machine, warm every plan up once, then run all plans in turn, A B A B, `repeats` times: drift during
+    the job affects all of them alike."""
     instructions, recorder = context.instructions, context.recorder
     recorder.align(instructions.ranks)
     context.report(0.0, "measuring this machine")
@@ -103,9 +103,9 @@ def _measure(context: RankContext) -> dict[str, Any]:
 
 
 def executor_of(context: RankContext, plan: Plan) -> Executor:
-    """What runs a plan."""
+    """The executor of a plan."""
     if context.instructions.goal is Goal.TRAINING:
-        # Imported here and above: what a step needs would take every rank of any launch half as long again to start.
+        # Imported here and above: with the imports of a step every rank of any launch would take half as long again to start.
         from engine.launch.step.run import StepExecutor
 
         return StepExecutor(context, plan)
@@ -115,7 +115,7 @@ def executor_of(context: RankContext, plan: Plan) -> Executor:
 
 
 def progress_of(context: RankContext, number: int, index: int) -> Callable[[float, str], None]:
-    """What a pass reports, as progress of the whole launch."""
+    """A function that reports the progress of a pass as progress of the whole launch."""
     instructions = context.instructions
     which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
     which += f", {instructions.plans[index].name}" if len(instructions.plans) > 1 else ""

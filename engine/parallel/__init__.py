@@ -1,7 +1,7 @@
-"""The points of a study side by side, and their answers in the order of the points.
+"""The points of a study in parallel, and their answers in the order of the points.
 
-Work that is soon done stays in this process. What proves long goes to processes of this machine, one a processor, or to a Dask
-cluster where `SWITCHYARD_DASK` has the address of its scheduler: the same work, the same answers.
+Short work stays in this process. Long work goes to processes of this machine, one a processor, or to a Dask cluster if
+`SWITCHYARD_DASK` has the address of its scheduler: the same work, the same answers.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from engine.errors import InputError
-from engine.parallel.crew import GRACE, Batch, Crew, Report, Work
+from engine.parallel.crew import GRACE, Batch, Crew, Report, Work, silent
 from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
 from engine.parallel.remote import Remote
 from engine.result import Stop, never
@@ -22,18 +22,14 @@ ADDRESS = "SWITCHYARD_DASK"
 """Environment variable: address of a Dask scheduler, `tcp://…`."""
 
 PATIENCE = 2.0
-"""Seconds of work in this process before others are prepared. That takes about as long, so that nothing takes more than twice
-as long as if it had been known from the start how long it is, and short work no longer than ever."""
+"""Seconds of work in this process before others are prepared. That takes about as long, so that no work takes more than
+twice as long as with its length known from the start, and short work no longer than ever."""
 LOST_IN_A_ROW = 3
 """Times that workers may be lost without a point finished in between."""
 POLL = 0.05
 
 Begun = Callable[[int, int], None]
-"""Called with how many points are finished and which one is waited for."""
-
-
-def _silent(*progress: object) -> None:
-    """The `Begun` and the `Report` of work that nobody watches."""
+"""Called with the number of finished points and the point that is waited for."""
 
 
 def in_order(
@@ -41,14 +37,14 @@ def in_order(
     common: Any,
     count: int,
     stop: Stop = never,
-    begun: Begun = _silent,
-    report_of: Callable[[int], Report] = lambda index: _silent,
+    begun: Begun = silent,
+    report_of: Callable[[int], Report] = lambda index: silent,
 ) -> Iterator[tuple[int, Any]]:
-    """(index, answer) of the points 0 … count - 1, as soon as all before it are there; what a point raises is raised in its
-    place. Asked to stop, points at work hand back what they have and no others begin: then some may be missing.
+    """(index, answer) of the points 0 … count - 1, as soon as all before it are there; an error of a point is raised in
+    its place. Asked to stop, points at work hand back their best and no others begin: then some may be missing. Raises
+    InputError if the workers are gone for good, after all answers that had come.
 
-    report_of: the `Report` of a point that is done in this process. Raises InputError when the workers are gone for good,
-    after all answers that had come.
+    report_of: the `Report` of a point that is done in this process
     """
     if address := os.environ.get(ADDRESS) if count > 1 else None:
         batch = Batch(work, common)
@@ -71,7 +67,7 @@ def in_order(
 
 
 class _Helpers:
-    """Processes that take over what this process has not begun, once the work has proved long.
+    """Processes that take over the points not begun in this one, once the work has proved long.
 
     futures: of the points that they took, in order
     """
@@ -83,7 +79,7 @@ class _Helpers:
         self._preparing = False
         if count > 1 and processors() > 1:
             self._module = work.__module__
-            # Now: later this process would change what is common while the thread hands it out.
+            # Now: later this process would change the common data while the thread hands it out.
             self._batch = Batch(work, common).detached()
             threading.Thread(target=self._take_over, daemon=True).start()
 
@@ -98,12 +94,12 @@ class _Helpers:
         return Processes(self._batch, points)
 
     def hand_over(self) -> tuple[Crew, dict[int, Future]]:
-        """The processes and their points, for whoever waits for these."""
+        """The processes and their points, for the caller to wait for."""
         crew, self._crew = self._crew, None
         return crew, self.futures
 
     def close(self) -> None:
-        """End what was not handed over and what is just being prepared."""
+        """End the processes that were not handed over, and those being prepared."""
         with self._lock:
             self._closed.set()
             if self._preparing:
@@ -134,7 +130,7 @@ class _Helpers:
 
 
 class _Elsewhere:
-    """Points that a crew does, and another one where that is lost."""
+    """Points that a crew does, and another crew if that one is lost."""
 
     def __init__(self, crew_for: Callable[[int], Crew], count: int, finished: int, stop: Stop, begun: Begun) -> None:
         self._crew_for, self._count, self._finished = crew_for, count, finished
@@ -186,8 +182,8 @@ class _Elsewhere:
             raise InputError(f"{error}; {self._finished} of {self._count} points are done") from None
 
     def _wait(self, crew: Crew, ahead: list[Future]) -> bool:
-        """Wait until one of these is finished, which were not when last looked at; returns True when asked to stop before. Some
-        may be finished by now, for whoever takes the answers may take long."""
+        """Wait until one of these, which were not finished at the last look, is; return True if asked to stop before.
+        Some may be finished by now, for the reader of the answers may take long."""
         while not wait(ahead, POLL, FIRST_COMPLETED).done:
             if self._stop():
                 return True
@@ -195,7 +191,7 @@ class _Elsewhere:
         return self._stop()
 
     def _rest(self, crew: Crew, futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
-        """What points hand back that were at work when asked to stop."""
+        """The answers of points that were at work when asked to stop."""
         if futures:
             crew.ask_to_stop()
             wait(futures.values(), GRACE)
@@ -207,7 +203,7 @@ def _is_lost(future: Future, crew: Crew) -> bool:
 
 
 def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
-    """Whatever answers are there, in order."""
+    """All available answers, in order."""
     for index, future in futures.items():
         if future.done() and not future.cancelled() and future.exception() is None:
             yield index, future.result()

@@ -1,4 +1,4 @@
-"""Who does the points of a study beside this process, and what a worker does with one of them."""
+"""The workers of a study's points outside this process, and the work of one of them."""
 
 import copy
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from engine.result import Stop
 
 Report = Callable[..., None]
-"""Called with how far the work within a point is: share done, message, best objective so far, bound so far."""
+"""Called with the progress of the work within a point: share done, message, best objective so far, bound so far."""
 
 Work = Callable[[Any, int, Stop, Report], Any]
-"""A point of a study: of what all points have in common, the point's index, a `Stop` and a `Report` its answer. A function of a
-module, so that another process finds it; it changes nothing of what is common."""
+"""A point of a study: takes the data that all points have in common, the point's index, a `Stop` and a `Report`, and
+returns its answer. A function of a module, so that another process finds it; it does not change the common data."""
 
 GRACE = 0.7
 """Seconds that points at work are given to hand back their best; a job is killed a second after it was asked to stop."""
@@ -26,8 +26,8 @@ class NotBegunError(Exception):
 class Crew(Protocol):
     """Workers that do points of one study, by a `concurrent.futures.Executor`.
 
-    lost: exceptions of a future whose worker is gone, so that its point is to be done again
-    advice: what to do where workers go again and again
+    lost: exceptions of a future without its worker, so that its point is to be done again
+    advice: for a person if workers go again and again
     """
 
     lost: tuple[type[BaseException], ...]
@@ -37,7 +37,7 @@ class Crew(Protocol):
         """Have a point done; points begin in the order in which they are submitted."""
 
     def check(self) -> None:
-        """Raise InputError when nobody is left to do the points; asked several times per second."""
+        """Raise InputError if nobody is left to do the points; asked several times per second."""
 
     def ask_to_stop(self) -> None:
         """Make the `Stop` of all points at work true, and let no others begin. Harmless to repeat."""
@@ -48,7 +48,7 @@ class Crew(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """What every worker gets once: the work and what its points have in common."""
+    """The input of every worker, sent once: the work and the data that its points have in common."""
 
     work: Work
     common: Any
@@ -58,11 +58,11 @@ class Batch:
         return Batch(self.work, copy.deepcopy(self.common))
 
     def do(self, index: int, stop: Stop) -> Any:
-        """A point, in a worker. Raises `NotBegunError` where nobody waits for it any more."""
+        """Do a point, in a worker. Raises `NotBegunError` if nobody waits for it any more."""
         if stop():
             raise NotBegunError
-        return self.work(self.common, index, stop, _ignore)
+        return self.work(self.common, index, stop, silent)
 
 
-def _ignore(*progress: object) -> None:
-    """The `Report` of a point in another process: progress moves by the point there."""
+def silent(*progress: object) -> None:
+    """The `Report` of work that nobody watches, such as a point in another process: progress moves by the point there."""

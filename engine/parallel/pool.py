@@ -1,7 +1,5 @@
-"""Processes that answer single questions for a process that lives long and serves many, such as a studio.
-
-While such a process computes for one person all others wait, because Python runs one thread at a time.
-"""
+"""Processes that answer single questions for a process that lives long and serves many, such as a studio. While such a
+process computes for one person all others wait, because Python runs one thread at a time."""
 
 import contextlib
 import threading
@@ -16,17 +14,21 @@ from engine.errors import InputError
 from engine.parallel.processes import Workers, prepare, processors
 
 KEPT = 8
-"""Large arguments that a worker keeps: those that it was asked about last."""
+"""Large arguments that a worker keeps: those of its last questions."""
 LOST_IN_A_ROW = 3
 """Times that a worker may be lost while somebody waits for the same answers."""
 POLL = 0.05
-"""Seconds between two looks at whether the answers are still wanted."""
+"""Seconds between two checks that the answers are still wanted."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Work (a function of a module) and its arguments: first the large ones, each under the digest of its content, so that a
-    worker that has it need not be sent it again; then the small ones."""
+    """Work (a function of a module) and its arguments.
+
+    large: the first arguments, each under the digest of its content, so that a worker that has it need not be sent it
+        again
+    small: the other arguments
+    """
 
     work: Callable[..., Any]
     large: Mapping[str, Any] = field(default_factory=dict)
@@ -34,10 +36,11 @@ class Question:
 
 
 class Pool:
-    """One process a processor, shared by all threads of this one.
+    """One process a processor, shared by all threads of this one. They start at `start`, and end at `close` or with
+    this process. A worker that dies costs its question a second attempt.
 
-    module: imported once for all of them; begin: what each does before its first question. They start at `start`, and end at
-    `close` or with this process. A worker that dies costs its question a second attempt.
+    module: imported once for all of them
+    begin: called in each before its first question
     """
 
     def __init__(self, module: str, begin: Callable[[], None]) -> None:
@@ -47,7 +50,7 @@ class Pool:
 
     @property
     def ready(self) -> bool:
-        """Whether a question is answered without waiting for processes to start."""
+        """True if a question is answered without waiting for processes to start."""
         return self._ready.is_set()
 
     def start(self) -> None:
@@ -71,10 +74,10 @@ class Pool:
                 self._ready.set()
 
     def answers(self, questions: Sequence[Question], still_wanted: Callable[[], None] = lambda: None) -> list[Any]:
-        """The answers of a ready pool, in order; what a question raises is raised here.
+        """The answers of a ready pool, in order; an error of a question is raised here. Raises InputError if workers
+        are lost again and again.
 
-        still_wanted: called every `POLL` seconds; when it raises, what has not begun is not done. Raises InputError when
-        workers are lost again and again.
+        still_wanted: called every `POLL` seconds; if it raises, questions that have not begun are dropped
         """
         answers, lost = [None] * len(questions), [0] * len(questions)
         awaited = {index: self._ask(question) for index, question in enumerate(questions)}
@@ -131,7 +134,7 @@ _kept: OrderedDict[str, Any] = OrderedDict()
 
 
 def _answer(work: Callable[..., Any], large: Mapping[str, Any], small: tuple) -> Any:
-    """In a worker: a question with large arguments by digest, None for those that it should have kept."""
+    """Answer a question in a worker. large: arguments by digest, None for those that it should have kept."""
     for digest, value in large.items():
         if value is not None:
             _kept[digest] = value

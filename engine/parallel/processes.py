@@ -1,8 +1,8 @@
 """Processes on this machine: of a crew for one study, or of a pool for as long as this process lives.
 
-They are forked from a server that is started for it, with the modules that they need imported once for all: a fork of this
-process would copy the locks that the threads of PyTorch, Arrow or a solver hold at that moment and wait for them for ever, and
-a process started from nothing would import everything again for each processor.
+They are forked from a server that is started for it, with the modules that they need imported once for all: a fork of
+this process would copy the locks that the threads of PyTorch, Arrow or a solver hold at that moment and wait for them
+for ever, and a process started from nothing would import everything again for each processor.
 """
 
 import contextlib
@@ -35,26 +35,27 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", 
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def workers_for(points: int) -> int:
-    """How many processes to start: one a processor, but no more than fit the memory if each takes as much as this one did."""
+    """Number of processes to start: one a processor, but no more than fit the memory if each takes as much as this one
+    did."""
     return max(1, min(processors(), points, int(psutil.virtual_memory().available / most_memory())))
 
 
 def most_memory() -> int:
-    """Bytes that this process has taken at most. Linux counts for `getrusage` what whoever started this process had taken by
-    then, such as a studio for its jobs."""
+    """Most bytes that this process has taken. `getrusage` on Linux also counts the memory of the process that started
+    this one until then, such as a studio's for its jobs."""
     with contextlib.suppress(OSError, TypeError):
         return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def prepare(module: str) -> None:
-    """Start the server and wait until it can fork; `module` and all that it imports is there in every process. Takes as long
-    as these imports, and nothing when it was called before."""
+    """Start the server and wait until it can fork; `module` and all its imports are there in every process. Takes as
+    long as these imports, and no time if it was called before."""
     _CONTEXT.set_forkserver_preload([module, __name__])
     resource_tracker.ensure_running()  # here, for it would lift the ban on signals
     with _untouched_by_signals(), _environment():
@@ -65,8 +66,8 @@ def prepare(module: str) -> None:
 
 
 def give_up_preparing() -> None:
-    """End a server that is still importing, which would notice only afterwards that nobody waits for it; `prepare`, in another
-    thread, raises EOFError or OSError."""
+    """End a server that is still importing, which would notice only afterwards that nobody waits for it; `prepare`, in
+    another thread, raises EOFError or OSError."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "multiprocessing.forkserver" in " ".join(child.cmdline()):
@@ -75,7 +76,8 @@ def give_up_preparing() -> None:
 
 @contextlib.contextmanager
 def _untouched_by_signals() -> Iterator[None]:
-    """Whatever is started inside leaves Ctrl-C and a SIGTERM to the process group to this process, which knows what to keep."""
+    """Processes started inside leave Ctrl-C and a SIGTERM to the process group to this process, which knows the data to
+    keep."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -85,7 +87,7 @@ def _untouched_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Of the server, which would read it when it is too late for a change, and does not know this process's path."""
+    """The environment of the server, which reads it before any later change, and does not know this process's path."""
     wanted = _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -99,15 +101,15 @@ def _environment() -> Iterator[None]:
 
 
 class Workers:
-    """An executor of processes that leave the signals of this one to it, and end when it closes them or dies. `prepare` comes
-    first.
+    """An executor of processes that leave the signals of this one to it, and end when it closes them or dies. `prepare`
+    comes first.
 
-    begin: what every process does before its first work, with `arguments`
+    begin: called in every process before its first work, with `arguments`
     """
 
     def __init__(self, count: int, begin: Callable[..., None], *arguments: Any) -> None:
         self._context = _RememberingContext()
-        # Whoever reads learns that this process asks to stop, and also that it died.
+        # Readers learn that this process asks to stop, and also that it died.
         self._reader, self._writer = self._context.Pipe(duplex=False)
         own = (self._reader, begin, arguments)
         self.executor = ProcessPoolExecutor(count, self._context, _begin, own)
@@ -116,7 +118,8 @@ class Workers:
         self._writer.close()
 
     def check(self) -> None:
-        """End all processes once one of them has died: an executor that has read half of its answer would wait for the rest."""
+        """End all processes once one of them has died: an executor that has read half of its answer would wait for the
+        rest."""
         if not all(process.is_alive() for process in self._context.started):
             self._kill()
 
@@ -124,7 +127,7 @@ class Workers:
         for process in self._context.started:
             process.kill()
             process.join()
-        for answers in self._context.answers:  # the end of what was half sent comes when nobody could write any more
+        for answers in self._context.answers:  # the end of a half-sent answer comes when nobody could write any more
             answers._writer.close()
 
     def close(self) -> None:
@@ -137,8 +140,11 @@ class Workers:
 
 
 class _RememberingContext(ForkServerContext):
-    """started, answers: the processes that were started in it and the queue that they write to, which an executor does not
-    tell."""
+    """A context that remembers its processes and queues, which an executor does not tell.
+
+    started: the processes that were started in it
+    answers: the queue that they write to
+    """
 
     def __init__(self) -> None:
         self.started: list[multiprocessing.process.BaseProcess] = []
@@ -155,7 +161,7 @@ class _RememberingContext(ForkServerContext):
 
 
 class Processes:
-    """See `Crew`. `prepare` comes first."""
+    """A crew of processes on this machine, see `Crew`. `prepare` comes first."""
 
     lost = (BrokenProcessPool,)
     advice = "processes of this machine were killed again and again, perhaps for want of memory; make the study smaller"
@@ -207,4 +213,4 @@ def _do(index: int) -> Any:
 
 
 def _nothing() -> None:
-    """What the first process does: it is there."""
+    """The work of the first process: it is there."""

@@ -1,7 +1,7 @@
 """A crew of the workers of a Dask cluster (`distributed`, see requirements-dask.txt).
 
-What is common to all points goes to every worker once. A worker that dies costs its points a second attempt, which the
-scheduler sees to.
+Common data goes to every worker once. A worker that dies costs its points a second attempt, which the scheduler sees
+to.
 """
 
 import logging
@@ -23,11 +23,11 @@ CONNECTING = 10.0
 WITHOUT_WORKERS = 30.0
 """Seconds in which a scheduler that lost all its workers may find others."""
 POLL = 0.25
-"""Seconds between two questions of a worker whether its points are still wanted."""
+"""Seconds between two questions of a worker about whether its points are still wanted."""
 
 
 class Remote:
-    """See `Crew`. Raises InputError when the cluster cannot be used."""
+    """A crew on a Dask cluster, see `Crew`. Raises InputError if the cluster cannot be used."""
 
     advice = "the Dask cluster lost the same points again and again; look at the logs of its workers"
 
@@ -38,7 +38,7 @@ class Remote:
             raise InputError(
                 f"points cannot go to {address}: distributed is not installed; pip install -r requirements-dask.txt"
             ) from None
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it means is said in one line below
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are put into one line below
         self.lost = (CancelledError, distributed.KilledWorker)
         self._address, self._had_workers, self._checked = address, time.monotonic(), 0.0
         try:
@@ -64,7 +64,7 @@ class Remote:
         self._executor = self._client.get_executor(pure=False)
 
     def _check_versions(self) -> None:
-        """The same answers need the same libraries."""
+        """Raise InputError unless all have the same libraries, which the same answers need."""
         mine = _versions()
         try:
             of_workers = _within(CONNECTING, lambda: self._client.run(_versions, on_error="return"))
@@ -106,14 +106,14 @@ class Remote:
 
 
 def _briefly(call: Callable[[], Any]) -> Any:
-    """What a question to the scheduler answers; None where it fails or takes long, for a scheduler may hang."""
+    """The scheduler's answer to a question; None if it fails or takes long, for a scheduler may hang."""
     with suppress(Exception):  # a scheduler that is gone cancels the futures, which is how that is noticed
         return _within(0.3, call)
     return None
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What a call returns or raises. Raises TimeoutError when it takes longer."""
+    """Return or raise the result of a call. Raises TimeoutError if it takes longer."""
     answer: Future = Future()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""What is kept: recordings, documents, sessions and what was simulated as files in the data folder, the team's work in a
+"""The kept data: recordings, documents, sessions and simulations as files in the data folder, the team's work in a
 database."""
 
 from engine.files import data_folder

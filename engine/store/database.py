@@ -1,4 +1,4 @@
-"""The team's database: SQLite in the data folder, or what DATABASE_URL names (PostgreSQL)."""
+"""The team's database: SQLite in the data folder, or the one that DATABASE_URL names (PostgreSQL)."""
 
 import os
 import sqlite3
@@ -30,21 +30,22 @@ FILE, URL = "switchyard.db", "DATABASE_URL"
 PATIENCE = 20
 """Seconds for which a writer waits for another one."""
 ANSWERS_WITHIN = 5
-"""Seconds for which a connection waits for its server, a new one as well as one whose server fell silent: pages wait too."""
+"""Seconds for which a connection waits for its server, a new one as well as one with a server that fell silent: pages
+wait too."""
 
 _LOCK = 7_283_411
-"""Of PostgreSQL's advisory locks, the one that a migration holds: any number that is always the same."""
+"""The advisory lock of PostgreSQL that a migration holds: any number that is always the same."""
 
 
 class LostError(InputError):
-    """The database does not answer, now: what was asked of it can be asked again."""
+    """The database does not answer, now: the same question can be asked again."""
 
 
 class Database:
-    """A database at the newest version of the tables; made or upgraded when opened.
+    """A database at the newest version of the tables; made or upgraded when opened. Raises InputError if the database
+    cannot be reached, or was made by a newer Switchyard.
 
-    version: another one of `migrations`, for a backup of its time. Raises InputError when the database cannot be reached, or
-    was made by a newer Switchyard.
+    version: another one of `migrations`, for a backup of its time
     """
 
     def __init__(self, url: str, version: str = "head") -> None:
@@ -54,7 +55,7 @@ class Database:
 
     @property
     def address(self) -> str:
-        """Which database this is, without its password."""
+        """Address of this database, without its password."""
         return self._engine.url.render_as_string(hide_password=True)
 
     @contextmanager
@@ -82,7 +83,7 @@ class Database:
             with _explained(self._engine), self._engine.connect() as connection:
                 connection = connection.execution_options(**options)
                 with connection.begin():
-                    connection.execute(text("select 1"))  # what it sees is settled by the first that it asks
+                    connection.execute(text("select 1"))  # the first query settles the state that it sees
                     yield connection
 
     def close(self) -> None:
@@ -116,8 +117,8 @@ def address() -> str:
 
 
 def ask() -> str:
-    """Which database the environment names, without its password, if it answers; it is neither made nor upgraded. Raises
-    InputError when it does not."""
+    """Address of the database that the environment names, without its password, if it answers; it is neither made nor
+    upgraded. Raises InputError if it does not."""
     engine = _engine_of(address())
     try:
         made = engine.dialect.name != "sqlite" or Path(engine.url.database or "").exists()
@@ -157,9 +158,9 @@ def _engine_of(url: str) -> Engine:
 
 
 def _make_private(dialect, record, arguments: tuple, options: dict) -> None:
-    """Let SQLite find a file that nobody but its owner can read; the ones beside it become like it."""
+    """Let SQLite find a file that nobody but its owner can read; its companion files become like it."""
     path = arguments[0]
-    with suppress(OSError):  # which SQLite says in its own words
+    with suppress(OSError):  # SQLite reports it in its own words
         if path != ":memory:":
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
 
@@ -167,7 +168,7 @@ def _make_private(dialect, record, arguments: tuple, options: dict) -> None:
 def _prepare_sqlite(connection, record) -> None:
     # The driver must not begin transactions by itself, which it does too late: `_begin_sqlite` does.
     connection.isolation_level = None
-    # With synchronous=NORMAL a power cut would take back what people were told is saved.
+    # With synchronous=NORMAL a power cut would take back work that people were told is saved.
     for pragma in ("journal_mode=WAL", "foreign_keys=ON", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -197,11 +198,11 @@ def _copied(engine: Engine) -> Iterator[Engine]:
 
 @contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    """Turn what a database says into a line for people; a broken rule of ours is a bug and stays what it is."""
+    """Turn a database's error into a line for people; a broken rule of ours is a bug and stays an exception of its own."""
     try:
         yield
     except DBAPIError as error:
-        # What drivers raise for a database that is gone, going, full or read-only has many names under these classes.
+        # Drivers' errors for a database that is gone, going, full or read-only have many names under these classes.
         if (
             not isinstance(error, OperationalError | InterfaceError | InternalError)
             and type(error) is not DatabaseError

@@ -1,4 +1,4 @@
-"""The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` says where; nothing is written outside it."""
+"""The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` names it; nothing is written outside it."""
 
 import hashlib
 import os
@@ -22,13 +22,23 @@ from engine.workload import Origin, Workload
 
 Document = TypeVar("Document", bound=Frozen)
 VERSION = 1
-"""Of the arrays in which a recording is kept. Raise it when one is renamed or means something else, and let `load_workload`
-mend the older ones. Those of the first release have none."""
+"""Version of the arrays in which a recording is kept. Raise it when one is renamed or changes its meaning, and let
+`load_workload` mend the older ones. Those of the first release have none."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOUCHED_AFTER = 12 * 3600.0
 """Seconds after which a file that is used is marked as used."""
 _PATIENCE = 20.0
-"""Seconds for which who stores a session waits for others."""
+"""Seconds for which a process that stores a session waits for others."""
+
+_WORKLOADS = {kind.__name__: kind for kind in get_args(Workload)}
+_NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
+    "name": str,
+    "num_experts": int,
+    "bytes_per_token": float,
+    "model_layers": lambda layers: tuple(layers.tolist()),
+    "origin": lambda text: Origin.model_validate_json(str(text)),
+}
+"""Fields of workloads that are no arrays, each with a function that reads it from one."""
 
 
 @contextmanager
@@ -53,12 +63,12 @@ def save_workload(workload: Workload) -> str:
 
 
 def has_workload(digest: str) -> bool:
-    """Whether the data folder has the recording with this digest."""
+    """True if the data folder has the recording with this digest."""
     return is_digest(digest) and _path(digest).exists()
 
 
 def load_workload(digest: str) -> Workload:
-    """The recording with this digest; InputError when the data folder does not have it."""
+    """The recording with this digest. Raises InputError if the data folder does not have it."""
     path = _path(digest)
     if not path.exists():
         raise InputError("this recording is no longer in the data folder; upload it again")
@@ -76,17 +86,6 @@ def load_workload(digest: str) -> Workload:
             raise ValueError("it is no recording") from None
 
 
-_WORKLOADS = {kind.__name__: kind for kind in get_args(Workload)}
-_NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
-    "name": str,
-    "num_experts": int,
-    "bytes_per_token": float,
-    "model_layers": lambda layers: tuple(layers.tolist()),
-    "origin": lambda text: Origin.model_validate_json(str(text)),
-}
-"""Fields of workloads that are no arrays, and how they are had from one."""
-
-
 def save_document(document: Frozen) -> str:
     """Keep a cluster or a model under its digest and return the digest."""
     path = data_folder() / "documents" / f"{document.digest}.json"
@@ -96,7 +95,7 @@ def save_document(document: Frozen) -> str:
 
 
 def load_document(kind: type[Document], digest: str) -> Document:
-    """The cluster or model with this digest; InputError when the data folder does not have it."""
+    """The cluster or model with this digest. Raises InputError if the data folder does not have it."""
     path = data_folder() / "documents" / f"{digest}.json"
     if not is_digest(digest) or not path.exists():
         raise InputError(f"the {kind.__name__} of this plan is not in the data folder")
@@ -115,7 +114,7 @@ def save_config(path: Path) -> str:
 
 
 def config_path(digest: str) -> Path:
-    """The file that `save_config` kept; InputError when the data folder does not have it."""
+    """The file that `save_config` kept. Raises InputError if the data folder does not have it."""
     path = data_folder() / "configs" / f"{digest}.json"
     if not is_digest(digest) or not path.exists():
         raise InputError("the config.json of this model is no longer in the data folder; upload it again")
@@ -123,7 +122,7 @@ def config_path(digest: str) -> Path:
 
 
 def save_session(token: str, text: str) -> None:
-    """Keep what a browser session has open (JSON text) under its token, so that a reload finds it again."""
+    """Keep the contents of a browser session (JSON text) under its token, so that a reload finds them again."""
     path = _session(token)
     with writing(path.parent):
         write_atomically(path, text)
@@ -131,7 +130,7 @@ def save_session(token: str, text: str) -> None:
 
 def load_session(token: str) -> str | None:
     """The text kept for a session, as it was saved unless it was damaged since; None: none was. It counts as used now.
-    Raises InputError where the file is there and cannot be read."""
+    Raises InputError if the file is there and cannot be read."""
     path = _session(token)
     used_now(path)
     try:
@@ -153,14 +152,14 @@ def session_written(token: str) -> tuple[int, int] | None:
 
 @contextmanager
 def alone_with_sessions() -> Iterator[None]:
-    """Nobody else saves a session meanwhile, in whichever studio: for whoever looks at one before they replace it."""
+    """Let nobody else save a session meanwhile, in any studio: for a look at one before it is replaced."""
     with writing(folder := data_folder()), FileLock(folder / "sessions.lock", _PATIENCE, PRIVATE_FILE):
         yield
 
 
 def used_now(path: Path) -> bool:
-    """Whether there is such a file; if so, its age begins anew (see `engine.upkeep.retention`). Twice a day is enough: other
-    tabs take a session that was touched for one that was saved, and look at it."""
+    """True if there is such a file; if so, its age begins anew (see `engine.upkeep.retention`). Twice a day is enough:
+    other tabs take a session that was touched for one that was saved, and look at it."""
     try:
         if time.time() - path.stat().st_mtime > _TOUCHED_AFTER:
             os.utime(path)
@@ -191,7 +190,7 @@ def _session(token: str) -> Path:
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a digest, and so can be part of a file's name."""
+    """True if a text is a digest, and so can be part of a file's name."""
     return bool(_DIGEST.fullmatch(text))
 
 

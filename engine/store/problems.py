@@ -1,4 +1,5 @@
-"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their digests."""
+"""A problem as plain JSON, for jobs and for saved plans: its recordings stay in the data folder, and go by their
+digests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from engine.workload import Workload
 
 
 def save_inputs(problem: Problem) -> None:
-    """Keep what a problem is made of in the data folder, so that later commands need only the plan."""
+    """Keep a problem's inputs in the data folder, so that later commands need only the plan."""
     for part in (problem, problem.second):
         if part is not None:
             save_workload(part.workload)
@@ -28,7 +29,7 @@ def save_inputs(problem: Problem) -> None:
 
 
 def save_recordings(problem: Problem) -> None:
-    """Put a problem's recordings into the data folder, where a job finds them: balanced routing was recorded nowhere."""
+    """Put a problem's recordings into the data folder for a job to find them: balanced routing was recorded nowhere."""
     second = () if problem.second is None else (problem.second.workload,)
     for recording in (problem.workload, *problem.others, *second):
         save_workload(recording)
@@ -36,39 +37,51 @@ def save_recordings(problem: Problem) -> None:
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
     """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
-    arguments = {
-        "workload": problem.workload.digest,
-        "cluster": _json(problem.cluster),
-        "model": _json(problem.model),
+    second = (problem.second.workload, problem.second.model) if problem.goal is Goal.TWO_MODELS else None
+    roles = ("cluster", "in_use", "step", "graph", "travel")
+    documents = {role: getattr(problem, role) for role in roles}
+    return input_arguments(problem.workload, problem.model, second, **documents) | {
         "others": [other.digest for other in problem.others],
         "cost": cost_choice.to_dict(problem.cost),
     }
-    if problem.goal is Goal.TWO_MODELS:
-        arguments["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
-    for role in ("in_use", "step", "graph", "travel"):
-        if (document := getattr(problem, role)) is not None:
-            arguments[role] = _json(document)
-    return arguments
 
 
-def _json(document: Frozen) -> dict[str, Any]:
+def input_arguments(
+    workload: Workload, model: MoEModel, second: tuple[Workload, MoEModel] | None, **documents: Frozen | None
+) -> dict[str, Any]:
+    """The inputs of a problem or a launch as plain JSON: recordings by digest, documents in full unless they are None."""
+    arguments = {"workload": workload.digest, "model": as_json(model)}
+    if second is not None:
+        arguments["second"] = {"workload": second[0].digest, "model": as_json(second[1])}
+    return arguments | {role: as_json(document) for role, document in documents.items() if document is not None}
+
+
+def inputs_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> dict[str, Any]:
+    """Workload, model, second, cluster and step (None if absent) that `input_arguments` described, as keyword arguments."""
+    cluster, second, step = (arguments.get(role) for role in ("cluster", "second", "step"))
+    return {
+        "workload": recording(arguments["workload"]),
+        "model": MoEModel.from_dict(arguments["model"], "model"),
+        "second": second and (recording(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+        "cluster": cluster and Cluster.from_dict(cluster, "cluster"),
+        "step": step and TrainingStep.from_dict(step, "training step"),
+    }
+
+
+def as_json(document: Frozen) -> dict[str, Any]:
+    """A document as plain JSON."""
     return document.model_dump(mode="json", exclude_none=True)
 
 
 def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> Problem:
-    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
-    second, in_use, step, graph, travel = (
-        arguments.get(role) for role in ("second", "in_use", "step", "graph", "travel")
-    )
+    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its
+    digest."""
+    in_use, graph, travel = (arguments.get(role) for role in ("in_use", "graph", "travel"))
     return make_problem(
-        recording(arguments["workload"]),
-        Cluster.from_dict(arguments["cluster"], "cluster"),
-        MoEModel.from_dict(arguments["model"], "model"),
-        cost_choice.from_dict(arguments.get("cost", {"source": "datasheet"})),
-        second and (recording(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
-        tuple(recording(digest) for digest in arguments.get("others", [])),
-        in_use and Placement.from_dict(in_use, "placement in use"),
-        step and TrainingStep.from_dict(step, "training step"),
-        graph and OperatorGraph.from_dict(graph, "operator graph"),
-        travel and Travel.from_dict(travel, "travel"),
+        **inputs_from(arguments, recording),
+        cost=cost_choice.from_dict(arguments.get("cost", {"source": "datasheet"})),
+        others=tuple(recording(digest) for digest in arguments.get("others", [])),
+        in_use=in_use and Placement.from_dict(in_use, "placement in use"),
+        graph=graph and OperatorGraph.from_dict(graph, "operator graph"),
+        travel=travel and Travel.from_dict(travel, "travel"),
     )

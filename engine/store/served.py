@@ -1,4 +1,4 @@
-"""Plans in whole serving steps, kept as what was simulated is. Apart from it: who only stores needs no simulation loaded."""
+"""Kept plans in whole serving steps, apart from other kept results: a process that only stores loads no simulation."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,7 +11,7 @@ from engine.workload import digest_of
 
 @dataclass(frozen=True)
 class _Served:
-    """The figures of a serving step, as they are kept beside its timeline."""
+    """The figures of a serving step, as they are kept with its timeline."""
 
     figures: ServingFigures
 
@@ -23,14 +23,14 @@ class _Served:
         return cls(ServingFigures.from_fields(data))
 
 
-def save(served: ServedStep, *depends_on: str) -> None:
-    """Keep a plan in a serving step, where that is worth it, under a digest of all that it depends on."""
+def save_step(served: ServedStep, *depends_on: str) -> None:
+    """Keep a plan in a serving step, if it is worth it, under a digest of all that it depends on."""
     if is_worth_keeping(served.timeline):
         save_timeline(digest_of("served", *depends_on), served.timeline)
         save_figures(_Served(served.figures), *depends_on)
 
 
-def load(*depends_on: str) -> ServedStep | None:
-    """The plan in a serving step that was kept, which counts as used now; None where there is none that can be read."""
+def load_step(*depends_on: str) -> ServedStep | None:
+    """The plan in a serving step that was kept, which counts as used now; None if there is none that can be read."""
     figures, timeline = load_figures(_Served, *depends_on), load_timeline(digest_of("served", *depends_on))
     return None if figures is None or timeline is None else ServedStep(figures.figures, timeline)

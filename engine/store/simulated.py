@@ -1,11 +1,10 @@
-"""What simulations of plans gave: timelines and figures, under digests of all that they depend on.
-
-All of it can be simulated again, so what is damaged, or was kept in another form, counts as not there.
-"""
+"""Kept results of simulations, timelines and figures, under digests of all that they depend on. All of it can be simulated
+again, so a file that is damaged, or was kept in another form, counts as not there."""
 
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -21,15 +20,16 @@ from engine.workload import digest_of
 
 CATEGORIES = {"stream": STREAMS, "kind": KINDS}
 LONG, LONGEST = 20_000, 2_000_000
-"""Events from which on a timeline is kept, and up to which: with fewer it is simulated in less time than it is written and
-read (that of DeepSeek-R1's size on 32 GPUs has 120,640, takes 0.05 to 0.28 s and is read in 0.02 s); with more it takes some
+"""Least and most events of a timeline that is kept: with fewer it is simulated in less time than it is written and read
+(that of DeepSeek-R1's size on 32 GPUs has 120,640, takes 0.05 to 0.28 s and is read in 0.02 s); with more it takes some
 20 MB. Sends are bundled long before that (`engine.simulate.events`)."""
 FIGURES = 2
-"""Of the figures. Raise it when one means something else; those of other versions are computed again."""
+"""Version of the figures. Raise it when the meaning of one changes; those of other versions are computed again."""
 
 
 class Figures(Protocol):
-    """Few numbers about a plan, that can be written as plain JSON; `from_dict` may raise anything of what it cannot read."""
+    """Few numbers about a plan, that can be written as plain JSON; `from_dict` may raise anything if it cannot read
+    them."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -41,8 +41,8 @@ Kind = TypeVar("Kind", bound=Figures)
 
 
 def is_worth_keeping(timeline: Timeline) -> bool:
-    """Whether a simulated timeline is read sooner than it is simulated, and small enough to be kept. Few bundles stand for many
-    sends."""
+    """True if a simulated timeline is read sooner than it is simulated, and small enough to be kept. Few bundles stand
+    for many sends."""
     events = len(timeline.events)
     return (timeline.bundled or events > LONG) and events <= LONGEST
 
@@ -50,15 +50,7 @@ def is_worth_keeping(timeline: Timeline) -> bool:
 def save_timeline(key: str, timeline: Timeline) -> None:
     """Keep a simulated timeline under a digest of all that it depends on."""
     path = _path(key, "timelines", "npz")
-    about = {
-        "resources": timeline.resources,
-        "source": timeline.source,
-        "cost_source": timeline.cost_source,
-        "labels": timeline.labels,
-        "bundled": timeline.bundled,
-        "exact": timeline.exact,
-        "latest": timeline.latest,
-    }
+    about = {field.name: getattr(timeline, field.name) for field in fields(timeline) if field.name != "events"}
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:
         columns[name] = columns[name].cat.codes
@@ -67,7 +59,7 @@ def save_timeline(key: str, timeline: Timeline) -> None:
 
 
 def load_timeline(key: str) -> Timeline | None:
-    """The timeline that was kept under this digest, which counts as used now; None where there is none that can be read."""
+    """The timeline that was kept under this digest, which counts as used now; None if there is none that can be read."""
     import pandas as pd
 
     path = _path(key, "timelines", "npz")
@@ -93,22 +85,22 @@ def save_figures(figures: Figures, *depends_on: str) -> None:
 
 
 def load_figures(kind: type[Kind], *depends_on: str) -> Kind | None:
-    """The figures that were kept, which count as used now; None where there are none that can be read."""
+    """The figures that were kept, which count as used now; None if there are none that can be read."""
     path = _path_of_figures(kind, depends_on)
     if used_now(path):
-        # Whatever is wrong with them: no page should fail for what it can compute.
+        # Whatever is wrong with them: no page should fail for figures that it can compute.
         with contextlib.suppress(Exception):
             return kind.from_dict(json.loads(path.read_bytes()))
     return None
 
 
 def has_figures(kind: type[Figures], *depends_on: str) -> bool:
-    """Whether figures were kept under these digests."""
+    """True if figures were kept under these digests."""
     return _path_of_figures(kind, depends_on).exists()
 
 
 def figures(kind: type[Kind], make: Callable[[], Kind], *depends_on: str) -> Kind:
-    """The figures that were kept; else they are made and kept. Raises what `make` does."""
+    """The figures that were kept; else they are made and kept. Raises the errors of `make`."""
     if (kept := load_figures(kind, *depends_on)) is not None:
         return kept
     made = make()

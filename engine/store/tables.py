@@ -1,5 +1,5 @@
 """The tables of the team's database. Rows of plans, comments and decisions are only ever added, so that two people who
-write at once lose nothing; what can be said in one place is said there only (a review's state is its last decision)."""
+write at once lose nothing; every fact is in one place only (a review's state is its last decision)."""
 
 from sqlalchemy import JSON, CheckConstraint, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 
@@ -22,12 +22,12 @@ def _reference(name: str, table: str, index: bool = False) -> Column:
 
 
 def _made() -> tuple[Column, Column]:
-    """Who made a row, and when: seconds since the epoch."""
+    """The maker of a row, and its time: seconds since the epoch."""
     return Column("by", String(NAME), nullable=False), Column("at", Float, nullable=False)
 
 
 def _login() -> Column:
-    """What a login knows whoever made a row by; none where nobody was logged in."""
+    """The maker's id at the login; none if nobody was logged in."""
     return Column("login", Text)
 
 
@@ -46,7 +46,9 @@ plan = Table(
     Column("body", Text, nullable=False),
     Column("parent", String(ID), index=True),
 )
-"""id: the plan's own, of its content; body: its JSON; parent: the plan that it was derived from, saved or not."""
+"""id: the plan's own, of its content
+body: its JSON
+parent: the plan that it was derived from, saved or not"""
 
 saved_plan = Table(
     "saved_plan",
@@ -67,8 +69,9 @@ saved_plan = Table(
     Column("deployed", Text),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
 )
-"""inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved;
-the last five: `team.Summary`."""
+"""inputs: digest of every input by role, with its name
+figures: those of the simulation when it was saved
+the last five: `team.Summary`"""
 
 review = Table(
     "review",
@@ -89,7 +92,7 @@ comment = Table(
     *_made(),
     Column("place", String(ID)),
 )
-"""place: `team_place.Place`, what it points to."""
+"""place: a `team_approval.Place`, to which it points"""
 
 decision = Table(
     "decision",
@@ -121,8 +124,11 @@ look = Table(
     Column("review", String(ID), ForeignKey("review.id"), primary_key=True),
     Column("at", Float, nullable=False),
 )
-"""who: what a login knows a person by, else the name that they typed; at: when they last looked at the review, seconds since
-the epoch. The only rows that change."""
+"""The only rows that change.
+
+who: a person's id at the login, else the name that they typed
+at: seconds since the epoch of their last look at the review
+"""
 
 run = Table(
     "run",

@@ -1,4 +1,4 @@
-"""What a team keeps: workspaces, the plans saved in them, reviews with comments and decisions, and runs.
+"""The team's work: workspaces, the plans saved in them, reviews with comments and decisions, and runs.
 
 Every function takes the database first. Names and texts are checked here: they come from people.
 """
@@ -6,7 +6,7 @@ Every function takes the database first. Names and texts are checked here: they 
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -36,8 +36,13 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a list says of a saved plan: names of its cluster and recording, simulated seconds of it and of what was deployed
-    when it was saved, and what that is called; None: not known."""
+    """The entry of a saved plan in a list; None: not known.
+
+    cluster, recording: names
+    seconds: simulated, when it was saved
+    deployed_seconds: simulated, of the baseline deployed then
+    deployed: name of that baseline
+    """
 
     cluster: str | None = None
     recording: str | None = None
@@ -47,7 +52,7 @@ class Summary:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as what was deployed; None where either is not known or takes no time."""
+        """Speed relative to the deployed baseline; None if either time is not known or zero."""
         return self.deployed_seconds / self.seconds if self.deployed_seconds and self.seconds else None
 
 
@@ -56,8 +61,12 @@ UNKNOWN = Summary()
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan in a workspace. plan, parent: ids; inputs: JSON by role, enough to open the problem again where its recordings
-    are; figures: what the simulation said when it was saved."""
+    """A plan in a workspace.
+
+    plan, parent: ids
+    inputs: JSON by role, enough to open the problem again if its recordings are there
+    figures: those of the simulation when it was saved
+    """
 
     number: int
     workspace: str
@@ -74,7 +83,7 @@ class SavedPlan:
 
 @dataclass(frozen=True)
 class Comment:
-    """place: what it points to."""
+    """A comment in a review. place: the place that it points to."""
 
     by: str
     at: float
@@ -93,7 +102,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class ThresholdChange:
-    """The verdict on a plan was decided again. before, after: its thresholds by name."""
+    """A new decision of the verdict on a plan with other thresholds.
+
+    before, after: thresholds by name
+    """
 
     by: str
     at: float
@@ -103,7 +115,10 @@ class ThresholdChange:
 
 @dataclass(frozen=True)
 class Review:
-    """A plan put up for decision. comments, decisions and thresholds: oldest first."""
+    """A plan put up for decision.
+
+    comments, decisions, thresholds: oldest first
+    """
 
     id: str
     saved: SavedPlan
@@ -117,11 +132,11 @@ class Review:
 
     @property
     def behind(self) -> tuple[str | None, str | None]:
-        """Logins of whoever saved the plan and whoever asked for the decision."""
+        """Logins of those who saved the plan and asked for the decision."""
         return self.saved.login, self.login
 
     def whose(self, decision: Decision) -> Whose | None:
-        """Whether one of its decisions is of who asked for it; None: it decided nothing."""
+        """The standing of one of its decisions; None: it decided nothing."""
         if decision.verdict == "reopened":
             return None
         behind = Signature(self.saved.by, self.saved.login), Signature(self.by, self.login)
@@ -129,12 +144,12 @@ class Review:
 
     @property
     def whose_last(self) -> Whose | None:
-        """The same of the last one; None without any."""
+        """The standing of the last decision; None without any."""
         return self.whose(self.decisions[-1]) if self.decisions else None
 
     @property
     def overruled(self) -> Decision | None:
-        """What somebody else decided before the last decision went another way, unless they reopened it themselves."""
+        """Somebody else's decision that the last decision reverses, unless they reopened it themselves."""
         for before, then in reversed(list(pairwise(self.decisions))):
             if before.verdict != "reopened":
                 others = before.by not in (then.by, self.decisions[-1].by)
@@ -143,7 +158,7 @@ class Review:
 
     @property
     def state(self) -> State:
-        """What was decided last."""
+        """The state after the last decision."""
         return state_after(self.decisions[-1].verdict if self.decisions else None)
 
 
@@ -154,7 +169,10 @@ def state_after(verdict: Verdict | None) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """A launch of a plan. predicted, measured: seconds, None where it did not finish."""
+    """A launch of a plan.
+
+    predicted, measured: seconds, None if it did not finish
+    """
 
     id: str
     plan: str
@@ -167,10 +185,8 @@ class Run:
 
 
 def add_workspace(db: Database, name: str, by: str) -> Workspace:
-    """A new, empty workspace."""
-    workspace = Workspace(
-        secrets.token_urlsafe(9), clean_name(name, "the workspace"), clean_name(by, "you"), time.time()
-    )
+    """Make a new, empty workspace."""
+    workspace = Workspace(secrets.token_urlsafe(9), clean_name(name, "the workspace"), **signed(by))
     with db.writing() as connection:
         connection.execute(insert(tables.workspace).values(**vars(workspace)))
     return workspace
@@ -194,8 +210,8 @@ def save_plan(
     summary: Summary = UNKNOWN,
     login: str | None = None,
 ) -> SavedPlan:
-    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes. login: what
-    a login knows the writer by, here and below."""
+    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes.
+    login: the writer's id at the login, here and below."""
     row = {
         "workspace": workspace,
         "plan": plan.id,
@@ -203,8 +219,7 @@ def save_plan(
         "note": clean_text(note, "the note", empty=True),
         "inputs": inputs or {},
         "figures": figures or {},
-        "by": clean_name(by, "you"),
-        "at": time.time(),
+        **signed(by),
         "login": login,
         **vars(summary),
     }
@@ -213,24 +228,24 @@ def save_plan(
         _keep_plan(connection, plan)
         _insert_new(connection, tables.saved_plan, row)
         where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
-        return _saved(connection.execute(_saved_plans().where(*where)).one())
+        return SavedPlan(*connection.execute(_saved_plans().where(*where)).one())
 
 
 def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
-    """Every time that one of these plans (ids) was saved, in any workspace, newest first."""
+    """All saves of these plans (ids), in any workspace, newest first."""
     c = tables.saved_plan.c
     with db.reading() as connection:
         rows = connection.execute(_saved_plans().where(c.plan.in_(plans)).order_by(c.at.desc(), c.number.desc()))
-        return [_saved(row) for row in rows]
+        return [SavedPlan(*row) for row in rows]
 
 
 def find_saved(db: Database, number: int) -> SavedPlan:
-    """The saved plan with this number. Raises InputError when there is none."""
+    """The saved plan with this number. Raises InputError if there is none."""
     with db.reading() as connection:
         row = connection.execute(_saved_plans().where(tables.saved_plan.c.number == number)).first()
     if row is None:
         raise InputError("this saved plan is not in the database; reload the page")
-    return _saved(row)
+    return SavedPlan(*row)
 
 
 def keep_plan(db: Database, plan: Plan) -> None:
@@ -240,7 +255,7 @@ def keep_plan(db: Database, plan: Plan) -> None:
 
 
 def load_plan(db: Database, id: str) -> Plan:
-    """The plan with this id. Raises InputError when nobody saved it."""
+    """The plan with this id. Raises InputError if nobody saved it."""
     with db.reading() as connection:
         body = connection.scalar(select(tables.plan.c.body).where(tables.plan.c.id == id))
     if body is None:
@@ -259,14 +274,8 @@ def children(db: Database, plan: str) -> list[str]:
 
 def open_review(db: Database, saved: int, question: str, by: str, login: str | None = None) -> Review:
     """Put a saved plan up for decision; saved: its number."""
-    row = {
-        "id": secrets.token_urlsafe(9),
-        "saved": saved,
-        "question": clean_text(question, "the question"),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "login": login,
-    }
+    asked = {"question": clean_text(question, "the question"), **signed(by), "login": login}
+    row = {"id": secrets.token_urlsafe(9), "saved": saved, **asked}
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
         connection.execute(insert(tables.review).values(**row))
@@ -274,14 +283,9 @@ def open_review(db: Database, saved: int, question: str, by: str, login: str | N
 
 
 def add_comment(db: Database, review: str, text: str, by: str, place: Place | None = None) -> None:
-    """Say something about a review. place: what it points to; None: the plan as a whole."""
-    row = {
-        "review": review,
-        "text": clean_text(text, "the comment"),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "place": None if place is None else str(place),
-    }
+    """Add a comment to a review. place: the place that it points to; None: the plan as a whole."""
+    said = {"text": clean_text(text, "the comment"), **signed(by)}
+    row = {"review": review, "place": None if place is None else str(place), **said}
     with db.writing() as connection:
         _has(connection, tables.review.c.id, review, "review")
         connection.execute(insert(tables.comment).values(**row))
@@ -290,23 +294,17 @@ def add_comment(db: Database, review: str, text: str, by: str, place: Place | No
 def decide(
     db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None, login: str | None = None
 ) -> None:
-    """Approve, reject or reopen; earlier decisions stay in the history.
+    """Approve, reject or reopen; earlier decisions stay in the history. Raises InputError if there are more decisions
+    than seen, and if the operator forbids that people approve a plan that they saved or asked for.
 
-    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now, and
-    where the operator forbids that people approve what they saved or asked for.
+    seen: number of decisions that the decider knew of, if that is known
     """
     if verdict == "rejected" and not reason.strip():
         raise InputError("give a reason before rejecting")
-    row = {
-        "review": review,
-        "verdict": verdict,
-        "reason": clean_text(reason, "the reason", empty=True),
-        "by": clean_name(by, "you"),
-        "at": time.time(),
-        "login": login,
-    }
+    why = clean_text(reason, "the reason", empty=True)
+    row = {"review": review, "verdict": verdict, "reason": why, **signed(by), "login": login}
     with db.writing() as connection:
-        # Who decides at the same moment waits here, and then sees this decision.
+        # Another decider at the same moment waits here, and then sees this decision.
         connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
         _has(connection, tables.review.c.id, review, "review")
         before = (now := _reviews(connection, tables.review.c.id == review)[0]).decisions
@@ -320,7 +318,7 @@ def decide(
 
 def note_thresholds(db: Database, plan: str, before: dict[str, float], after: dict[str, float], by: str) -> None:
     """Keep with every review of a plan (its id) that the verdict on it was decided again by other thresholds."""
-    row = {"before": before, "after": after, "by": clean_name(by, "you"), "at": time.time()}
+    row = {"before": before, "after": after, **signed(by)}
     saved = tables.saved_plan.c
     of_plan = select(tables.review.c.id).join(tables.saved_plan, saved.number == tables.review.c.saved)
     with db.writing() as connection:
@@ -329,7 +327,7 @@ def note_thresholds(db: Database, plan: str, before: dict[str, float], after: di
 
 
 def find_review(db: Database, id: str) -> Review:
-    """One review with all that was said. Raises InputError when there is none."""
+    """One review with all its entries. Raises InputError if there is none."""
     with db.reading() as connection:
         reviews = _reviews(connection, tables.review.c.id == id)
     if not reviews:
@@ -345,17 +343,8 @@ def reviews_of(db: Database, saved: int) -> list[Review]:
 
 def pulse(db: Database) -> tuple[int, ...]:
     """Numbers that change whenever anything is added, comments left out; cheap enough to ask for every few seconds."""
-    counts = (
-        select(func.count(column)).scalar_subquery()
-        for column in (
-            tables.workspace.c.id,
-            tables.saved_plan.c.number,
-            tables.review.c.id,
-            tables.decision.c.number,
-            tables.threshold_change.c.number,
-            tables.run.c.id,
-        )
-    )
+    counted = (tables.workspace, tables.saved_plan, tables.review, tables.decision, tables.threshold_change, tables.run)
+    counts = (select(func.count()).select_from(table).scalar_subquery() for table in counted)
     with db.reading() as connection:
         return tuple(connection.execute(select(*counts)).one())
 
@@ -372,16 +361,8 @@ def note_run(
     report: dict[str, Any],
 ) -> None:
     """Keep a finished launch; to note it again changes nothing."""
-    row = {
-        "id": id,
-        "plan": plan.id,
-        "place": place,
-        "predicted": predicted,
-        "measured": measured,
-        "report": report,
-        "by": clean_name(by, "you"),
-        "at": at,
-    }
+    row = {"id": id, "plan": plan.id, "place": place, "predicted": predicted, "measured": measured, "report": report}
+    row |= {"by": clean_name(by, "you"), "at": at}
     with db.writing() as connection:
         _keep_plan(connection, plan)
         _insert_new(connection, tables.run, row)
@@ -396,25 +377,10 @@ def runs(db: Database, plan: str | None = None) -> list[Run]:
 
 
 def _saved_plans() -> Select:
+    """A query for rows with the fields of `SavedPlan`, in their order."""
     c = tables.saved_plan.c
-    columns = (
-        c.number,
-        c.workspace,
-        c.plan,
-        tables.plan.c.parent,
-        c.name,
-        c.note,
-        c.inputs,
-        c.figures,
-        c.by,
-        c.at,
-        c.login,
-    )
+    columns = (tables.plan.c.parent if field.name == "parent" else c[field.name] for field in fields(SavedPlan))
     return select(*columns).join(tables.plan, tables.plan.c.id == c.plan)
-
-
-def _saved(row: Row) -> SavedPlan:
-    return SavedPlan(*row)
 
 
 def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
@@ -425,36 +391,22 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
         .where(which)
     )
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
-    plans = {
-        saved_plan.number: saved_plan
-        for saved_plan in map(
-            _saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows})))
-        )
-    }
+    of_plans = _saved_plans().where(saved.number.in_({row.saved for row in rows}))
+    plans = {row.number: SavedPlan(*row) for row in connection.execute(of_plans)}
     ids = [row.id for row in rows]
     said = _entries(connection, tables.comment, ids, _comment)
     decided = _entries(connection, tables.decision, ids, _decision)
     changed = _entries(connection, tables.threshold_change, ids, _threshold_change)
     return [
-        Review(
-            row.id,
-            plans[row.saved],
-            row.question,
-            row.by,
-            row.at,
-            said[row.id],
-            decided[row.id],
-            changed[row.id],
-            row.login,
-        )
-        for row in rows
+        Review(id, plans[saved], question, by, at, said[id], decided[id], changed[id], login)
+        for id, saved, question, by, at, login in rows
     ]
 
 
 def _entries(
     connection: Connection, table: Table, reviews: Sequence[str], entry: Callable[[Row], Any]
 ) -> dict[str, tuple[Any, ...]]:
-    """What stands in a table of these reviews, oldest first, by review."""
+    """The entries of these reviews in a table, oldest first, by review."""
     entries = dict.fromkeys(reviews, ())
     for row in connection.execute(select(table).where(table.c.review.in_(reviews)).order_by(table.c.number)):
         entries[row.review] += (entry(row),)
@@ -486,6 +438,11 @@ def _insert_new(connection: Connection, table, row: dict[str, Any]) -> None:
 def _has(connection: Connection, column: ColumnElement, value: str | int, what: str) -> None:
     if connection.scalar(select(column).where(column == value)) is None:
         raise InputError(f"this {what} is not in the database; reload the page")
+
+
+def signed(by: str) -> dict[str, Any]:
+    """The maker and the time of a row that is written now."""
+    return {"by": clean_name(by, "you"), "at": time.time()}
 
 
 def clean_name(name: str, whose: str) -> str:

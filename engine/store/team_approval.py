@@ -1,8 +1,5 @@
-"""Whose is a decision: somebody else's, or of who asked? Told by logins; a typed name proves nothing, but tells who says so
-themselves.
-
-What a comment points to: a layer, the hops from it to the next one, a GPU, or a chart of the brief.
-"""
+"""The standing of a decision (by somebody else, or by a person behind the plan), and the place that a comment points
+to. Logins tell persons apart; a typed name proves nothing, but reveals people who say so themselves."""
 
 import os
 import re
@@ -23,32 +20,33 @@ Whose = Literal[
 ]
 Decided = Literal["approved", "rejected"]
 
+Kind = Literal["layer", "hops", "gpu", "chart"]
+CHARTS = ("verdict", "timelines", "load")
+_WRITTEN = re.compile(rf"(layer|hops|gpu):(0|[1-9]\d{{0,5}})|(chart):({'|'.join(CHARTS)})", re.ASCII)
+
 
 class Signature(NamedTuple):
-    """What is known of a writer: the name beside what they wrote, and the login that vouches for it; None: there was none."""
+    """The known facts on a writer: the name under the text, and the login that vouches for it; None: there was none."""
 
     name: str
     login: str | None
 
 
 def whose(verdict: Decided, behind: Iterable[Signature], decider: Signature) -> Whose:
-    """Whose a decision is. behind: whoever saved the plan and whoever asked for the decision."""
+    """The standing of a decision. behind: those who saved the plan and asked for the decision."""
     behind = tuple(behind)
     if decider.login is not None and decider.login in (writer.login for writer in behind):
         return f"self-{verdict}"
-    if decider.login is None and any(_is_called_alike(writer, decider) for writer in behind):
+    names = [writer.name.casefold() for writer in behind if writer.login is None]  # typed
+    if decider.login is None and decider.name.casefold() in names:
         return f"self-{verdict} (name typed, no login)"
     is_known = None not in (decider.login, *(writer.login for writer in behind))
     return "by somebody else" if is_known else "unverified: no login"
 
 
-def _is_called_alike(writer: Signature, decider: Signature) -> bool:
-    """Whether both typed the same name."""
-    return writer.login is None and writer.name.casefold() == decider.name.casefold()
-
-
 def is_forbidden() -> bool:
-    """Whether the operator wants approvals to be somebody else's. Raises InputError where the setting says neither."""
+    """True if the operator forbids that people approve their own plans. Raises InputError if the setting is neither
+    value."""
     wanted = os.environ.get(SETTING, "").strip() or ALLOWED
     if wanted not in (ALLOWED, FORBIDDEN):
         raise InputError(f"{SETTING} is '{wanted[:40]}'; give {ALLOWED} or {FORBIDDEN}")
@@ -56,8 +54,11 @@ def is_forbidden() -> bool:
 
 
 def why_not(behind: tuple[str | None, ...], approver: str | None) -> str | None:
-    """Why this person may not approve; None when they may. behind: logins of whoever saved the plan and asked for the decision;
-    approver: that of whoever approves; None: there is no login."""
+    """The reason why this person may not approve; None if they may.
+
+    behind: logins of those who saved the plan and asked for the decision
+    approver: login of the approver; None: there is no login
+    """
     try:
         if not is_forbidden():
             return None
@@ -75,14 +76,14 @@ def why_not(behind: tuple[str | None, ...], approver: str | None) -> str | None:
     return None
 
 
-Kind = Literal["layer", "hops", "gpu", "chart"]
-CHARTS = ("verdict", "timelines", "load")
-_WRITTEN = re.compile(rf"(layer|hops|gpu):(0|[1-9]\d{{0,5}})|(chart):({'|'.join(CHARTS)})", re.ASCII)
-
-
 @dataclass(frozen=True)
 class Place:
-    """number: of the MoE layer, or the GPU; chart: its name; written as `layer:3` or `chart:load`."""
+    """A place in the brief, written as `layer:3` or `chart:load`: a layer, the hops from it to the next one, a GPU, or
+    a chart.
+
+    number: of the MoE layer, or the GPU
+    chart: its name
+    """
 
     kind: Kind
     number: int = 0
@@ -93,7 +94,7 @@ class Place:
 
 
 def place_of(text: str) -> Place:
-    """The place that a comment or a link has. Raises InputError for what is none."""
+    """The place in a comment or a link. Raises InputError for any other text."""
     match = _WRITTEN.fullmatch(text)
     if match is None:
         raise InputError(f"{text[:40]!r} is no layer, GPU or chart that a comment can point to")

@@ -1,11 +1,6 @@
-"""The saved plans of a workspace as a list shows them: read without the inputs, figures and texts that most of a row is.
+"""The saved plans of a workspace as a list shows them, read without their large inputs, figures and texts; the news for
+a person since their last look at a review; and the correction of a saved plan's name and note by its saver."""
 
-What is new to a person: comments, decisions and thresholds of others since they last looked at a review.
-
-Another name and note for a saved plan, by whoever saved it.
-"""
-
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +23,7 @@ from engine.store.team import (
     clean_name,
     clean_text,
     find_saved,
+    signed,
     state_after,
 )
 from engine.store.team_approval import Signature, Whose, whose
@@ -35,7 +31,7 @@ from engine.store.team_approval import Signature, Whose, whose
 
 @dataclass(frozen=True)
 class News:
-    """How many of each; unseen: nobody of this name has looked at the review yet, so that it is new as a whole."""
+    """Numbers of new entries. unseen: nobody of this name has looked at the review yet, so that it is new as a whole."""
 
     comments: int = 0
     decisions: int = 0
@@ -47,14 +43,14 @@ class News:
 
 
 def last_look(db: Database, who: str, review: str) -> float | None:
-    """When a person last looked at a review, in seconds since the epoch; None: never."""
+    """Seconds since the epoch of a person's last look at a review; None: never."""
     c = tables.look.c
     with db.reading() as connection:
         return connection.scalar(select(c.at).where(c.who == who, c.review == review))
 
 
 def note_look(db: Database, who: str, review: str, at: float) -> None:
-    """A person has seen all of a review that was there at a moment."""
+    """Note that a person has seen all of a review that was there at a moment."""
     with db.writing() as connection:
         dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
         row = dialect.insert(tables.look).values(who=who, review=review, at=at)
@@ -62,26 +58,26 @@ def note_look(db: Database, who: str, review: str, at: float) -> None:
 
 
 def news_of(review: Review, name: str, since: float | None) -> News:
-    """What others than `name` have added to a review since a look; None: never looked."""
+    """The additions of others than `name` to a review since a look; None: never looked."""
     if since is None:
         return News(unseen=review.by != name)
     kinds = (Comment, Decision, ThresholdChange)
     entries = (*review.comments, *review.decisions, *review.thresholds)
-    return News(*(sum(_is_new(entry, name, since) for entry in entries if isinstance(entry, kind)) for kind in kinds))
-
-
-def _is_new(entry: Comment | Decision | ThresholdChange, name: str, since: float) -> bool:
-    return entry.at > since and entry.by != name
+    new = [entry for entry in entries if entry.at > since and entry.by != name]
+    return News(*(sum(isinstance(entry, kind) for entry in new) for kind in kinds))
 
 
 def newest(review: Review) -> float:
-    """When something was last added to a review, in seconds since the epoch."""
+    """Seconds since the epoch of the last addition to a review."""
     return max(entry.at for entry in (review, *review.comments, *review.decisions, *review.thresholds))
 
 
 def news_by_review(connection: Connection, reviews: Iterable[str], who: str, name: str) -> dict[str, News]:
-    """What is new to a person, of those of these reviews where something is. who: what looks are kept under; name: what the
-    person writes under."""
+    """The news for a person, of those of these reviews that have some.
+
+    who: key of the person's looks
+    name: the person's name as a writer
+    """
     wanted = list(reviews)
     c = tables.review.c
     look = and_(tables.look.c.review == c.id, tables.look.c.who == who)
@@ -98,7 +94,7 @@ def news_by_review(connection: Connection, reviews: Iterable[str], who: str, nam
 
 
 def _new(connection: Connection, table: Table, who: str, name: str) -> dict[str, int]:
-    """How many rows of a table others have added since a person's look, by review."""
+    """Number of rows of a table that others have added since a person's look, by review."""
     seen = and_(tables.look.c.review == table.c.review, tables.look.c.who == who)
     query = (
         select(table.c.review, func.sum(case((table.c.by != name, 1), else_=0)))
@@ -111,9 +107,15 @@ def _new(connection: Connection, table: Table, who: str, name: str) -> dict[str,
 
 @dataclass(frozen=True)
 class ListedPlan:
-    """A saved plan with how its newest review stands. number, plan, at: as of a `SavedPlan`; review: an id; state, review: None
-    without one; whose: whose the last decision is, None unless it is decided; comments: how many its newest review has; news:
-    what in it is new to whoever asks."""
+    """A saved plan with the state of its newest review.
+
+    number, plan, at: as of a `SavedPlan`
+    review: an id, None without one
+    state: None without a review
+    whose: standing of the last decision, None unless it is decided
+    comments: number in its newest review
+    news: in that review, for the reader of the list
+    """
 
     number: int
     plan: str
@@ -132,8 +134,11 @@ class ListedPlan:
 def listed_plans(
     db: Database, workspace: str, search: str = "", reader: tuple[str, str] | None = None
 ) -> list[ListedPlan]:
-    """The plans of a workspace, newest first; search: a part of name, note, author, cluster, recording or id; reader: what a
-    person's looks are kept under, and the name that they write under, None: to nobody anything is new."""
+    """The plans of a workspace, newest first.
+
+    search: a part of name, note, author, cluster, recording or id
+    reader: key of a person's looks, and the name that they write under; None: nothing is new
+    """
     c = tables.saved_plan.c
     summary = (c.cluster, c.recording, c.seconds, c.deployed_seconds, c.deployed)
     query = select(c.number, c.plan, c.name, c.note, c.by, c.at, *summary).where(c.workspace == workspace)
@@ -174,14 +179,10 @@ def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
 
 
 def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
-    """What was decided last by review."""
+    """The last decision by review."""
     c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
-    behind = (
-        saved.by.label("saved_by"),
-        saved.login.label("saved_login"),
-        review.by.label("asked_by"),
-        review.login.label("asked_login"),
-    )
+    savers = saved.by.label("saved_by"), saved.login.label("saved_login")
+    behind = (*savers, review.by.label("asked_by"), review.login.label("asked_login"))
     query = select(c.review, c.verdict, c.by, c.login, *behind).join(tables.review, review.id == c.review)
     last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
     return {id: _Decided(row.verdict, _whose(row)) for id, row in last.items()}
@@ -195,21 +196,21 @@ def _whose(row: Row) -> Whose | None:
 
 
 def _counts(connection: Connection, workspace: str) -> dict[str, int]:
-    """How many comments by review."""
+    """Number of comments by review."""
     c = tables.comment.c
     query = select(c.review, func.count()).join(tables.review, tables.review.c.id == c.review).group_by(c.review)
     return {row.review: row[1] for row in connection.execute(_of_workspace(query, workspace))}
 
 
 def _of_workspace(query: Select, workspace: str) -> Select:
-    """The rows of a query with reviews in it whose plan is saved in a workspace."""
+    """The rows of a query with reviews in it, restricted to plans that are saved in a workspace."""
     saved = tables.saved_plan.c
     return query.join(tables.saved_plan, saved.number == tables.review.c.saved).where(saved.workspace == workspace)
 
 
 def correct_saved(db: Database, number: int, name: str, note: str, by: str, login: str | None = None) -> None:
-    """Give a saved plan another name and note. What they were stays in the discussion of its reviews, under who changed it.
-    Raises InputError for anybody but who saved it."""
+    """Give a saved plan another name and note. The old ones stay in the discussion of its reviews, under the name of
+    the person who changed them. Raises InputError for anybody but the saver."""
     name, note = clean_name(name, "the plan"), clean_text(note, "the note", empty=True)
     before = find_saved(db, number)
     if not is_saver(before, by, login):
@@ -222,7 +223,7 @@ def correct_saved(db: Database, number: int, name: str, note: str, by: str, logi
     if not changes:
         return
     reviews = select(tables.review.c.id).where(tables.review.c.saved == number)
-    row = {"text": "\n".join(changes)[:LONGEST_TEXT], "by": clean_name(by, "you"), "at": time.time(), "place": None}
+    row = {"text": "\n".join(changes)[:LONGEST_TEXT], **signed(by), "place": None}
     with db.writing() as connection:
         saved = tables.saved_plan
         connection.execute(update(saved).where(saved.c.number == number).values(name=name, note=note))
@@ -231,5 +232,5 @@ def correct_saved(db: Database, number: int, name: str, note: str, by: str, logi
 
 
 def is_saver(saved: SavedPlan, name: str, login: str | None) -> bool:
-    """Whether a person is who saved a plan: by their login, by the typed name where there was none."""
+    """True if a person saved a plan: by their login, or by the typed name if there was none."""
     return saved.login == login if login or saved.login else saved.by == name

@@ -1,1 +1,1 @@
-"""What keeps a studio in service: how much room its data takes, what of it may go, backups, and whether it is well."""
+"""Upkeep of a studio: the room that its data takes, the data that may go, backups, and its health."""

@@ -1,6 +1,6 @@
-"""A backup of the data folder and the team's database in one file, made while studios run.
+"""A backup of the data folder and the team's database in one file, made while studios run, and its restoration.
 
-What a backup is: a zip file with what it is of, the rows of the team's database and the files of the data folder.
+A backup is a zip file with a manifest, the rows of the team's database and the files of the data folder.
 
     manifest.json              a `Manifest`
     database/TABLE.jsonl       one row a line, as a JSON object
@@ -9,8 +9,8 @@ What a backup is: a zip file with what it is of, the rows of the team's database
 Rows are plain JSON, so that a backup of SQLite can be restored into PostgreSQL and the other way round. Timelines and
 figures are left out: they can be simulated again.
 
-A backup put back into an empty data folder and an empty database. Nothing in it is trusted: members are checked before any
-is written, rows are plain JSON, and what does not fit leaves nothing behind.
+It is restored into an empty data folder and an empty database. Nothing in it is trusted: members are checked before any
+is written, and a backup that does not fit leaves nothing behind.
 """
 
 import json
@@ -42,7 +42,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 ROWS, DATA = "database/{}.jsonl", "data/"
 TABLES = tuple(table.name for table in tables.metadata.sorted_tables)
-"""In the order in which rows may be added: what is referred to before what refers."""
+"""In the order in which rows may be added: a row comes after those that it refers to."""
 MOST_FILES = 2_000_000
 MOST_MANIFEST = 2**20
 MOST_ROW = 2**29
@@ -55,13 +55,25 @@ PLACES = {
     "configs": re.compile(r"[0-9a-f]{64}\.json"),
     "workloads": re.compile(r"[0-9a-f]{64}\.npz"),
 }
-"""What a backup has of the data folder, what refers to others first: a recording that is named was saved before its name."""
+"""Folders of the data folder in a backup, the referring ones first: a recording that is named was saved before its
+name."""
 OF_A_PROCESS = (PID, ALIVE, RESUMED, RESERVE)
-"""Files of a job that are its process's: elsewhere they would speak of another one."""
+"""Files of a job about its process: elsewhere they would speak of another one."""
+
+LEVEL = 1
+"""Level of compression: recordings halve at once, and little more with patience."""
+
+AT_ONCE = 200
+"""Rows that are added in one statement."""
 
 
 class Manifest(Frozen):
-    """What a backup is of. version: of the tables; created: seconds since the epoch; rows: by table."""
+    """The description of a backup.
+
+    version: of the tables
+    created: seconds since the epoch
+    rows: number by table
+    """
 
     format: int
     version: str
@@ -70,7 +82,7 @@ class Manifest(Frozen):
 
 
 def belongs(place: str) -> bool:
-    """Whether a backup has a file; place: from the data folder, with / between its parts."""
+    """True if a backup has a file. place: relative to the data folder, with / between its parts."""
     folder, _, rest = place.partition("/")
     if folder not in PLACES or not PLACES[folder].fullmatch(rest):
         return False
@@ -85,7 +97,8 @@ def belongs(place: str) -> bool:
 
 
 def check(archive: zipfile.ZipFile, room: int) -> None:
-    """Raise InputError unless every member is a file that a backup has, named once, and all of them fit into `room` bytes."""
+    """Raise InputError unless every member is a file that a backup has, named once, and all of them fit into `room`
+    bytes."""
     members = archive.infolist()
     known = {MANIFEST, *(ROWS.format(table) for table in TABLES)}
     names = {member.filename for member in members}
@@ -104,18 +117,14 @@ def check(archive: zipfile.ZipFile, room: int) -> None:
         raise InputError(f"the backup needs {needed:,} bytes, and the disk has {room:,} free")
 
 
-LEVEL = 1
-"""Of compression: recordings halve at once, and little more with patience."""
-
-
 def backup(db: Database, folder: Path, file: Path) -> Manifest:
-    """Write a backup, which only its owner may read: addresses of sessions are in it. Raises InputError when it cannot be
+    """Write a backup, which only its owner may read: addresses of sessions are in it. Raises InputError if it cannot be
     written or the database does not answer."""
     try:
         with replace_atomically(file) as draft:
             draft.chmod(PRIVATE_FILE)
             with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
-                # The rows first: what they refer to was saved before them, and is not removed while they do.
+                # The rows first: files that they refer to were saved before them, and are not removed while they do.
                 with db.snapshot() as connection:
                     manifest = _write_rows(archive, connection)
                 for path, place in _files(folder):
@@ -149,7 +158,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _write_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
-    """One file as it is now, which a job may be writing; one that is gone meanwhile is left out."""
+    """Write one file as it is now, though a job may be writing it; one that is gone meanwhile is left out."""
     try:
         source = path.open("rb")
     except FileNotFoundError:
@@ -163,13 +172,9 @@ def _write_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
                 into.write(block)
 
 
-AT_ONCE = 200
-"""Rows that are added in one statement."""
-
-
 def restore(url: str, folder: Path, file: Path) -> Manifest:
-    """Put a backup back. url: of the database. Raises InputError for what is no backup, for a data folder or a database that is
-    not empty, and when the disk has no room for it."""
+    """Put a backup back. Raises InputError for any other file, for a data folder or a database that is not empty, and
+    if the disk has no room for it. url: of the database."""
     _refuse_used(folder)
     with one_clear_line(file), zipfile.ZipFile(file) as archive:
         check(archive, free(folder)[0])
@@ -189,7 +194,7 @@ def _refuse_used(folder: Path) -> None:
     for path, _ in files_under(folder):
         place = path.relative_to(folder)
         is_lock = place.suffix == ".lock" and len(place.parts) == 1
-        if not is_lock and kind_of(place) != DATABASE:  # whose rows are looked at later
+        if not is_lock and kind_of(place) != DATABASE:  # the database's rows are looked at later
             raise InputError(f"the data folder {folder} is not empty; restore into a new one (SWITCHYARD_DATA)")
 
 
@@ -204,7 +209,7 @@ def _unpack(archive: zipfile.ZipFile, staged: Path) -> None:
         with archive.open(member) as source, open(path, "xb", opener=_private) as into:
             shutil.copyfileobj(source, into, 2**20)
         written = time.mktime((*member.date_time, 0, 0, -1))
-        os.utime(path, (written, written))  # what is old stays old
+        os.utime(path, (written, written))  # old files stay old
     os.sync()
 
 
@@ -226,7 +231,7 @@ def _restore_database(url: str, archive: zipfile.ZipFile, manifest: Manifest, st
                 part.rename(folder / part.name)
     finally:
         db.close()
-    Database(url).close()  # upgraded, where the backup is of an older version
+    Database(url).close()  # upgraded, if the backup is of an older version
 
 
 def _add_rows(connection: Connection, archive: zipfile.ZipFile, table: Table, count: int | None) -> None:
@@ -255,7 +260,7 @@ def _rows(archive: zipfile.ZipFile, name: str, columns: set[str]) -> Iterator[di
         raise _damaged(name, "no rows at all") from None
     with member:
         while line := member.readline(MOST_ROW):
-            # What SQLite keeps and PostgreSQL refuses: no number is infinite there.
+            # SQLite keeps infinite numbers and PostgreSQL refuses them.
             row = json.loads(line, parse_constant=lambda constant: None)
             if not isinstance(row, dict) or set(row) != columns:
                 raise _damaged(name, "a row that is none of this table")

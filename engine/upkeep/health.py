@@ -1,7 +1,5 @@
-"""Whether a studio can work: room on its disk, a folder that it may write, a database that answers.
-
-How much room the data folder takes, and for what.
-"""
+"""The health of a studio (room on its disk, a folder that it may write, a database that answers), and the use of its
+data folder by kind."""
 
 import os
 import shutil
@@ -25,11 +23,14 @@ KINDS = {
     "jobs": "jobs",
     "queue": "queue",
 }
-"""What lies in each folder of the data folder. Documents: clusters, models, plans from files, steps and graphs.
-Figures: of simulated plans."""
+"""Contents of each folder of the data folder. Documents: clusters, models, plans from files, steps and graphs. Figures:
+of simulated plans."""
 DATABASE, LEFTOVERS, OTHER = "database", "leftovers", "other"
 LEFT_BEHIND = ("reading-", "run-", ".restoring-")
-"""How folders begin in which something was being read, run or restored: what is left when its process was killed."""
+"""Prefixes of folders in which something was being read, run or restored: the remains of a killed process."""
+
+LEAST_FREE = 256 * 1024**2
+"""Bytes below which a disk counts as full: a launch writes as much."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Use:
 
 
 def use_by_kind(folder: Path) -> list[Use]:
-    """What takes room in a data folder, the most first."""
+    """Use of a data folder by kind, the largest first."""
     found: dict[str, list[int]] = {}
     for path, taken in files_under(folder):
         found.setdefault(kind_of(path.relative_to(folder)), []).append(taken)
@@ -55,13 +56,13 @@ def kind_of(path: Path) -> str:
     top = path.parts[0]
     if top.startswith(LEFT_BEHIND):
         return LEFTOVERS
-    if top.startswith(FILE):  # beside it SQLite keeps what was not merged yet
+    if top.startswith(FILE):  # next to it SQLite keeps changes that are not merged yet
         return DATABASE
     return KINDS.get(top, OTHER) if len(path.parts) > 1 else OTHER
 
 
 def files_under(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Every regular file below a folder with its size in bytes; what vanishes meanwhile is passed over, links are too."""
+    """Every regular file below a folder with its size in bytes; links, and files that vanish meanwhile, are left out."""
     for entry in _entries(folder):
         try:
             if entry.is_dir(follow_symlinks=False):
@@ -81,18 +82,19 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def free(folder: Path) -> tuple[int, int]:
-    """Bytes that are free on the disk of a folder, and all that it has."""
+    """Free bytes on the disk of a folder, and all its bytes."""
     usage = shutil.disk_usage(folder)
     return usage.free, usage.total
 
 
-LEAST_FREE = 256 * 1024**2
-"""Bytes below which a disk counts as full: a launch writes as much."""
-
-
 @dataclass(frozen=True)
 class Check:
-    """name: of what was looked at; well: whether it can be worked with; said: in a few words for people."""
+    """A check of one part of the studio.
+
+    name: of the part
+    well: true if it can be worked with
+    said: the finding in a few words for people
+    """
 
     name: str
     well: bool
@@ -100,7 +102,7 @@ class Check:
 
 
 def health() -> list[Check]:
-    """What was found of the data folder and its disk, and of the database. It answers within seconds, and raises nothing."""
+    """Checks of the data folder with its disk, and of the database. It answers within seconds, and raises nothing."""
     return [_check("data folder", _folder), _check("database", lambda: f"{database.ask()} answers")]
 
 

@@ -1,17 +1,15 @@
-"""What of the data folder may go. The policy, which docs/operating.md states for people:
+"""Cleaning of the data folder. The policy, which docs/operating.md states for people:
 
-* what the team's database refers to stays: recordings of saved plans, verdicts on them, launches that were noted;
-* a session goes when nobody has opened or changed it for so many days, a job when it ended as long ago and no session that
-  stays has it, a file when nothing that stays names it and it was saved as long ago;
-* timelines and figures can be simulated again and go by when a page last showed them; what a killed process left goes after
-  two days;
-* where the folder is larger than the operator wants, the days are halved until the rest fits, down to one day.
+* data that the team's database refers to stays: recordings of saved plans, verdicts on them, launches that were noted;
+* a session goes when nobody has opened or changed it for so many days, a job when it ended as long ago and no session
+  that stays has it, a file when nothing that stays names it and it was saved as long ago;
+* timelines and figures can be simulated again and go by the last time that a page showed them; the remains of killed
+  processes go after two days;
+* if the folder is larger than the operator wants, the days are halved until the rest fits, down to one day.
 
-It may run beside studios: everything here was looked at a moment ago, and is looked at again before it goes.
-
-What refers to what: the digests and jobs that a session, a job or the team's work names.
-
-They are found by how they look, not by the fields that they stand in: a reference that some other version wrote counts too.
+It may run while studios do: everything was looked at a moment ago, and is looked at again before it goes. References
+    (digests and ids of jobs) are found by their look, not by their fields: a reference that some other version wrote
+    counts too.
 """
 
 import contextlib
@@ -37,10 +35,28 @@ from engine.upkeep.health import KINDS, LEFT_BEHIND, LEFTOVERS, files_under
 NAMED = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])|\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 """A digest, or the id of a job."""
 
+DAYS, ROOM = "SWITCHYARD_KEEP_DAYS", "SWITCHYARD_KEEP_SIZE"
+"""Environment variables: the unused days after which data goes, and the largest size of the folder (unset: no limit)."""
+
+USUAL_DAYS = 90
+DAY = 24 * 3600.0
+LEFT_DAYS = 2
+DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|going)|.+\.partial")
+"""Name of a file while it is written or removed."""
+
+NAMED_FOLDERS = ("workloads", "documents", "configs")
+"""Folders with files that others name by their digest."""
+
+SIMULATED_FOLDERS = ("timelines", "figures")
+
 
 @dataclass(frozen=True)
 class TeamsWork:
-    """What the team's database refers to. names: digests and ids of jobs; plans: ids of the saved plans."""
+    """References of the team's database.
+
+    names: digests and ids of jobs
+    plans: ids of the saved plans
+    """
 
     names: frozenset[str]
     plans: frozenset[str]
@@ -52,7 +68,7 @@ def named_in(text: str) -> frozenset[str]:
 
 
 def named_in_file(path: Path) -> frozenset[str]:
-    """The same of a file; nothing where it is gone."""
+    """The same of a file; nothing if it is gone."""
     try:
         at = path.stat()
         return _named_in_file(path, at.st_mtime_ns, at.st_size)
@@ -66,8 +82,8 @@ def _named_in_file(path: Path, written: int, size: int) -> frozenset[str]:
 
 
 def teams_work(db: Database) -> TeamsWork:
-    """What saved plans were made from, and the launches that were noted. Raises InputError when the database does not answer:
-    what is not known to be free stays."""
+    """The inputs of saved plans, and the launches that were noted. Raises InputError if the database does not answer:
+    data that is not known to be free stays."""
     names: set[str] = set()
     plans: set[str] = set()
     with db.reading() as connection:
@@ -79,21 +95,13 @@ def teams_work(db: Database) -> TeamsWork:
     return TeamsWork(frozenset(names), frozenset(plans))
 
 
-DAYS, ROOM = "SWITCHYARD_KEEP_DAYS", "SWITCHYARD_KEEP_SIZE"
-"""Environment variables: after how many unused days something goes, and how large the folder may become (unset: no limit)."""
-USUAL_DAYS = 90
-DAY = 24 * 3600.0
-LEFT_DAYS = 2
-DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|going)|.+\.partial")
-"""What a file is called while it is written or removed."""
-NAMED_FOLDERS = ("workloads", "documents", "configs")
-"""Folders whose files others name by their digest."""
-SIMULATED_FOLDERS = ("timelines", "figures")
-
-
 @dataclass(frozen=True)
 class Policy:
-    """days: after how many unused days something goes; room: bytes that the data folder may take, None: any."""
+    """The policy of an operator.
+
+    days: unused days after which data goes
+    room: bytes that the data folder may take, None: any
+    """
 
     days: int = USUAL_DAYS
     room: float | None = None
@@ -101,7 +109,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Going:
-    """Something that goes. size: bytes; used: when it was last, in seconds since the epoch."""
+    """Data that goes.
+
+    size: bytes
+    used: seconds since the epoch of its last use
+    """
 
     kind: str
     path: Path
@@ -111,7 +123,7 @@ class Going:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What goes, and after how many days; stays: bytes of the data folder that are left."""
+    """The data that goes after so many days. stays: bytes of the data folder that are left."""
 
     days: int
     going: tuple[Going, ...]
@@ -119,7 +131,7 @@ class Cleaning:
 
 
 def policy() -> Policy:
-    """The policy that the environment names. Raises InputError where it is no such number."""
+    """The policy that the environment names. Raises InputError if it is no such number."""
     days, room = (os.environ.get(name, "").strip() for name in (DAYS, ROOM))
     if days and (not days.isdecimal() or int(days) < 1):
         raise InputError(f"{DAYS} is '{days[:40]}'; give a whole number of days, 1 or more")
@@ -135,8 +147,8 @@ def _bytes(text: str) -> float:
 
 
 def clean(db: Database, folder: Path, policy: Policy, now: float, remove: bool) -> Cleaning:
-    """What goes from a data folder by the policy at a time (seconds since the epoch), and with `remove` is gone. Raises
-    InputError when the database does not answer or something cannot be removed."""
+    """The data that goes from a data folder by the policy at a time (seconds since the epoch), and with `remove` is
+    gone. Raises InputError if the database does not answer or something cannot be removed."""
     work = teams_work(db)
     days, everything = policy.days, sum(size for _, size in files_under(folder))
     while True:
@@ -153,8 +165,12 @@ def clean(db: Database, folder: Path, policy: Policy, now: float, remove: bool) 
 
 @dataclass(frozen=True)
 class _Walk:
-    """One look through a data folder. before, left: what was last used before goes, what was left behind before goes; take:
-    removes a part and says whether it has, so that what is used at the last moment stays with all that it names."""
+    """One look through a data folder.
+
+    before: data last used before this time goes
+    left: remains from before this time go
+    take: removes a part and returns true if it has, so that data used at the last moment stays with all that it names
+    """
 
     folder: Path
     work: TeamsWork
@@ -163,7 +179,7 @@ class _Walk:
     take: Callable[[Going], bool] = lambda going: True
 
     def all(self) -> Iterator[Going]:
-        """What goes, and is taken as it is given: first what refers to others."""
+        """Yield the parts that go, each taken as it is yielded: first those that refer to others."""
         named = set(self.work.names)
         for path in _children(self.folder / "sessions"):
             session = _file("sessions", path)
@@ -189,7 +205,7 @@ class _Walk:
         yield from (part for part in self._left_behind() if part.used < self.left and self.take(part))
 
     def _job(self, job: runner.Job, needed: bool) -> Going | None:
-        """The job where it may go."""
+        """The job, if it may go."""
         try:
             if needed or not job.state.finished or self._is_verdict_on_saved_plan(job):
                 return None
@@ -223,7 +239,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _file(folder: str, path: Path) -> Going | None:
-    """None where it is gone, or no file."""
+    """A file that may go; None if it is gone, or no file."""
     try:
         about = path.stat()
     except FileNotFoundError:
@@ -232,7 +248,7 @@ def _file(folder: str, path: Path) -> Going | None:
 
 
 def _tree(kind: str, folder: Path) -> Going:
-    """A folder with all that is in it, by the newest of its files; or a file."""
+    """A folder with all its files, by the newest of them; or a file."""
     about = folder.stat()
     size, used = about.st_size if folder.is_file() else 0, about.st_mtime
     for path, bytes_there in files_under(folder):
@@ -245,8 +261,8 @@ def _tree(kind: str, folder: Path) -> Going:
 
 
 def _remove(going: Going) -> bool:
-    """Remove something, unless it was used since it was looked at. It is renamed first, so that nobody begins to use it between
-    the last look and its end: whoever saves it then writes it anew."""
+    """Remove something, unless it was used since the last look. It is renamed first, so that nobody begins to use it
+    between that look and its end: its next writer then writes it anew."""
     path = going.path
     aside = path.with_name(f".{path.name}.going")
     alone = alone_with_sessions() if going.kind == KINDS["sessions"] else contextlib.nullcontext()

@@ -17,6 +17,7 @@ from engine.launch.rank.failure import (
     Failures,
     RankFailure,
     RankLogs,
+    RankProgress,
     Standing,
     log_of,
     log_tail,
@@ -373,7 +374,7 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
     logs = RankLogs(tmp_path, 2)
     logs.save()
     assert standing(tmp_path) == Standing(steps=(None, None))
-    logs.progress(1, {"done": 7.0, "message": "m"})
+    logs.progress(1, RankProgress.read('{"done": 7.0, "message": "m"}'))
     logs.save()
     first, second = standing(tmp_path).steps
     assert first is None and second.done == 1.0
@@ -385,6 +386,6 @@ def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
 def test_a_run_folder_that_is_gone_stops_nobody(tmp_path):
     logs = RankLogs(tmp_path / "run", 1)
     logs.print(0, "lost\n")
-    logs.progress(0, {"done": 0.5, "message": "lost"})
+    logs.progress(0, RankProgress(done=0.5, message="lost", time=0.0))
     logs.save()
     assert not (tmp_path / "run").exists()

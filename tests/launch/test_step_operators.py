@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.launch.rank import layer
 from engine.launch.step import operators as ops
 from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
 
@@ -52,8 +53,8 @@ def test_activation(seed, gated):
         return h[:, :8] * torch.sigmoid(h[:, :8]) * h[:, 8:]
 
     wanted, dh = by_autograd(activated, da, h)
-    same(ops.activate(h, gated), wanted)
-    same(ops.activate_dx(da, h, gated), dh)
+    same(layer.activated(h, gated), wanted)
+    same(ops.activated_dx(da, h, gated), dh)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -310,16 +310,16 @@ def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypa
     plan, sizes = run(SYSTEMS["linear"], problem).result.solution, usual_sizes(problem.model)
     source = RooflineOperators(problem.model, sizes, problem.cluster.gpus[0])
     step = serve(plan, problem, ServingStep(phase="decode", sequences=4, context=128), source, sizes)
-    served.save(step, "few events")
-    assert served.load("few events") is None
+    served.save_step(step, "few events")
+    assert served.load_step("few events") is None
     monkeypatch.setattr(simulated, "LONG", 0)
-    served.save(step, "step")
-    kept = served.load("step")
+    served.save_step(step, "step")
+    kept = served.load_step("step")
     assert kept.figures == step.figures and kept.timeline.total == step.timeline.total
-    assert kept.figures.to_dict() == step.figures.to_dict() and served.load("another") is None
+    assert kept.figures.to_dict() == step.figures.to_dict() and served.load_step("another") is None
     for path in (own_data_folder / "figures").iterdir():
         path.write_text('{"seconds": "late"}')
-    assert served.load("step") is None
+    assert served.load_step("step") is None
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""Measure the attached devices, or a testbed: start the ranks that do it, and make a source of costs of what they measured."""
+"""Measure the attached devices, or a testbed: start the ranks that do it, and make a source of costs of their
+measurements."""
 
 import contextlib
 import json
@@ -23,20 +24,20 @@ from engine.launch.running.processes import SWEEP_RANK, commands_of, run_process
 from engine.result import Stop
 
 FULL, QUICK = 30.0, 5.0
-"""Seconds that the measuring takes; starting the ranks comes on top."""
+"""Seconds of measuring; starting the ranks comes on top."""
 
 DTYPES = ("bf16", "fp16", "fp32")
-"""That can be measured: eight-bit numbers have no plain GEMM in PyTorch."""
+"""Types that can be measured: eight-bit numbers have no plain GEMM in PyTorch."""
 
 LONGEST_TYPE = 40
-"""Letters of a GPU type's name in a cluster."""
+"""Most letters of a GPU type's name in a cluster."""
 
 
 def plan_sweep(devices: Devices, ranks: int | None = None, dtypes: Sequence[str] = (), quick: bool = False) -> Sweep:
-    """What to measure on these devices. Raises InputError when it makes no sense.
+    """The measurements to make on these devices. Raises InputError if they make no sense.
 
     ranks: default: one per attached GPU; without GPUs as many as there are processors, two at least and four at most
-    dtypes: default: bf16 and fp32 on GPUs, and fp32 without, which is what a launch computes with there
+    dtypes: default: bf16 and fp32 on GPUs, and fp32 without, in which a launch computes there
     """
     most = len(devices.gpus) or MAX_RANKS
     if ranks is None:
@@ -60,8 +61,8 @@ def plan_sweep(devices: Devices, ranks: int | None = None, dtypes: Sequence[str]
 def calibrate(
     sweep: Sweep, folder: Path, stop: Stop, report, type: str | None = None, testbed: Testbed | None = None
 ) -> DeviceProfile:
-    """Measure with the ranks of a sweep on this machine, or in a testbed. Raises InputError when it fails, is stopped or takes
-    too long; what the ranks printed is on standard output.
+    """Measure with the ranks of a sweep on this machine, or in a testbed. Raises InputError if it fails, is stopped or
+    takes too long; the ranks' output is on standard output.
 
     type: the catalogue's type to take for GPUs that it does not know by name
     """
@@ -81,7 +82,7 @@ def calibrate(
 
 
 def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | None = None) -> DeviceProfile:
-    """The calibration from what `sweep_rank` measured."""
+    """The calibration from the measurements of `sweep_rank`."""
     names = {name: _type_name(name, type) for name in times["computed"]}
     spreads: dict[tuple[str, ...], float] = {}
     gemm, memory, held_out = [], [], []
@@ -130,13 +131,13 @@ def _points(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 
 
 def _median_spread(rows: Sequence[Sequence[float]]) -> float:
-    """Of rows [size, ..., seconds, spread]."""
+    """Median spread of rows [size, ..., seconds, spread]."""
     ordered = sorted(row[-1] for row in rows)
     return ordered[len(ordered) // 2]
 
 
 def _origin(devices: Sequence[str], sweep: Sweep, on: str, moment: datetime, versions: Mapping[str, str]) -> str:
-    """Where the times come from, in words."""
+    """The origin of the times, in words."""
     ranks = f"{sweep.ranks} rank{'s' if sweep.ranks > 1 else ''} at work on {counted(devices)}"
     where = "" if on == "local" else f" on {on}"
     backend = sweep.backend.upper() if sweep.backend == "nccl" else "Gloo"
@@ -145,7 +146,7 @@ def _origin(devices: Sequence[str], sweep: Sweep, on: str, moment: datetime, ver
 
 
 def _type_name(device: str, type: str | None) -> str:
-    """What a cluster calls the device: the catalogue's name where it has one, or the one chosen."""
+    """The device's name in a cluster: the catalogue's if it has one, or the one chosen."""
     if device == "CPU":
         return device
     return type_of(device) or type or device[:LONGEST_TYPE]

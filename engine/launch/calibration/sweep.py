@@ -1,4 +1,4 @@
-"""What a calibration measures, and how much of it fits into the time there is."""
+"""The measurements of a calibration, and the part of them that fits into the available time."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from engine.schema import Frozen
 M = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 N = (8, 32, 128, 512, 1536, 4096, 8192, 16384)
 K = (128, 512, 1536, 4096, 8192, 16384)
-"""Sizes of C[m, n] = A[m, k] B[k, n] from a router's few columns to the widest experts. With the silicon tables of A100, H100,
-H200 and B200 as the truth, what lies between these sizes is met to 7 to 10 % on average, about what the tables' own noise
-allows: three times as many points gain less than one percent."""
+"""Sizes of C[m, n] = A[m, k] B[k, n] from a router's few columns to the widest experts. With the silicon tables of
+A100, H100, H200 and B200 as the truth, sizes in between are met to 7 to 10 % on average, about as well as the tables'
+own noise allows: three times as many points gain less than one percent."""
 
 CAPS = (
     (16384, 16384, 16384),
@@ -37,13 +37,14 @@ PROBES = (128, 256, 512, 1024, 2048, 4096)
 PROBE_SECONDS = 2e-3
 
 BATCH_SECONDS = 1e-3
-"""How long work is repeated for one reading of the clock."""
+"""Seconds for which work is repeated for one reading of the clock."""
 WARM_UPS = 2
 
 SMALLEST, FACTOR, LARGEST = 2**10, 4, 2**28
-"""Bytes of the buffers of collectives and of passes over memory, each so many times the one before."""
+"""Bytes of the smallest and the largest buffer of collectives and of passes over memory, and the factor between two
+sizes."""
 LEAST_SIZES = 3
-"""Sizes that are measured also when the time is up: a line through fewer says nothing of its error."""
+"""Sizes that are measured even if the time is up: a line through fewer says nothing of its error."""
 
 PARTS = {"gemm": 0.55, "held_out": 0.1, "memory": 0.05, "all_to_all": 0.1, "exchange": 0.05, "all_reduce": 0.15}
 """Shares of the time."""
@@ -52,12 +53,15 @@ COLLECTIVES = ("all_to_all", "exchange", "all_reduce")
 MAX_RANKS = 64
 
 REQUEST, MEASURED = "sweep.json", "measured.json"
-"""Files of a calibration: what the ranks are told, and what they measured."""
+"""Files of a calibration: the request to the ranks, and their measurements."""
 
 
 class Sweep(Frozen):
-    """What the ranks of a calibration are told. seconds: about how long the measuring may take; dtypes: of the GEMMs, the
-    first also of the passes over memory."""
+    """The request to the ranks of a calibration.
+
+    dtypes: of the GEMMs, the first also of the passes over memory
+    seconds: about the length of the measuring
+    """
 
     ranks: int = Field(ge=1, le=MAX_RANKS)
     backend: Literal["gloo", "nccl"]
@@ -80,8 +84,12 @@ class Sweep(Frozen):
 
 @dataclass(frozen=True)
 class Speed:
-    """What the probes showed: seconds of the shortest GEMM, of one multiply-add in the fastest, and of the rank's bookkeeping
-    for one shape (n, k)."""
+    """The result of the probes.
+
+    start_up: seconds of the shortest GEMM
+    multiply_add: seconds of one multiply-add in the fastest
+    bookkeeping: seconds of the rank's bookkeeping for one shape (n, k)
+    """
 
     start_up: float
     multiply_add: float
@@ -90,7 +98,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Grid:
-    """GEMMs are measured wherever an m, an n and a k meet."""
+    """A grid of GEMMs, one for each m, n and k."""
 
     m: tuple[int, ...]
     n: tuple[int, ...]
@@ -108,7 +116,7 @@ class Grid:
         return m * k + k * n + m * n
 
     def seconds(self, speed: Speed, repeats: int) -> float:
-        """About how long it takes to measure all of it."""
+        """Approximate seconds to measure all of it."""
         work = np.multiply.outer(np.multiply.outer(self.m, self.n), self.k).astype(np.float64)
         each = np.maximum(speed.start_up, work * speed.multiply_add)
         spent = WARM_UPS * each + repeats * np.maximum(each, BATCH_SECONDS)
@@ -116,8 +124,8 @@ class Grid:
 
 
 def grids() -> list[Grid]:
-    """All grids, the most telling first: a smaller one reaches less far, and of two that reach as far it has every second
-    size."""
+    """All grids, the most telling first: a smaller one reaches less far, and of two that reach as far the second has
+    every second size."""
     every_grid = []
     for caps in CAPS:
         whole = [tuple(size for size in sizes if size <= cap) for sizes, cap in zip((M, N, K), caps, strict=True)]
@@ -127,20 +135,21 @@ def grids() -> list[Grid]:
 
 
 def _every_second(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """With both ends."""
+    """Every second size, with both ends."""
     return (*sizes[:-1:2], sizes[-1]) if len(sizes) % 2 == 0 else sizes[::2]
 
 
 def grid_for(speed: Speed, seconds: float, repeats: int, room: float) -> Grid:
     """The first grid that can be measured in so many seconds with matrices of at most `room` numbers together; the last
-    where none can."""
+    one if none can."""
     known = grids()
     fitting = (grid for grid in known if grid.seconds(speed, repeats) <= seconds and grid.numbers <= room)
     return next(fitting, known[-1])
 
 
 def held_out_shapes(grid: Grid, count: int, seed: int) -> list[tuple[int, int, int]]:
-    """(m, n, k) inside the grid but not of it, drawn evenly in the logarithms; n and k are multiples of 8, as models' are."""
+    """(m, n, k) inside the grid but not of it, drawn evenly in the logarithms; n and k are multiples of 8, as models'
+    are."""
     rng = np.random.default_rng(seed)
     taken = set(product(grid.m, grid.n, grid.k))
     shapes: list[tuple[int, int, int]] = []

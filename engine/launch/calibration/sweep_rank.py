@@ -1,7 +1,7 @@
 """One rank of a calibration; started by torchrun with the folder as its only argument.
 
-All ranks measure the same things at the same time, as they would work in a run: those that share processors slow each other
-down. On GPUs, CUDA events give the time, and GEMMs and passes over memory are each GPU's own.
+All ranks measure the same things at the same time, as they would work in a run: those that share processors slow each
+other down. On GPUs, CUDA events give the time, and GEMMs and passes over memory are each GPU's own.
 """
 
 import json
@@ -80,7 +80,7 @@ class SweepRank:
         self.room = -ROOM * self._slowest([-free])[0]  # of the rank that has least, so that all measure the same
 
     def measure(self) -> dict:
-        """What `calibrate.read_measured` reads: points and their spreads, the computations by device."""
+        """The input of `calibrate.read_measured`: points and their spreads, the computations by device."""
         computed: dict[str, list] = {}
         for dtype in self.sweep.dtypes:
             computed |= self._gemms(dtype)
@@ -98,7 +98,7 @@ class SweepRank:
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
 
     def _gemms(self, dtype: str) -> dict[str, list]:
-        """Of one dtype: {"gemm DTYPE": [[m, n, k, seconds, spread], ...], "held out DTYPE": the same}."""
+        """GEMMs of one dtype: {"gemm DTYPE": [[m, n, k, seconds, spread], ...], "held out DTYPE": the same}."""
         torch_dtype, share = TORCH_DTYPE[dtype], 1 / len(self.sweep.dtypes)
         speed = self._probe(torch_dtype)
         allowed = self.sweep.allowance("gemm") * share
@@ -147,11 +147,11 @@ class SweepRank:
             return tokens * row, lambda: aggregate(x, outputs, weight, token)
 
         sizes = [size for size in buffer_sizes() if size >= row]
-        # What is summed is weighed first, in memory of its own.
+        # The outputs are weighed before the sum, in memory of their own.
         return self._over_sizes("memory", "passes over memory", sizes, prepared, 2.5, self.on_gpu)
 
     def _collective(self, operation: str) -> list[list[float]]:
-        """[[bytes, seconds, spread], ...]; see `engine.costs.device_profile.Fit` for whose bytes."""
+        """[[bytes, seconds, spread], ...]; bytes as in `engine.costs.device_profile.Fit`."""
         ranks, rank = self.sweep.ranks, self.rank
 
         def prepared(size: int) -> tuple[float, Work]:
@@ -177,7 +177,7 @@ class SweepRank:
         memory: float,
         own: bool,
     ) -> list[list[float]]:
-        """Measure ascending sizes until the part's time or the room is used up; memory: bytes needed per byte of size."""
+        """Measure ascending sizes until the part's time or the room is used up. memory: bytes needed per byte of size."""
         allowed, spent, per_byte, points = self.sweep.allowance(part), 0.0, 0.0, []
         self.deadline = time.monotonic() + allowed
         for size in sizes:
@@ -197,8 +197,8 @@ class SweepRank:
         return points
 
     def seconds_of(self, works: Sequence[Work], own: bool = False) -> list[tuple[float, float]]:
-        """(median seconds, distance of the quartiles relative to it) of each work, all ranks at work. The slowest rank's
-        time counts, unless each is to know its own."""
+        """(median seconds, distance of the quartiles relative to it) of each work, all ranks at work. The slowest
+        rank's time counts, unless each is to know its own."""
         first = []
         for work in works:
             work()  # loads kernels, takes memory, meets the peers
@@ -207,7 +207,7 @@ class SweepRank:
         counts = [max(1, math.ceil(BATCH_SECONDS / max(seconds, 1e-7))) for seconds in slowest]
         repeats = 1 if late else self.sweep.repeats
         dist.barrier()
-        # Work after work and not repeat after repeat: what slows the machine for a moment hits one reading of each.
+        # Work after work and not repeat after repeat: a slow moment of the machine hits one reading of each.
         readings = [
             self._elapsed(work, count) / count
             for _ in range(repeats)
@@ -257,13 +257,13 @@ class SweepRank:
         return times_of_device
 
     def _report(self, more: float, message: str) -> None:
-        """Progress: by the seconds that were meant for what is done, and `more` of them."""
+        """Report progress by the planned seconds of finished parts, and `more` seconds."""
         report_progress((self.done + more) / self.sweep.seconds, message)
 
 
 class _Gemms:
-    """GEMMs within a grid on numbers of its own. Every call takes other weights, one expert's after another's, so that they
-    come from memory and not from a cache."""
+    """GEMMs within a grid on numbers of its own. Every call takes other weights, one expert's after another's, so that
+    they come from memory and not from a cache."""
 
     def __init__(self, grid: Grid, dtype: torch.dtype, device: torch.device, cache: int, seed: int) -> None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -286,9 +286,8 @@ def _trade(outgoing: torch.Tensor, incoming: torch.Tensor, peer: int, ranks: int
     """Swap buffers with a peer. The last of an odd number of ranks has none."""
     if peer >= ranks:
         return
-    for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
-    ):
+    both = [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
+    for work in dist.batch_isend_irecv(both):
         work.wait()
 
 

@@ -1,7 +1,7 @@
-"""Where a cluster's job runs: a Slurm partition or a Kubernetes queue, how much of it, and the folder that its nodes share."""
+"""The destination of a cluster's job: a Slurm partition or a Kubernetes queue, its share of the cluster, and the folder
+that its nodes share."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -16,24 +16,24 @@ OR = " or "
 """Between the types of GPUs that a node may have."""
 
 FIRST_PORT, PORTS = 20000, 10000
-"""Ports where nodes may meet. Jobs on one machine get different ones, below those that Linux hands out by itself."""
+"""Ports at which nodes may meet. Jobs on one machine get different ones, below those that Linux hands out by itself."""
 
 CPUS_PER_RANK, MEMORY_PER_RANK = 4, 8 * 2.0**30
-"""What a rank gets unless a person says otherwise; memory in bytes."""
+"""CPUs and bytes of memory of a rank unless a person says otherwise."""
 
 SLURM_JOB_ID = "${app_id}"
-"""What TorchX replaces by the job's number wherever Slurm's script has it, also in a folder's name."""
+"""Replaced by the job's number everywhere in Slurm's script by TorchX, also in a folder's name."""
 
 
-def _called(pattern: str, what: str, rule: str) -> Callable[[str], str]:
-    """A check of a name, with what a person would say of a wrong one: these names end up in scripts and requests."""
+def _called(pattern: str, noun: str, rule: str) -> AfterValidator:
+    """A check of a name, with a message for a person on a wrong one: these names end up in scripts and requests."""
 
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
-            raise ValueError(f"{name[:60]!a} is no {what}; {rule}")
+            raise ValueError(f"{name[:60]!a} is no {noun}; {rule}")
         return name
 
-    return check
+    return AfterValidator(check)
 
 
 def _folder(path: str) -> str:
@@ -49,54 +49,29 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 """A name as Kubernetes takes it (RFC 1123)."""
 
 Folder = Annotated[str, Field(max_length=1000), AfterValidator(_folder)]
+_ACCOUNT, _CHARACTERS = "[A-Za-z0-9][A-Za-z0-9_.-]*", "use letters, digits, '_', '.' and '-'"
 Partition = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            r"([A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*)?",
-            "partition",
-            "use letters, digits, '_', '.' and '-', with ',' between several",
-        )
-    ),
+    str, _called(f"({_ACCOUNT}(,{_ACCOUNT})*)?", "partition", f"{_CHARACTERS}, with ',' between several")
 ]
-Account = Annotated[
-    str, AfterValidator(_called(r"([A-Za-z0-9][A-Za-z0-9_.-]*)?", "account", "use letters, digits, '_', '.' and '-'"))
-]
-Label = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            _LABEL,
-            "name for Kubernetes",
-            "use at most 63 small letters, digits and '-', with a letter or digit at both ends",
-        )
-    ),
-]
-Names = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", "name for Kubernetes", "use small letters, digits, '-' and '.'"
-        )
-    ),
-]
-Image = Annotated[
-    str,
-    AfterValidator(
-        _called(
-            r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
-            "image that a cluster can pull",
-            "write REGISTRY/NAME:TAG, and push it there before",
-        )
-    ),
-]
+Account = Annotated[str, _called(f"({_ACCOUNT})?", "account", _CHARACTERS)]
+_SMALL = "use at most 63 small letters, digits and '-', with a letter or digit at both ends"
+Label = Annotated[str, _called(_LABEL, "name for Kubernetes", _SMALL)]
+_DOTTED = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
+Names = Annotated[str, _called(_DOTTED, "name for Kubernetes", "use small letters, digits, '-' and '.'")]
+_IMAGE, _PUSHED = (
+    r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
+    "write REGISTRY/NAME:TAG, and push it there before",
+)
+Image = Annotated[str, _called(_IMAGE, "image that a cluster can pull", _PUSHED)]
 
 
 class Destination(Frozen):
-    """What every scheduler has to know. Memory in bytes.
+    """The settings that every scheduler needs. Memory in bytes.
 
-    image: the project's, where the job runs in a container; gpu: what the GPUs are called; gpu_memory: of each of them;
-    shared: the folder in which this machine writes run folders; seen_as: the same folder as the job's nodes see it
+    gpu: name of the GPUs
+    gpu_memory: bytes of each of them
+    shared: the folder in which this machine writes run folders; `seen_as` is the same folder as the job's nodes see it
+    image: the project's, if the job runs in a container
     """
 
     nodes: int = Field(ge=1, le=1024)
@@ -138,7 +113,7 @@ class Destination(Frozen):
         )
 
     def seen(self, folder: Path) -> str:
-        """A run folder of this machine as the job's nodes see it. Raises InputError when they do not see it."""
+        """A run folder of this machine as the job's nodes see it. Raises InputError if they do not see it."""
         shared = Path(self.shared)
         if not folder.is_relative_to(shared) or folder == shared:
             raise InputError(f"{folder} is not in the shared folder {shared}, so the job could not read it")
@@ -153,13 +128,13 @@ class Destination(Frozen):
         raise NotImplementedError
 
     def taken_literally(self, path: str) -> str:
-        """The path. Raises ValueError when the scheduler would make something else of it."""
+        """Return the path. Raises ValueError if the scheduler would change it."""
         return path
 
 
 class Slurm(Destination):
-    """A Slurm cluster. Without an image the job runs this very installation, which the nodes have to see at the same place;
-    with one it runs in a container (Pyxis). Empty: what the cluster takes by default."""
+    """A Slurm cluster. Without an image the job runs this very installation, which the nodes have to see at the same
+    place; with one it runs in a container (Pyxis). Empty: the cluster's default."""
 
     scheduler: Literal["slurm"] = "slurm"
     partition: Partition = ""
@@ -184,7 +159,7 @@ class Slurm(Destination):
 
 
 class Kubernetes(Destination):
-    """A Kubernetes cluster with Volcano. claim: the PersistentVolumeClaim whose files are those of the shared folder; it is
+    """A Kubernetes cluster with Volcano. claim: the PersistentVolumeClaim with the files of the shared folder; it is
     mounted at seen_as."""
 
     scheduler: Literal["kubernetes"] = "kubernetes"
@@ -209,7 +184,7 @@ SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubern
 
 
 def gpus_of(cluster: Cluster) -> dict[str, float | str]:
-    """What a destination says of its GPUs, as a cluster is drawn: of several types what all of them have."""
+    """A destination's fields on its GPUs, for a drawn cluster: of several types the memory that all have."""
     return {
         "gpu": OR.join(dict.fromkeys(gpu.type for gpu in cluster.gpus)),
         "gpu_memory": min(gpu.memory for gpu in cluster.gpus),
@@ -217,7 +192,7 @@ def gpus_of(cluster: Cluster) -> dict[str, float | str]:
 
 
 def as_drawn(cluster: Cluster) -> dict[str, int | float | str]:
-    """The fields of a destination that a drawn cluster settles. Raises InputError when its nodes differ in size."""
+    """The fields of a destination that a drawn cluster settles. Raises InputError if its nodes differ in size."""
     sizes = {len(node.gpus) for node in cluster.nodes}
     if len(sizes) > 1:
         raise InputError(

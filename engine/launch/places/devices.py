@@ -1,4 +1,4 @@
-"""What this machine can run a job on, and what it looks like as a cluster."""
+"""The devices of this machine that can run a job, and the machine as a cluster."""
 
 import functools
 import json
@@ -22,17 +22,19 @@ from engine.errors import InputError, one_line
 PROJECT = Path(__file__).parents[3]
 
 MOST_RANKS = 8
-"""Ranks that a machine with fewer GPUs runs unless a person wants more: each is a process."""
+"""Most ranks of a machine with fewer GPUs unless a person wants more: each is a process."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
     """A GPU of this machine as its driver describes it.
 
-    name: what the driver calls it; memory: bytes; free: those that no process has now; uuid: by which the driver and PyTorch
-    mean the same one; both None where they are not known
-    pcie: bytes/s of its PCIe port in one direction, None where that is not known
-    nvlinks: NVLinks to every GPU of the machine (0: none, and to itself), None where that is not known
+    name: the driver's name
+    memory: bytes
+    pcie: bytes/s of its PCIe port in one direction, None if not known
+    nvlinks: NVLinks to every GPU of the machine (0: none, and to itself), None if not known
+    free: bytes that no process has now, None if not known
+    uuid: the id under which the driver and PyTorch know it, None if not known
     """
 
     name: str
@@ -44,15 +46,20 @@ class Accelerator:
 
     @property
     def type(self) -> str | None:
-        """The catalogue's type, None where the name is not one of those that the catalogue stands for."""
+        """The catalogue's type, None if the catalogue does not know the name."""
         return type_of(self.name)
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Attached accelerators and the host. gpus: those that PyTorch can run on; memory: bytes of every one of them that are
-    free, or all where only those are known (of a cluster, and where NVML does not tell); host_memory: bytes free on the host;
-    machine: every GPU that the driver shows, also those that PyTorch cannot use; notes: what was not found, and why."""
+    """Attached accelerators and the host.
+
+    gpus: those that PyTorch can run on
+    memory: free bytes of each of them, or all bytes if only those are known (of a cluster, and if NVML does not tell)
+    host_memory: bytes free on the host
+    machine: every GPU that the driver shows, also those that PyTorch cannot use
+    notes: devices that were not found, and the reasons
+    """
 
     gpus: tuple[str, ...]
     memory: tuple[float, ...]
@@ -66,7 +73,7 @@ class Devices:
         return "nccl" if len(self.gpus) >= ranks else "gloo"
 
     def default_ranks(self, gpus: int) -> int:
-        """Ranks for a plan of `gpus` GPUs: one per attached GPU where there are several, else at most four on the CPU."""
+        """Ranks for a plan of `gpus` GPUs: one per attached GPU if there are several, else at most four on the CPU."""
         return min(gpus, len(self.gpus) if len(self.gpus) > 1 else 4)
 
     @property
@@ -86,7 +93,7 @@ def counted(names: Iterable[str]) -> str:
 
 
 def attached() -> Devices:
-    """The devices of this machine: NVML's view of its GPUs, PyTorch's where NVML has none. Whatever is missing (the
+    """The devices of this machine: NVML's view of its GPUs, or PyTorch's if NVML has none. Anything missing (the
     module, the driver, permission) is a note, never an error."""
     machine, notes = _seen_by_nvml()
     gpus, why_none = _seen_by_torch() if "torch" in sys.modules else seen_by_another_process()
@@ -107,9 +114,9 @@ def attached() -> Devices:
 
 
 def cluster_of(machine: Sequence[Accelerator], type: str | None = None) -> Drawn:
-    """This machine's GPUs as a cluster of one node, with notes on what was assumed.
+    """This machine's GPUs as a cluster of one node, with notes on the assumptions made.
 
-    Raises InputError when there is no GPU, or one whose name the catalogue does not know while no type is given.
+    Raises InputError if there is no GPU, or one with a name unknown to the catalogue while no type is given.
 
     type: the catalogue's type to take for GPUs that it does not know by name; they keep their own memory
     """
@@ -143,13 +150,13 @@ def cluster_of(machine: Sequence[Accelerator], type: str | None = None) -> Drawn
 
 
 def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
-    """The GPUs that PyTorch can use, and why it can use none."""
+    """The GPUs that PyTorch can use, and the reason if it can use none."""
     import torch
 
     indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds no usable GPU"
     properties = [torch.cuda.get_device_properties(index) for index in indices]
-    # What is free it could tell only from a context of its own on every GPU, which takes some hundred megabytes of each.
+    # Free bytes it could tell only from a context of its own on every GPU, which takes some hundred megabytes of each.
     return tuple(Accelerator(gpu.name, float(gpu.total_memory), uuid=str(gpu.uuid)) for gpu in properties), why
 
 
@@ -170,7 +177,7 @@ def seen_by_another_process() -> tuple[tuple[Accelerator, ...], str]:
 
 
 def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
-    """Every GPU of the machine in the driver's order; and why there is none, or what could not be read."""
+    """Every GPU of the machine in the driver's order, and the reason if there is none or something could not be read."""
     try:
         import pynvml
     except ImportError:
@@ -196,7 +203,7 @@ def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
 
 
 def driver_version() -> str | None:
-    """Of NVIDIA's driver; None where it does not tell."""
+    """Version of NVIDIA's driver; None if it does not tell."""
     try:
         import pynvml
     except ImportError:
@@ -228,8 +235,8 @@ def _pcie(nvml: ModuleType, handle: object) -> float | None:
 
 
 def _nvlinks(nvml: ModuleType, handles: list[object]) -> np.ndarray | None:
-    """int64[gpu, gpu]: NVLinks between each pair; a link into a switch reaches every other GPU with links into one. None
-    when the driver does not answer."""
+    """int64[gpu, gpu]: NVLinks between each pair; a link into a switch reaches every other GPU with links into one.
+    None if the driver does not answer."""
     count = len(handles)
     direct, switched = np.zeros((count, count), dtype=np.int64), np.zeros(count, dtype=np.int64)
     try:

@@ -1,6 +1,6 @@
-"""A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts and the sources; what their
-sends were to each other becomes local, and what they were to others is ordered again, for a phase in which every GPU has one
-peer gives a rank several."""
+"""A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts and the sources. Their
+sends to each other become local, and those to others are ordered again, as a phase in which every GPU has one peer
+gives a rank several."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,13 +19,13 @@ from engine.workload import RoutingTrace
 
 
 def rank_of_gpu(gpus: int, ranks: int) -> np.ndarray:
-    """int64[gpu]: which rank a GPU's part of the plan runs on; equal blocks in GPU order."""
+    """int64[gpu]: the rank of each GPU's part of the plan; equal blocks in GPU order."""
     return np.arange(gpus) * ranks // gpus
 
 
 def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
-    """The plan with its GPUs merged onto `ranks` ranks, and a phased order made again for what the ranks send each other; its
-    parent is the plan itself. Unchanged when they agree and the order is not joint (see `apart`).
+    """The plan with its GPUs merged onto `ranks` ranks, and a phased order made again for the sends between ranks; its
+    parent is the plan itself. Unchanged if the numbers agree and the order is not joint (see `apart`).
 
     network: of the ranks, as fast out as in; None: each is as fast as the plan's fastest sends, and there are no links
     """
@@ -45,8 +45,8 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
 
 
 def apart(plan: Plan) -> Plan:
-    """The plan with a joint order as a matched order of each model: the two models' exchanges on a rank know nothing of each
-    other (see `SendOrder.alone`). Any other plan as it is."""
+    """The plan with a joint order as a matched order of each model: the two models' exchanges on a rank know nothing of
+    each other (see `SendOrder.alone`). Any other plan as it is."""
     if plan.send_order.mode != "joint":
         return plan
     alone = {"send_order": plan.send_order.alone, "send_order_b": plan.send_order_b.alone}
@@ -54,7 +54,7 @@ def apart(plan: Plan) -> Plan:
 
 
 def _started(plan: Plan) -> Plan:
-    """The plan without where tokens start: the traces of a launch carry it, see `fold_trace`."""
+    """The plan without the starts of its tokens: the traces of a launch carry them, see `fold_trace`."""
     if plan.token_gpus is None:
         return plan
     return plan.model_copy(update={"token_gpus": None, "token_gpus_b": None, "claim": None, "parent": plan.id})
@@ -68,7 +68,8 @@ def fold_trace(trace: RoutingTrace, gpus: int, ranks: int, token_gpus: tuple[int
 
 
 def keeps_nodes(network: Network, ranks: int) -> bool:
-    """Whether no rank stands for GPUs of several nodes, whose links it cannot have. Nodes without links do not matter."""
+    """True if no rank stands for GPUs of several nodes, as it could not have the links of both. Nodes without links do
+    not matter."""
     rank = rank_of_gpu(network.gpus, ranks)
     first = np.searchsorted(rank, np.arange(ranks))[rank]
     linked = network.link > 0
@@ -76,8 +77,9 @@ def keeps_nodes(network: Network, ranks: int) -> bool:
 
 
 def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) -> int:
-    """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else the
-    fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; where those are not known, `ranks` itself."""
+    """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else
+    the fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; if those are not known, `ranks`
+    itself."""
     gpus = plans[0].placement.gpus
     if not any(map(uses_nodes, plans)) or cluster is None or len(cluster.gpus) != gpus:
         return ranks
@@ -88,9 +90,9 @@ def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) ->
 
 
 def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:
-    """The nodes of a drawn cluster as nodes of ranks. A rank that stands for several GPUs has their ports together, and their
-    links; a port that sends and receives at different rates counts with the slower one. None where nodes are split, see
-    `keeps_nodes`."""
+    """The nodes of a drawn cluster as nodes of ranks. A rank that stands for several GPUs has their ports together, and
+    their links; a port that sends and receives at different rates counts with the slower one. None if nodes are split,
+    see `keeps_nodes`."""
     network = Network.of(cluster)
     if not keeps_nodes(network, ranks):
         return None
@@ -127,7 +129,7 @@ def _are_mirrored(there: Schedule, back: Schedule) -> bool:
 
 
 def _order_again(schedule: Schedule, rank: np.ndarray, mode: str, network: Network | None) -> Schedule:
-    """An order of its own for what a schedule's sends are between ranks."""
+    """A new order for a schedule's sends between ranks."""
     if not schedule.sends:
         return Schedule()
     ranks = int(rank[-1]) + 1

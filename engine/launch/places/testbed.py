@@ -1,9 +1,10 @@
 """The drawn cluster, emulated on one Linux machine: a network namespace per rank, joined by a bridge, every link shaped
-in both directions; ranks of a node with links of its own reach each other over a second one. It gives a measured all-to-all
-before there is a cluster.
+in both directions; ranks of a node with links of its own reach each other over a second one. It gives a measured
+all-to-all before there is a cluster.
 
 Everything lives in namespaces of its own (also the bridge), so that nothing of the machine's network is touched. The
-names of the namespaces say which process made them: what a killed process left behind is removed by the next testbed.
+names of the namespaces tell the process that made them: the remains of a killed process are removed by the next
+testbed.
 """
 
 import contextlib
@@ -30,32 +31,32 @@ FASTEST = 100e6 / 8
 """Bytes/s of the fastest port unless a scale is given: a rate that two cores can carry for eight ranks."""
 
 FASTEST_LINK = 4 * FASTEST
-"""Bytes/s of a link inside a node at most, whatever the scale: the more there are, the less two cores can keep up with."""
+"""Most bytes/s of a link inside a node, whatever the scale: the more there are, the less two cores can keep up with."""
 
 SLOWEST = 10e3
 """Bytes/s below which a launch would spend its time on handshakes."""
 
 PREFIX, LINK, NEAR, PORT = "switchyard", "link0", "link1", 29500
 NAME = re.compile(rf"{PREFIX}-\d+-\d+-[0-9a-f]{{6}}-(\d+|switch)")
-"""Of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
+"""Name of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
 
 SUBNET, FIRST_ADDRESS = "10.77.0.0/16", IPv4Address("10.77.0.1")
 FRAME, PAYLOAD, ACKNOWLEDGEMENT = 1514, 1448, 66
 """Bytes of an Ethernet frame, of the TCP data in it, and of the frame that acknowledges two of them. tbf counts frames,
-whereas a bandwidth here is of data that passes while as much comes the other way."""
+but a bandwidth here is of data that passes while as much comes the other way."""
 
 IN_FLIGHT, HANDED_OVER = 0.004, 0.01
-"""Seconds of the fastest link's data that a connection has on its way at most, and that the kernel takes from its sender
-(counted with its own book-keeping). The buffers of a real cluster are as small beside what is sent; with those that the
-kernel would choose, all that follows would queue up behind a send for tenths of a second."""
+"""Most seconds of the fastest link's data that a connection has in flight, and that the kernel takes from its sender
+(counted with its own book-keeping). The buffers of a real cluster are as small relative to its sends; with the kernel's
+own choice, all later data would queue up behind a send for tenths of a second."""
 
 SYSTEM_FOLDERS = "/usr/sbin:/sbin"
-"""Where `ip` and `tc` are when the PATH of a user does not say so."""
+"""Folders of `ip` and `tc` if they are not in the PATH of a user."""
 
 
 def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
-    """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks; see `emulated_cluster`. Raises InputError
-    when the cluster is not the plan's or the scale makes no sense."""
+    """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks; see `emulated_cluster`. Raises
+    InputError if the cluster is not the plan's or the scale makes no sense."""
     if len(cluster.gpus) != plan.placement.gpus:
         raise InputError(
             f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}"
@@ -64,13 +65,14 @@ def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = Non
 
 
 def emulated_cluster(cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
-    """A drawn cluster as a testbed of `ranks` ranks, as many as it has GPUs or fewer.
+    """A drawn cluster as a testbed of `ranks` ranks, as many as it has GPUs or fewer. Raises InputError if the scale
+    makes no sense.
 
     A rank that stands for several GPUs has their ports together, and their links. A port that sends and receives at
-    different rates counts with the slower one. Where a rank would stand for GPUs of several nodes, no links are emulated and
-    all ranks meet on the fabric.
-    scale: drawn / emulated bandwidth; None for what brings the fastest port to `FASTEST`. Links inside nodes are never
-    faster than `FASTEST_LINK`. Raises InputError when the scale makes no sense.
+    different rates counts with the slower one. If a rank would stand for GPUs of several nodes, no links are emulated
+    and all ranks meet on the fabric. Links inside nodes are never faster than `FASTEST_LINK`.
+
+    scale: drawn / emulated bandwidth; None for the one that brings the fastest port to `FASTEST`
     """
     drawn = np.minimum(cluster.values("send_bandwidth"), cluster.values("receive_bandwidth"))
     folded = np.bincount(rank_of_gpu(len(drawn), ranks), drawn, ranks)
@@ -85,12 +87,14 @@ def emulated_cluster(cluster: Cluster, ranks: int, scale: float | None = None) -
 
 
 class Testbed:
-    """A context manager: inside it the namespaces exist, after it they do not, however it is left.
+    """A context manager: inside it the namespaces exist, after it they do not, however it is left. No latency is added
+    to that of the kernel and Gloo, which is measured at the start of a launch. Raises InputError if the machine cannot
+    do it, naming the missing part.
 
-    bandwidth: float64[rank] bytes/s of TCP data, in each direction; name: what messages call it; scale: how much
-    slower that is than what was drawn, for reports; tiers: the nodes of the ranks and their links, if they have any. No
-    latency is added to what the kernel and Gloo take by themselves, which is measured at the start of a launch.
-    Raises InputError when the machine cannot do it, saying what is missing.
+    bandwidth: float64[rank] bytes/s of TCP data, in each direction
+    name: its name in messages
+    scale: drawn / emulated bandwidth, for reports
+    tiers: the nodes of the ranks and their links, if they have any
     """
 
     __test__ = False  # a class called Test… is not a test for pytest
@@ -116,7 +120,7 @@ class Testbed:
 
     @property
     def near(self) -> np.ndarray:
-        """float64[rank] bytes/s to the other ranks of the node in each direction, 0 where they meet on the fabric."""
+        """float64[rank] bytes/s to the other ranks of the node in each direction, 0 if they meet on the fabric."""
         return np.zeros(self.ranks) if self.tiers is None else np.array(self.tiers.link)
 
     def mates(self, rank: int) -> list[int]:
@@ -131,7 +135,7 @@ class Testbed:
         return f"{self._token}-{rank}"
 
     def address(self, rank: int) -> str:
-        """Where a rank is reached by the others."""
+        """The address at which the others reach a rank."""
         return str(FIRST_ADDRESS + rank)
 
     def inside(self, rank: int, command: list[str]) -> list[str]:
@@ -192,16 +196,16 @@ class Testbed:
         _ip("-n", own, "link", "set", link, "addrgenmode", "none", "up")
 
     def _route(self, rank: int, to: str, link: str, fastest: float) -> None:
-        """Send what is for these addresses by a link. What TCP has on its way is kept short and the same on every machine,
-        whatever the machine's own settings are. Reno, because every kernel has it; where nothing is lost, it only differs
-        from others in that it does not pace. fastest: bytes/s of links of this kind"""
+        """Send packets for these addresses by a link. TCP's data in flight is kept short and the same on every machine,
+        whatever the machine's own settings are. Reno, because every kernel has it; without losses, it only differs from
+        others in that it does not pace. fastest: bytes/s of links of this kind."""
         window, place = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), ("-n", self.namespace(rank))
         source = ("proto", "kernel", "scope", "link", "src", self.address(rank))
         lasting = ("initcwnd", window, "cwnd", "lock", window, "congctl", "lock", "reno")
         _ip(*place, "route", "replace", to, "dev", link, *source, *lasting)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What a rank finds in its environment in place of what torchrun would put there."""
+        """The environment variables of a rank in place of torchrun's."""
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -213,14 +217,14 @@ class Testbed:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """What a report of a run has to say of it."""
+        """The testbed in a report of a run."""
         report = {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
         return report | ({"near": self.near.tolist()} if self.near.any() else {})
 
 
 def remove_remains() -> None:
-    """Remove the testbeds of processes that are gone. A process id that has been used again is recognised by when its
-    process started."""
+    """Remove the testbeds of processes that are gone. A process id that has been used again is recognised by the start
+    of its process."""
     for name in namespaces():
         pid, started = name.split("-")[1:3]
         if _start_of(int(pid)) != int(started):
@@ -228,13 +232,13 @@ def remove_remains() -> None:
 
 
 def namespaces() -> list[str]:
-    """The network namespaces of testbeds on this machine, whoever made them."""
+    """The network namespaces of testbeds on this machine, of any maker."""
     names = [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
     return [name for name in names if NAME.fullmatch(name)]
 
 
 def _remove_namespace(name: str) -> None:
-    """End what still runs in the namespace and remove it: with its last process, the kernel drops its links and rules."""
+    """End all processes in the namespace and remove it: with its last process, the kernel drops its links and rules."""
     try:
         for pid in _ip("netns", "pids", name).split():
             with contextlib.suppress(psutil.Error):  # has ended by itself
@@ -246,33 +250,20 @@ def _remove_namespace(name: str) -> None:
 
 
 def _shape(namespace: str, link: str, rate: float) -> None:
-    """Let what leaves by `link` pass at `rate` bytes/s of data and not faster.
+    """Let traffic leave by `link` at `rate` bytes/s of data and not faster.
 
-    burst: what may pass at once after a pause: two milliseconds' worth, and at least two frames. limit: a queue of half
-    a second, and not less than a window of data from each of some peers, so that TCP loses next to nothing, as on a
-    lossless fabric.
+    burst: passes at once after a pause: two milliseconds' worth, and at least two frames
+    limit: a queue of half a second, and not less than a window of data from each of some peers, so that TCP loses next
+        to nothing, as on a lossless fabric
     """
     with_frames = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
-    _tc(
-        "-n",
-        namespace,
-        "qdisc",
-        "add",
-        "dev",
-        link,
-        "root",
-        "tbf",
-        "rate",
-        f"{round(with_frames * 8)}bit",
-        "burst",
-        f"{max(round(with_frames * 0.002), 2 * FRAME)}b",
-        "limit",
-        f"{max(round(with_frames * 0.5), 2**20)}b",
-    )
+    burst, limit = max(round(with_frames * 0.002), 2 * FRAME), max(round(with_frames * 0.5), 2**20)
+    shape = ("rate", f"{round(with_frames * 8)}bit", "burst", f"{burst}b", "limit", f"{limit}b")
+    _command("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", *shape)
 
 
 def _tools() -> dict[str, str]:
-    """The paths of `ip` and `tc`. Raises InputError when the testbed cannot work here, saying what is missing."""
+    """The paths of `ip` and `tc`. Raises InputError if the testbed cannot work here, naming the missing part."""
     advice = "or launch with --on local"
     if not sys.platform.startswith("linux"):
         raise InputError(f"the testbed needs Linux with network namespaces; use a Linux machine, {advice}")
@@ -289,13 +280,9 @@ def _ip(*arguments: str, standard_input: str = "") -> str:
     return _command("ip", *arguments, standard_input=standard_input)
 
 
-def _tc(*arguments: str) -> str:
-    return _command("tc", *arguments)
-
-
 def _command(tool: str, *arguments: str, standard_input: str = "") -> str:
-    """What the tool prints. Raises InputError when it fails. In a session of its own: a Ctrl-C
-    is for Switchyard, which then cleans up with this very tool."""
+    """Run the tool and return its output. Raises InputError if it fails. In a session of its own: a Ctrl-C is for
+    Switchyard, which then cleans up with this very tool."""
     finished = subprocess.run(
         [_tools()[tool], *arguments],
         input=standard_input,
@@ -314,7 +301,7 @@ def _command(tool: str, *arguments: str, standard_input: str = "") -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process or it is dead."""
+    """Start of a process, in clock ticks since boot; None if there is no such process or it is dead."""
     try:
         # The command's name, in parentheses, may hold anything; state and the rest follow it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

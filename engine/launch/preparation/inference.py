@@ -1,4 +1,5 @@
-"""A launch of MoE layers forward before it runs: the plans on its ranks, what they replay, and whether it fits."""
+"""A launch of MoE layers forward before it runs: the plans on its ranks, the tokens that they replay, and the checks
+that it fits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,7 @@ from engine.launch.preparation.settled import (
     check_passes,
     computed_in,
     gpus_of,
+    instructions_of,
     rank_check,
     ranks_of,
     relays_of,
@@ -34,7 +36,7 @@ FLOP_BUDGET = 1e12
 
 
 def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
-    """Fold the plans of a launch onto its ranks and check that they can run on these devices. Raises InputError when the
+    """Fold the plans of a launch onto its ranks and check that they can run on these devices. Raises InputError if the
     launch makes no sense."""
     for plan in launch.plans:
         if plan.goal is Goal.TRAINING:
@@ -51,17 +53,9 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     models = [computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     replayed = _replayed_tokens(launch, inputs, ranks, bool(shared))
     check_passes(launch.repeats, launch.limit)
-    instructions = RankInstructions(
-        plans=tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans),
-        model=models[0],
-        model_b=models[1] if launch.second else None,
-        ranks=ranks,
-        backend=devices.backend(ranks),
-        gpus=shared,
-        repeats=launch.repeats,
-        limit=launch.limit,
-        tiers=tiers,
-    )
+    plans = tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans)
+    both = {"model": models[0], "model_b": models[1] if launch.second else None}
+    instructions = instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
     traces = tuple(
         fold_trace(recording, gpus, ranks, starts).spread(
             max(1, round(recording.tokens * replayed / launch.workload.tokens))
@@ -73,7 +67,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
 
 
 def _drawn_links(launch: Launch, ranks: int) -> Network | None:
-    """The network between the ranks where it is emulated as drawn, None where it is that of some machine."""
+    """The network between the ranks if it is emulated as drawn, None if it is that of some machine."""
     if launch.on != "testbed" or launch.cluster is None:
         return None
     testbed = emulated(launch.plans[0], launch.cluster, ranks, launch.scale)
@@ -84,8 +78,8 @@ def _drawn_links(launch: Launch, ranks: int) -> Network | None:
 
 
 def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Where the tokens of both models start. Raises InputError where plans of a launch do not agree, for all replay the same
-    tokens."""
+    """The start GPUs of the tokens of both models. Raises InputError if plans of a launch do not agree, for all replay
+    the same tokens."""
     starts = {(plan.token_gpus, plan.token_gpus_b) for plan in plans}
     if len(starts) > 1:
         alone = next(plan for plan in plans if plan.token_gpus is not None)
@@ -97,7 +91,7 @@ def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, .
 
 
 def _check_travel(plan: Plan) -> None:
-    """Raise InputError where no rank carries out how a plan's tokens travel."""
+    """Raise InputError if no rank can carry out how a plan's tokens travel."""
     if plan.travel is None:
         return
     travels = f"in the plan {plan.name} tokens travel {plan.travel.in_words}"
@@ -116,7 +110,7 @@ def _check_travel(plan: Plan) -> None:
 
 
 def _tiers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes, where a plan uses them. Raises InputError when they are not known, or no nodes."""
+    """The ranks' nodes, if a plan uses them. Raises InputError if they are not known, or no nodes."""
     plan = next(filter(uses_nodes, launch.plans), None)
     if plan is None:
         return _nodes_of_all_gathers(launch, ranks)
@@ -135,7 +129,7 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
 
 
 def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes for the all-gathers of context-coherent plans, which need none; None where they are not known."""
+    """The ranks' nodes for the all-gathers of context-coherent plans, which can do without; None if they are not known."""
     carried = any(plan.execution == "context-coherent" for plan in launch.plans)
     if not carried or launch.cluster is None or len(launch.cluster.gpus) != gpus_of(launch.plans):
         return None
@@ -143,7 +137,7 @@ def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
 
 
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
-    """How many tokens of the (first) recording are replayed."""
+    """Number of tokens of the (first) recording that are replayed."""
     tokens = launch.workload.tokens
     work = sum(
         recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs
@@ -177,8 +171,7 @@ def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan],
 
 
 def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
-    """Raise InputError for plans of two models that no simulation predicts, and for those whose second model is not
-    known."""
+    """Raise InputError for plans of two models that no simulation predicts, and for those without a second model."""
     for plan in plans:
         if plan.goal is not Goal.TWO_MODELS:
             continue
@@ -199,7 +192,7 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
 
 
 def _advice(instructions: RankInstructions, devices: Devices) -> str:
-    """What to do where memory is short."""
+    """Advice to a person if memory is short."""
     models = [model for model in (instructions.model, instructions.model_b) if model is not None]
     layer = sum(model.bytes_per_expert * model.experts for model in models)
     if layer < (sum(devices.memory[: instructions.gpus]) if instructions.gpus else devices.host_memory):

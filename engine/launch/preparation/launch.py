@@ -1,7 +1,5 @@
-"""What is asked for: plans to run on ranks, with what, where and how often.
-
-A launch that is ready to run: what its ranks get, where they run, and what the pre-flight check says of it.
-"""
+"""A launch as a person asks for it, and as `prepare` makes it ready: the input of its ranks, their destination, and the
+lines of the pre-flight check."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,28 +12,31 @@ from engine.launch.places.testbed import Testbed
 from engine.launch.rank.instructions import RankInstructions, uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.schema import Frozen
 from engine.training import TrainingStep
 from engine.workload import Workload
 
 On = Literal["local", "testbed", "slurm", "kubernetes"]
 PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
-"""Where the ranks of a launch can run, for people."""
+"""Names of the places of a launch's ranks, for people."""
+
+SETTINGS = ("ranks", "tokens", "repeats", "limit", "dtype", "scale")
+"""Fields of a launch that are JSON as they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """What a person asks to run: what they choose, and the arguments of a job. `prepare` makes it ready.
+    """A person's request to run plans: their choices, and the arguments of a job. `prepare` makes it ready.
 
     plans: run in turn in one job, so that they can be compared, the one in question first
-    cluster: as drawn, of a testbed and for what can be said of send orders before a launch
+    cluster: as drawn, for a testbed and for advice on send orders before a launch
     second: recording and model that share the ranks, for plans of two models
-    scale: of a testbed, see `testbed.emulated`; destination: of a launch by a scheduler, which also says how many ranks there
-        are
-    tokens: how many of the recording to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a second
-        recording is replayed to the same part
-    repeats: timed passes; limit: seconds; dtype: of all numbers (default: on GPUs the model's own, bf16 where it cannot be
-        computed in; on CPUs fp32)
+    scale: of a testbed, see `testbed.emulated`
+    destination: of a launch by a scheduler, which also gives the number of ranks
+    tokens: number of the recording's to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a
+        second recording is replayed to the same part
+    repeats: timed passes
+    limit: seconds
+    dtype: of all numbers (default: on GPUs the model's own, bf16 if it cannot be computed in; on CPUs fp32)
     step: of plans for training
     """
 
@@ -56,71 +57,44 @@ class Launch:
 
     @property
     def goal(self) -> Goal:
-        """What is run, told by its inputs; plans for something else are refused."""
+        """The goal of the run, told by its inputs; plans with another one are refused."""
         return goal_of(training=self.step is not None, two_models=self.second is not None)
 
     def to_arguments(self) -> dict[str, Any]:
         """The arguments of a job, as plain JSON; the recordings must be in the data folder."""
-        arguments: dict[str, Any] = {
-            "plans": [_json(plan) for plan in self.plans],
-            "workload": self.workload.digest,
-            "model": _json(self.model),
-            "on": self.on,
-            "ranks": self.ranks,
-            "tokens": self.tokens,
-            "repeats": self.repeats,
-            "limit": self.limit,
-            "dtype": self.dtype,
-            "scale": self.scale,
-        }
-        if self.second is not None:
-            arguments["second"] = {"workload": self.second[0].digest, "model": _json(self.second[1])}
-        for role in ("cluster", "destination", "step"):
-            if (document := getattr(self, role)) is not None:
-                arguments[role] = _json(document)
-        return arguments
+        from engine.store import problems  # here and below, as ranks have no use for its readers
+
+        documents = {role: getattr(self, role) for role in ("cluster", "destination", "step")}
+        settings = {name: getattr(self, name) for name in ("on", *SETTINGS)}
+        inputs = problems.input_arguments(self.workload, self.model, self.second, **documents)
+        return {"plans": [problems.as_json(plan) for plan in self.plans]} | inputs | settings
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> "Launch":
-        """What `to_arguments` described. Raises InputError when the data folder has lost a recording."""
-        from engine import store  # here, as ranks have no use for its readers
+        """The launch that `to_arguments` described. Raises InputError if the data folder has lost a recording."""
+        from engine.store import problems
 
         on = arguments.get("on", "local")
         if on not in PLACES:
             raise InputError(f"a launch runs on {' or '.join(PLACES)}, not on {on!a}")
-        cluster, second, step = (arguments.get(role) for role in ("cluster", "second", "step"))
         return cls(
             plans=tuple(Plan.from_dict(plan, "plan") for plan in plans_in(arguments)),
-            workload=store.load_workload(arguments["workload"]),
-            model=MoEModel.from_dict(arguments["model"], "model"),
-            cluster=cluster and Cluster.from_dict(cluster, "cluster"),
-            second=second
-            and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+            **problems.inputs_from(arguments),
             on=on,
-            scale=arguments.get("scale"),
             destination=SCHEDULERS[on].from_dict(arguments["destination"], on) if on in SCHEDULERS else None,
-            ranks=arguments.get("ranks"),
-            tokens=arguments.get("tokens"),
-            repeats=arguments.get("repeats", 3),
-            limit=arguments.get("limit", 900.0),
-            dtype=arguments.get("dtype"),
-            step=step and TrainingStep.from_dict(step, "training step"),
+            **{name: arguments[name] for name in SETTINGS if name in arguments},
         )
 
 
 def plans_in(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """The plans that a launch was asked for, as JSON. The first version ran one."""
+    """The plans of a launch's arguments, as JSON. The first version ran one."""
     return arguments["plans"] if "plans" in arguments else [arguments["plan"]]
-
-
-def _json(document: Frozen) -> dict[str, Any]:
-    return document.model_dump(mode="json", exclude_none=True)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the pre-flight check. warning: whether a person should think before going on, although nothing forbids
-    it."""
+    """One line of the pre-flight check. warning: true if a person should think before going on, although nothing
+    forbids it."""
 
     name: str
     passed: bool
@@ -130,11 +104,13 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class PreparedLaunch:
-    """What `prepare` makes of a launch.
+    """A launch made ready by `prepare`. Without testbed and destination the ranks run on this machine as it is.
 
-    plans: as asked for, before they were folded onto the ranks; workloads: what is replayed, of the model and of a second
-    one; limit: seconds; testbed: where its links are emulated, not yet built; destination: of a launch by a scheduler.
-    Without either the ranks run on this machine as it is.
+    plans: as asked for, before they were folded onto the ranks
+    workloads: replayed, of the model and of a second one
+    limit: seconds
+    testbed: emulates its links, not yet built
+    destination: of a launch by a scheduler
     """
 
     plans: tuple[Plan, ...]
@@ -152,7 +128,7 @@ class PreparedLaunch:
 
     @property
     def ready(self) -> bool:
-        """Whether all checks passed."""
+        """True if all checks passed."""
         return self.failed is None
 
     def check(self) -> None:
@@ -162,12 +138,12 @@ class PreparedLaunch:
 
     @property
     def tokens(self) -> int:
-        """Of the (first) recording that are replayed, or that all ranks feed into a training step."""
+        """Tokens of the (first) recording that are replayed, or that all ranks feed into a training step."""
         step = self.instructions.step
         return self.workloads[0].tokens if step is None else step.tokens * self.instructions.ranks
 
     def on_testbed(self, testbed: Testbed) -> "PreparedLaunch":
-        """The same launch on emulated links. Raises InputError when they are not for its ranks."""
+        """The same launch on emulated links. Raises InputError if they are not for its ranks."""
         instructions = self.instructions
         if instructions.backend != "gloo" or instructions.ranks != testbed.ranks:
             raise InputError(

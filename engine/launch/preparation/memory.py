@@ -1,9 +1,7 @@
-"""What a rank needs in memory, and whether the devices and the host of a launch have it.
+"""The memory that a rank needs, and the checks that the devices and the host of a launch have it.
 
-What tensors take is counted. What a process, a CUDA context and NCCL take by themselves is estimated by public figures: it
-depends on the GPU, the driver and the versions of PyTorch and NCCL.
-
-What a rank needs in memory for a forward pass through MoE layers, before it runs.
+Tensors are counted. The memory of a process, a CUDA context and NCCL is estimated by public figures: it depends on the
+GPU, the driver and the versions of PyTorch and NCCL.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,34 +17,38 @@ from engine.plan import Placement, Plan
 from engine.workload import RoutingTrace
 
 MIB, GIB = 2.0**20, 2.0**30
-
 PROCESS, CODE = 256 * MIB, 192 * MIB
-"""Of a process that computes on CPUs, before it has any tensor of a launch: what is its own, and the code that all share.
+"""Bytes of a process that computes on CPUs, before it has any tensor of a launch: its own, and the code that all share.
 Measured with PyTorch 2.13 on x86-64: 209 and 145 MiB in a forward pass, 238 and 189 in a training step."""
 PROCESS_WITH_CUDA = 2 * GIB
-"""The same in one that computes on a GPU, an estimate: 0.4 to 2 GB (github.com/pytorch/pytorch/issues/113326)."""
+"""Bytes of a process that computes on a GPU, an estimate: 0.4 to 2 GB (github.com/pytorch/pytorch/issues/113326)."""
 CONTEXT = 512 * MIB
-"""Of a GPU's memory in each process on it, before it has any tensor, an estimate: 0.29 GB with kernels that are loaded when
+"""GPU bytes of each process on it, before it has any tensor, an estimate: 0.29 GB with kernels that are loaded when
 they are needed (github.com/pytorch/pytorch/pull/86509), about 0.4 (issues/109888), and the workspaces of cuBLAS."""
 ALL_KERNELS = 512 * MIB
-"""More where all kernels are loaded at once, as over NCCL (see `engine.launch.rank.settings`), an estimate: 0.67 GB in all
-against 0.29 in that pull request of 2022."""
+"""Additional bytes if all kernels are loaded at once, as over NCCL (see `engine.launch.rank.settings`), an estimate:
+0.67 GB in all against 0.29 in that pull request of 2022."""
 COLLECTIVES, PEER = 688 * MIB, 448 * MIB
-"""Of a GPU's memory for an NCCL communicator with all-reduces, and more for every peer that it sends to, an estimate: 688 MB
-with 4 A100 (github.com/NVIDIA/nccl/issues/964), and 3.28 GB more on each of 8 H100 after an all-to-all (issues/1685)."""
+"""GPU bytes of an NCCL communicator with all-reduces, and of every peer that it sends to, an estimate: 688 MB with 4
+A100 (github.com/NVIDIA/nccl/issues/964), and 3.28 GB more on each of 8 H100 after an all-to-all (issues/1685)."""
 MOST_PEERS = 7
-"""To which a GPU has buffers of their own: those of its node. To the others it sends through a buffer that they share."""
+"""Most peers for which a GPU has buffers of their own: those of its node. The others share one buffer."""
 USABLE = 0.8
-"""Of what is free: allocators round up and leave holes, and others on the machine go on."""
+"""Usable share of the free memory: allocators round up and leave holes, and others on the machine go on."""
+
+LARGEST_MEASURED = 2.0
+"""Most rows that the machine is measured with at the start, relative to the mean rank's."""
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes that the fullest rank needs at once beside those of its process.
+    """Bytes that the fullest rank needs at once in addition to those of its process.
 
-    device: where it computes; compared: there on rank 0 besides, for the comparison; host: its arrays, in the host's memory;
-    through_host: of a rank that computes on a GPU, what is made in the host's memory first; staged: what passes through
-    page-locked memory where it talks over Gloo
+    device: on the device that computes
+    compared: there on rank 0 in addition, for the comparison
+    host: its arrays, in the host's memory
+    through_host: tensors of a rank on a GPU that are made in the host's memory first
+    staged: page-locked memory for tensors on their way over Gloo
     """
 
     device: float
@@ -57,7 +59,8 @@ class RankMemory:
 
 
 def memory_checks(instructions: RankInstructions, devices: Devices, needed: RankMemory, advice: str) -> Iterator[Check]:
-    """Whether every device has room for its ranks, and the host for all of them. advice: what to do where there is none"""
+    """Check that every device has room for its ranks, and the host for all of them. advice: for a person if there is
+    none."""
     ranks, gpus, host = instructions.ranks, instructions.gpus, devices.host_memory
     if not gpus:
         rank_bytes = PROCESS + needed.device + needed.host
@@ -66,7 +69,8 @@ def memory_checks(instructions: RankInstructions, devices: Devices, needed: Rank
     rank_bytes = CONTEXT + needed.device
     host_bytes = PROCESS_WITH_CUDA + needed.host + needed.through_host
     if instructions.backend == "nccl":
-        rank_bytes += ALL_KERNELS + nccl_bytes(instructions)
+        peers = min(ranks - 1, MOST_PEERS)
+        rank_bytes += ALL_KERNELS + communicators(instructions) * (COLLECTIVES + PEER * peers)
     else:
         host_bytes += needed.staged
     room = min(devices.memory[:gpus])
@@ -74,14 +78,9 @@ def memory_checks(instructions: RankInstructions, devices: Devices, needed: Rank
     yield _check("Host memory", host_bytes, host_bytes * ranks, host, advice)
 
 
-def nccl_bytes(instructions: RankInstructions) -> float:
-    """Of a GPU's memory for all communicators of a launch."""
-    return communicators(instructions) * (COLLECTIVES + PEER * min(instructions.ranks - 1, MOST_PEERS))
-
-
 def communicators(instructions: RankInstructions) -> int:
-    """That hold every rank: of the launch, of two models one each; of a step one for all-to-alls, one for gradients, and two
-    for every plan whose experts are there several times (see `Groups`)."""
+    """Number of communicators that hold every rank: one of the launch, and one for each of two models; of a step one
+    for all-to-alls, one for gradients, and two for every plan with several copies of its experts (see `Groups`)."""
     if instructions.ranks == 1:
         return 0
     if instructions.step is None:
@@ -96,12 +95,11 @@ def _check(name: str, rank_bytes: float, need: float, room: float, advice: str) 
     return Check(name, fits, text if fits else f"{text}: {advice}")
 
 
-LARGEST_MEASURED = 2.0
-"""Rows that the machine is measured with at the start, at most, relative to the mean rank's."""
-
-
 class Part(NamedTuple):
-    """One model of a plan. sent, received: copies of the rank that sends (receives) most in a layer"""
+    """One model of a plan.
+
+    sent, received: copies of the rank that sends (receives) most in a layer
+    """
 
     plan: Plan
     model: MoEModel
@@ -112,7 +110,7 @@ class Part(NamedTuple):
 
 
 def forward_memory(instructions: RankInstructions, traces: Sequence[RoutingTrace]) -> RankMemory:
-    """Of the fullest rank, which is taken to be the fullest in everything; of several plans one runs at a time."""
+    """Memory of the fullest rank, which is taken to be the fullest in everything; of several plans one runs at a time."""
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     pools = [_pool(model, traces[0].layers) for model in {model.digest: model for model in models}.values()]
     plans = [_parts(plan, models, traces, instructions.ranks) for plan in instructions.plans]
@@ -144,7 +142,7 @@ def _parts(plan: Plan, models: Sequence[MoEModel], traces: Sequence[RoutingTrace
 def _copies(plan: Plan, trace: RoutingTrace, placement: Placement, ranks: int) -> tuple[float, float]:
     """(sent, received) of the busiest rank in a layer."""
     demand = trace.demand(ranks)
-    # Where tokens choose their copies one may serve all that choose its expert.
+    # If tokens choose their copies, one may serve all that choose its expert.
     chooses = plan.travel is not None and plan.travel.replicas is not None
     share = placement.share > 0 if chooses else placement.share
     received = float((demand.sum(axis=1)[:, None, :] @ share).max())
@@ -152,16 +150,16 @@ def _copies(plan: Plan, trace: RoutingTrace, placement: Placement, ranks: int) -
 
 
 def _pool(model: MoEModel, layers: int) -> float:
-    """What all experts are cut from, and the routers."""
+    """Bytes of the random numbers that all experts are cut from, and of the routers."""
     strides = POOL_STRIDE * (layers * model.experts + 1)
     return model.bytes_per_expert + (strides + layers * model.d_model * model.experts) * model.bytes_per_number
 
 
 def _at_work(part: Part) -> float:
-    """A layer's experts, and the rows at hand."""
+    """Bytes of a layer's experts and of the rows at hand."""
     model, number = part.model, part.model.bytes_per_number
     computed = max(part.received, LARGEST_MEASURED * part.trace.tokens * model.experts_per_token / part.placement.gpus)
-    # What is passed on for others lies in a pool: in each of two hops about as much as a rank sends or receives itself.
+    # Rows passed on for others lie in a pool: in each of two hops about as many as a rank sends or receives itself.
     copies = 9.0 if uses_nodes(part.plan) else 6.0
     total = float(part.placement.slots.max()) * model.bytes_per_expert
     total += copies * (part.sent + part.received) * model.bytes_per_token
@@ -178,8 +176,8 @@ def _output(part: Part, ranks: int) -> float:
 
 
 def _compared(part: Part) -> float:
-    """On rank 0 all tokens of all ranks with all that becomes of them in a layer, expert after expert, in 32 bits; a model in
-    shorter numbers is computed in those first."""
+    """Bytes on rank 0 of all ranks' tokens and their intermediate results in a layer, expert after expert, in 32 bits;
+    a model in shorter numbers is computed in those first."""
     model, wide = part.model, max(part.model.bytes_per_number, 4.0)
     gathered = 5 if part.plan.execution == "vanilla" else 8
     rows = float(part.trace.demand(1).max())
@@ -189,7 +187,7 @@ def _compared(part: Part) -> float:
 
 
 def _routes(part: Part) -> float:
-    """Token, choice, expert and rank of every copy of all ranks in both exchanges of every layer, as int64, and as much
-    again of one layer while it is laid out."""
+    """Bytes of token, choice, expert and rank of every copy of all ranks in both exchanges of every layer, as int64,
+    and as much again of one layer while it is laid out."""
     copies = part.trace.tokens * part.trace.k
     return 64.0 * copies * (part.trace.layers + 2)

@@ -1,15 +1,11 @@
-"""Lines of the pre-flight check that depend on where a launch runs: ports, slots, and whether the links carry it in time.
-
-What the ranks of a launch will send.
-
-What to know of a launch's send orders before it starts: on links of different rates an order that pairs ranks one to one
-can be slower than a plain all-to-all, because a fast receiver could have served two slow senders at once.
-"""
+"""Lines of the pre-flight check that depend on the destination of a launch: ports, slots, the time on its links, and
+its send orders. On links of different rates an order that pairs ranks one to one can be slower than a plain all-to-all,
+because a fast receiver could have served two slow senders at once."""
 
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +26,24 @@ from engine.simulate.flows import all_to_all
 from engine.units import digits, ratio, seconds
 from engine.workload import RoutingTrace
 
+START_UP = 2e-3
+"""Assumed seconds of a send in addition to its bytes before anything is measured: the cost of a phase over Gloo."""
+
+WORTH_SAYING = 1.05
+"""An order that is slower than a plain all-to-all by less than this may well be faster when it is measured."""
+
+MOST_SENDS = 20_000
+"""Sends simulated for an order. With more, every so many layers stand for the others."""
+
+LISTED = 16
+"""Ranks that are listed one by one."""
+
 
 def sent_bytes(
     trace: RoutingTrace, model: MoEModel, placement: Placement, travel: Travel | None, network: Network
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float64[layer, src, dst] bytes of the dispatches and of the combines of a model with vanilla execution. network: of the
-    ranks"""
+    """float64[layer, src, dst] bytes of the dispatches and of the combines of a model with vanilla execution. network:
+    of the ranks."""
     travel, ranks = travel or Travel(), network.gpus
     if travel.unit == "copies":
         rows = trace.demand(ranks) @ placement.share
@@ -50,24 +58,14 @@ def sent_bytes(
     return rows * out, rows.transpose(0, 2, 1) * back
 
 
-START_UP = 2e-3
-"""Seconds that a send is taken to need beside its bytes where nothing has been measured yet: what a phase costs over Gloo."""
-
-WORTH_SAYING = 1.05
-"""An order that is slower than a plain all-to-all by less than this may well be faster when it is measured."""
-
-MOST_SENDS = 20_000
-"""Sends simulated for an order. With more, every so many layers stand for the others."""
-
-
 def emulated_network(instructions: RankInstructions) -> Network:
     """The network of links that are known before a launch, with a typical start-up."""
     return known_links(instructions, START_UP).network
 
 
 def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
-    """Which of a launch's plans are slower by their order of sends than with everything sent at once, in one sentence each;
-    None where no plan is. Only the network is simulated: its ports' rates and start-up, nothing measured.
+    """A sentence for each of a launch's plans that is slower by its order of sends than with everything sent at once;
+    None if no plan is. Only the network is simulated: its ports' rates and start-up, nothing measured.
 
     network: of as many GPUs as the launch has ranks
     """
@@ -105,13 +103,9 @@ def _network_seconds(plan: Plan, launch: PreparedLaunch, network: Network) -> tu
     return float(total[0]), float(total[1])
 
 
-LISTED = 16
-"""Ranks that are listed one by one."""
-
-
 def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Check]:
-    """Of a launch where it is to run. cluster: as drawn; what its links say of the orders of a launch by a scheduler counts
-    when there is a rank a GPU."""
+    """Checks of a launch at its destination. cluster: as drawn; for a launch by a scheduler, advice on its links is
+    given if there is a rank a GPU."""
     yield slots_check(launch)
     if launch.destination is not None:
         yield from destination_checks(launch.destination)
@@ -128,7 +122,7 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
 
 
 def destination_checks(destination: Destination) -> Iterator[Check]:
-    """Of the nodes of a cluster, what runs there, the folder that they share, and the port where they meet."""
+    """Checks of a cluster's nodes: the program on them, the folder that they share, and the port at which they meet."""
     shared = Path(destination.shared)
     usable = shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)
     seen = (
@@ -152,7 +146,7 @@ def destination_checks(destination: Destination) -> Iterator[Check]:
 
 
 def relay_checks(launch: PreparedLaunch, destination: Destination) -> Iterator[Check]:
-    """Whether the ranks that relay for each other will be on one node of the job."""
+    """Check that the ranks that relay for each other will be on one node of the job."""
     tiers, each = launch.instructions.tiers, destination.ranks_per_node
     if tiers is None:
         return
@@ -169,7 +163,8 @@ def _advice(launch: PreparedLaunch, network: Network) -> Iterator[Check]:
 
 
 def testbed_fault() -> str | None:
-    """Why no testbed can be built on this machine; None when one can. It is tried, with one rank: only the kernel knows."""
+    """The reason why no testbed can be built on this machine; None if one can. It is tried, with one rank: only the
+    kernel knows."""
     try:
         with Testbed(np.full(1, 1e6)):
             return None
@@ -178,7 +173,7 @@ def testbed_fault() -> str | None:
 
 
 def slots_check(launch: PreparedLaunch) -> Check:
-    """How many experts every rank holds, of the layer where it holds most."""
+    """The line on the experts of every rank, in the layer with most."""
     slots = np.max([plan.placement.slots.max(axis=0) for plan in launch.instructions.plans], axis=0)
     if slots.min() == slots.max():
         each = f"{slots[0]} on every rank"
@@ -190,7 +185,7 @@ def slots_check(launch: PreparedLaunch) -> Check:
 
 
 def port_check() -> Check:
-    """Whether the ranks can meet on this machine. torchrun asks for a free port when it starts."""
+    """Check that the ranks can meet on this machine. torchrun asks for a free port when it starts."""
     try:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
@@ -200,22 +195,19 @@ def port_check() -> Check:
 
 
 def traffic_check(launch: PreparedLaunch) -> Check:
-    """Whether the emulated links carry all passes through the layers within the time limit: no order of sends is faster
-    than the busiest port, and of two models each has its own sends."""
+    """Check that the emulated links carry all passes through the layers within the time limit: no order of sends is
+    faster than the busiest port, and of two models each has its own sends."""
     instructions, least, network = launch.instructions, 0.0, emulated_network(launch.instructions)
     models = (instructions.model, instructions.model_b or instructions.model)
     for plan in instructions.plans:
         placements = (plan.placement, plan.placement_b)
         sent = zip(launch.workloads, models, placements, strict=False)
-        least += max(_port_seconds(sent_bytes(*model_of_plan, plan.travel, network), network) for model_of_plan in sent)
+        sent_by_model = (sent_bytes(*of_model, plan.travel, network) for of_model in sent)
+        # The busiest port, for the dispatches and combines of all layers, with any relays.
+        least += max(sum(network.relayed_seconds(m) for layers in both for m in layers) for both in sent_by_model)
     whole = least * (instructions.repeats + 1)
     which = "all plans" if len(launch.plans) > 1 else "the plan"
     text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
     if whole < 0.8 * launch.limit:
         return Check("Links", True, text)
     return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
-
-
-def _port_seconds(traffic: Sequence[np.ndarray], network: Network) -> float:
-    """Seconds that the busiest port needs for the dispatches and combines of all layers, whoever relays for whom."""
-    return sum(network.relayed_seconds(matrix) for layers in traffic for matrix in layers)

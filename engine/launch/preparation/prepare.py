@@ -1,7 +1,4 @@
-"""From what is asked for to what its ranks get, and whether that can run.
-
-A training step before it is launched: plans on their ranks, a step small enough for the machine, and whether it fits.
-"""
+"""A launch made ready: plans on their ranks, a training step small enough for the machine, and all checks."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +14,15 @@ from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Check, Launch, PreparedLaunch
 from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.place_checks import place_checks
-from engine.launch.preparation.settled import backend_check, check_passes, computed_in, gpus_of, rank_check, ranks_of
+from engine.launch.preparation.settled import (
+    backend_check,
+    check_passes,
+    computed_in,
+    gpus_of,
+    instructions_of,
+    rank_check,
+    ranks_of,
+)
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step.sizes import (
@@ -38,10 +43,10 @@ FLOP_BUDGET = 1e11
 
 
 def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
-    """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices need:
-    sequences first, see `shrunk`. Raises InputError when the launch makes no sense.
+    """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices
+    need: sequences first, see `shrunk`. Raises InputError if the launch makes no sense.
 
-    The launch's workload is replayed where the step is routed as recorded, then it must be a routing log.
+    The launch's workload is replayed if the step is routed as recorded; then it must be a routing log.
     """
     step, workload = launch.step, launch.workload
     gpus = gpus_of(launch.plans)
@@ -64,16 +69,8 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
         check_step_plan(plan, launch.model, step)
     shared = min(len(devices.gpus), ranks)
     model = computed_in(launch.model, launch.dtype, bool(shared))
-    instructions = RankInstructions(
-        plans=folded,
-        model=model,
-        step=step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks),
-        ranks=ranks,
-        backend=devices.backend(ranks),
-        gpus=shared,
-        repeats=launch.repeats,
-        limit=launch.limit,
-    )
+    small = step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks)
+    instructions = instructions_of(launch, devices, ranks, plans=folded, model=model, step=small)
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
     checks = tuple(_checks(instructions, step, replayed, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
@@ -105,7 +102,7 @@ def _checks(
 
 
 def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
     model, step, ranks, plans = instructions.model, instructions.step, instructions.ranks, instructions.plans
     problem = step_problem(model, step, ranks)
     first = step_bytes(problem, plans[0])
@@ -114,7 +111,7 @@ def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
     return RankMemory(
         device=float(np.sum([first, *more], axis=0).max()),
         compared=reference_bytes(model, step, ranks),
-        # Every token's experts, as int64, and what is kept of them, layer by layer and all at once.
+        # Every token's experts, as int64, and a mask of those kept, layer by layer and all at once.
         host=17.0 * choices + (workload.experts.nbytes if isinstance(workload, RoutingTrace) else 0),
         through_host=pool_bytes(model, step) * 4 / model.bytes_per_number,  # random numbers are made in 32 bits
         staged=max(staged_bytes(problem, plan) for plan in plans),
@@ -122,8 +119,8 @@ def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
 
 
 def prepare(launch: Launch, devices: Devices | None = None) -> PreparedLaunch:
-    """Fold the plans onto the ranks, settle what the launch leaves open, and check it where it is to run. Raises InputError
-    when it makes no sense; what only forbids it here and now is a check that fails.
+    """Fold the plans onto the ranks, settle the open choices of the launch, and check it for its destination. Raises
+    InputError if it makes no sense; a mere obstacle here and now is a check that fails.
 
     devices: those of this machine (default: looked for, unless the launch goes to a cluster)
     """

@@ -1,7 +1,8 @@
-"""What every launch settles first: the GPUs of its plans, its ranks, its passes and the numbers that it computes in; and the
-lines of the pre-flight check on them."""
+"""The settings that every launch decides first: the GPUs of its plans, its ranks, its passes and its number format,
+with their lines of the pre-flight check."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
@@ -27,8 +28,8 @@ def gpus_of(plans: Sequence[Plan]) -> int:
 
 
 def ranks_of(launch: Launch, devices: Devices) -> int:
-    """How many ranks a launch runs on, by default what suits the devices. Raises InputError for a number that no plan for so
-    many GPUs has, and UndecidedError where none that suits the devices can carry out the plans."""
+    """Number of ranks of a launch, by default one that suits the devices. Raises InputError for a number that no plan
+    for so many GPUs has, and UndecidedError if none that suits the devices can carry out the plans."""
     gpus = gpus_of(launch.plans)
     if launch.ranks is None:
         return usual_ranks(launch.plans, launch.cluster, devices.default_ranks(gpus))
@@ -38,8 +39,8 @@ def ranks_of(launch: Launch, devices: Devices) -> int:
 
 
 def usual_ranks(plans: Sequence[Plan], cluster: Cluster | None, suitable: int) -> int:
-    """How many ranks plans for one cluster run on unless a person says otherwise: as many as suit the place, or the nearest
-    number that they can be folded onto. Raises UndecidedError when that is far more."""
+    """Number of ranks of plans for one cluster unless a person says otherwise: as many as suit the place, or the
+    nearest number that they can be folded onto. Raises UndecidedError if that is far more."""
     ranks = nearest_ranks(plans, cluster, suitable)
     if ranks > max(suitable, MOST_RANKS):
         plan = next(filter(uses_nodes, plans))
@@ -51,7 +52,7 @@ def usual_ranks(plans: Sequence[Plan], cluster: Cluster | None, suitable: int) -
 
 
 def relays_of(plan: Plan) -> str:
-    """What a plan that uses nodes asks of ranks, as the beginning of a sentence."""
+    """The demand on ranks of a plan that uses nodes, as the beginning of a sentence."""
     if plan.send_order.mode != "two-tier":
         return f"in the plan {plan.name} a token goes once to a node, whose GPUs pass it on to each other"
     return f"the plan {plan.name} has a two-tier order, in which the GPUs of a node relay for each other"
@@ -66,7 +67,8 @@ def check_passes(repeats: int, limit: float) -> None:
 
 
 def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
-    """The model in the numbers that will be used: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep to."""
+    """The model in the number format of the launch: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep
+    to."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
     usual = {"fp8": "bf16", "tf32": "fp32"}
@@ -74,8 +76,15 @@ def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
     return model.model_copy(update={"dtype": dtype or own})
 
 
+def instructions_of(launch: Launch, devices: Devices, ranks: int, **more: Any) -> RankInstructions:
+    """Instructions for `ranks` ranks on these devices, with the launch's passes and time limit. more: the other fields."""
+    gpus = min(len(devices.gpus), ranks)
+    settled = {"ranks": ranks, "backend": devices.backend(ranks), "gpus": gpus}
+    return RankInstructions(**settled, repeats=launch.repeats, limit=launch.limit, **more)
+
+
 def rank_check(instructions: RankInstructions, gpus: int) -> Check:
-    """How the plan's GPUs map to ranks."""
+    """The line on the plan's GPUs per rank."""
     plan_gpus = f"{gpus} GPUs of the plan"
     folded = instructions.ranks != gpus
     text = f"{plan_gpus}, folded onto {instructions.ranks} ranks" if folded else f"{plan_gpus}, one rank each"
@@ -83,7 +92,7 @@ def rank_check(instructions: RankInstructions, gpus: int) -> Check:
 
 
 def backend_check(instructions: RankInstructions, devices: Devices) -> Check:
-    """What carries the bytes, and what computes."""
+    """The line on the backend and the devices."""
     if instructions.backend == "nccl":
         where = "NCCL: one GPU per rank"
     elif instructions.gpus:

@@ -1,15 +1,14 @@
-"""Context-coherent execution (ExFlow section IV-A): every rank has the contexts of all tokens, so that a token goes on from
-the rank of its first expert; before the first layer every rank gives its tokens to all others, and after the last one those
-that it carries.
+"""Context-coherent execution (ExFlow section IV-A): every rank has the contexts of all tokens, so that a token goes on
+from the rank of its first expert; before the first layer every rank gives its tokens to all others, and after the last
+one those that it carries.
 
-A copy of a token in the dispatch is its hidden vector, from which a rank makes the input of its experts, and the weights of
-the token's experts: the k numbers by which what is sent exceeds what `engine.simulate.work` counts. The rank of the first
-expert thus has all that the token's next layer starts from. The other experts' outputs follow there in the combine, which
-with one expert a token sends nothing.
+A copy of a token in the dispatch is its hidden vector, from which a rank makes the input of its experts, and the
+weights of the token's experts: the k numbers by which a row sent exceeds that of `engine.simulate.work`. The rank of
+the first expert thus has all that the token's next layer starts from. The other experts' outputs follow there in the
+combine, which with one expert a token sends nothing.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from engine.plan import Plan
 
 
 class CarriedLayers(Layers):
-    """One model's layers where tokens stay with their first expert."""
+    """One model's layers if tokens stay with their first expert."""
 
     @property
     def width(self) -> int:
@@ -75,8 +74,8 @@ class CarriedLayers(Layers):
             self.x = aggregate(x, now.back, weight[now.token_back, now.choice_back], now.token_back)
 
     def ready_to_gather(self, layer: int) -> None:
-        """Lay out an all-gather of what ranks hold before a layer, or after the last one. A token that chose no expert in any
-        layer is what it was, which every rank knows."""
+        """Lay out an all-gather of the ranks' tokens before a layer, or after the last one. A token that chose no
+        expert in any layer is unchanged, which every rank knows."""
         self.forget()
         self._moved = np.flatnonzero((self.experts >= 0).any(axis=(1, 2)))
         home = self.home[layer][self._moved]
@@ -87,33 +86,31 @@ class CarriedLayers(Layers):
         self._everything = self.x.new_empty((len(self._moved), self.model.d_model))
 
     def gather(self, kind: str, layer: int) -> None:
-        """Give every rank the tokens that this one holds, and take theirs, as an event of a kind in a layer. The ranks have to
-        have met."""
+        """Give every rank the tokens that this one holds, and take theirs, as an event of a kind in a layer. The ranks
+        have to have met."""
 
-        def note(begin: Mark, end: Mark, **more) -> None:
-            self.context.recorder.log(kind, layer, begin, end, model=self.number, **more)
+        recorder = self.context.recorder
 
-        self.communicator.carry(partial(self._exchanged, note=note), self.x[self._mine], self._everything, note)
-
-    def _exchanged(self, sent: torch.Tensor, received: torch.Tensor, note: Callable[..., None]) -> None:
-        recorder, row_bytes = self.context.recorder, self.model.bytes_per_token
+        def note(begin: Mark, end: Mark) -> None:
+            recorder.log(kind, layer, begin, end, model=self.number)
 
         def log(piece: Piece, begin: Mark) -> None:
-            size = (piece.end - piece.begin) * row_bytes
-            ends = {"src": piece.src, "dst": piece.dst}
-            note(begin, recorder.mark(), phase=piece.phase, row=piece.begin, bytes=size, **ends)
+            recorder.log_piece(kind, layer, begin, piece, self.model.bytes_per_token, self.number)
 
-        received[self._own_rows.to(received.device)] = sent
-        self._gathering.run(self.context.rank, received, self.communicator.group, log, recorder.mark)
+        def exchange(sent: torch.Tensor, received: torch.Tensor) -> None:
+            received[self._own_rows.to(received.device)] = sent
+            self._gathering.run(self.context.rank, received, self.communicator.group, log, recorder.mark)
+
+        self.communicator.carry(exchange, self.x[self._mine], self._everything, note)
 
     def gathered(self) -> torch.Tensor:
-        """[token, d_model]: what this rank knows of all tokens after the last all-gather."""
+        """[token, d_model]: all tokens as this rank knows them after the last all-gather."""
         output = self.first_tokens()
         output[self._on_device(self._moved)] = self._everything[self._on_device(self._gathering.row_of_item)]
         return output
 
     def difference(self) -> Difference | None:
-        """Of the rank whose output differs the most: all must have all of it."""
+        """Difference of the rank with the worst output: all ranks must have all of it."""
         context, output = self.context, self.gathered()
         compare = None if context.rank else self.comparison()
         differences = [

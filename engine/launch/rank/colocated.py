@@ -1,8 +1,8 @@
 """Two models on the same ranks: while one computes, the other sends (Aurora section 6.1, figure 7 and table 2).
 
-Every rank computes one thing at a time, in the order of `engine.simulate.colocated`: the gates of a and b, then the experts
-of a as soon as its dispatch has ended, those of b, and likewise the aggregations. An all-to-all starts when all ranks have
-finished what feeds it, and runs beside the computation of the other model.
+Every rank computes one thing at a time, in the order of `engine.simulate.colocated`: the gates of a and b, then the
+experts of a as soon as its dispatch has ended, those of b, and likewise the aggregations. An all-to-all starts when all
+ranks have finished the step that feeds it, and runs during the computation of the other model.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from engine.plan import Plan
 
 
 class Lane:
-    """Where the exchanges of one model run, one after another, beside the computation of this rank.
+    """A lane for the exchanges of one model, one after another, during the computation of this rank.
 
-    On a GPU they have a stream of their own. Gloo keeps its caller waiting, so its exchanges also have a thread of their
-    own. NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
+    On a GPU they have a stream of their own. Gloo blocks its caller, so its exchanges also have a thread of their own.
+    NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
     which they could wait for each other for ever.
 
-    stream: its own, None without a GPU; left_open: whether `start` leaves the meeting that ends an exchange to `close`, see
-        `turns`
+    stream: its own, None without a GPU
+    left_open: true if `start` leaves the meeting that ends an exchange to `close`, see `engine.launch.rank.exchange`
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Lane:
             threading.Thread(target=self._work, args=(torch.is_inference_mode_enabled(),), daemon=True).start()
 
     def start(self, exchange: Callable[[], None]) -> Callable[[], None]:
-        """Run an exchange between two meetings of all ranks, after what the current stream was given so far. The function
-        returned waits for both: the host where a thread runs them, else the current stream."""
+        """Run an exchange between two meetings of all ranks, after the work given so far to the current stream. The
+        function returned waits for both: the host if a thread runs them, else the current stream."""
         ready, ended, over = self._event(), self._event(), Future()
         self._ended = ended
         if ready is not None:
@@ -79,7 +79,8 @@ class Lane:
         return wait
 
     def close(self) -> None:
-        """The meeting that ends the last exchange, if it was left out. To be called before that is waited for."""
+        """Run the meeting that ends the last exchange, if it was left out. To be called before that exchange is waited
+        for."""
         if self.left_open:
             with self._on_stream():
                 self._end(self._ended)
@@ -91,7 +92,7 @@ class Lane:
 
     def _work(self, inference: bool) -> None:
         if self._stream is not None:
-            # A thread begins on the first GPU, where coming back to it would make a context of every rank.
+            # A thread begins on the first GPU, on which every rank would otherwise make a context.
             torch.cuda.set_device(self.device)
         with torch.inference_mode(inference):  # a thread begins without it
             while True:
@@ -133,7 +134,7 @@ class Colocated:
             model.forget()
 
     def layer(self, layer: int) -> None:
-        """One layer of both models, see the top of this file."""
+        """One layer of both models, in the order that the module's docstring gives."""
         both = list(zip(self.models, self.lanes, strict=True))
         arrivals = []
         for model, lane in both:

@@ -1,10 +1,10 @@
-"""How a rank's tensors reach the other ranks: over NCCL from the GPU, over Gloo from the host.
+"""The way of a rank's tensors to the other ranks, over NCCL from the GPU and over Gloo from the host, and an all-gather
+between ranks in two tiers.
 
-An all-gather between ranks in two tiers: over its links a node gets what its ranks have, each rank passes an even part of
-that on to the one with its place in every other node, and from there it is spread (see `engine.communication.travel`).
-
-It goes slice by slice: while one slice crosses the fabric, the next one is collected in its node and the one before is spread.
-All of it follows from the numbers of rows and the nodes, so that every rank finds the same by itself.
+In the all-gather a node collects its ranks' rows over its links, each rank passes an even part of them on to the rank
+at its position in every other node, and from there they are spread (see `engine.communication.travel`). It goes slice
+by slice: while one slice crosses the fabric, the next one is collected in its node and the previous one is spread. All
+of it follows from the numbers of rows and the nodes, so that every rank finds the same by itself.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from engine.launch.rank.routes import Piece
 class Communicator:
     """One model's way to the other ranks.
 
-    group: the process group that it uses alone; None for the one of all ranks
+    group: a process group of its own; None for the one of all ranks
     """
 
     def __init__(self, context: RankContext, group: dist.ProcessGroup | None = None) -> None:
@@ -33,8 +33,8 @@ class Communicator:
         self._nothing = torch.zeros(1, device=context.device) if context.instructions.backend == "nccl" else None
 
     def meet(self) -> None:
-        """Go on when all ranks have done what they were given. With NCCL only the current stream waits, not the host, which
-        can hand over the next kernels in the meantime."""
+        """Go on when all ranks have done their work given so far. With NCCL only the current stream waits, not the
+        host, which can hand over the next kernels in the meantime."""
         if self._nothing is not None:
             dist.all_reduce(self._nothing, group=self.group)
             return
@@ -49,10 +49,11 @@ class Communicator:
         incoming: torch.Tensor,
         note: Callable[[Mark, Mark], None],
     ) -> None:
-        """Run an exchange of tensors that lie on this rank's device. Gloo knows only host memory: a GPU's tensors are copied
-        there and back, which is a part of what the exchange costs.
+        """Run an exchange of tensors on this rank's device. Gloo knows only host memory: a GPU's tensors are copied
+        there and back, which is a part of the exchange's cost.
 
-        exchange: takes what to send and where to put what comes; note: called with the begin and the end of each copy.
+        exchange: takes the tensor to send and the one to receive into
+        note: called with the begin and the end of each copy
         """
         if not self.in_host_memory:
             exchange(outgoing, incoming)
@@ -74,19 +75,18 @@ def page_locked(like: torch.Tensor) -> torch.Tensor:
 
 
 class Gathering:
-    """An all-gather of items that ranks have, each as a row.
+    """An all-gather of items that ranks have, each as a row. `row_of_item`, int64[item], is the index of its row when a
+    rank has all; `order` has all pieces of all ranks by phase, a piece being rows [begin, end) of those.
 
-    rank_of_item: int64[item]; slices: how many it goes in, 1 where ranks have no nodes or only one
-
-    row_of_item: int64[item], where its row lies when a rank has all; order: all pieces of all ranks, by phase, a piece being
-    rows [begin, end) of those
+    rank_of_item: int64[item]
+    slices: number of slices, 1 if ranks have no nodes or only one
     """
 
     def __init__(self, rank_of_item: np.ndarray, stops: Stops, slices: int) -> None:
         rows = np.bincount(rank_of_item, minlength=stops.gpus)
         until = np.arange(slices + 1)[:, None] * rows // slices
         own, passed = np.diff(until, axis=0), np.diff([stops.dealt(count) for count in until], axis=0)
-        # Rows lie by node, in it by slice, and in that by rank: those that have them, and those that pass them on.
+        # Rows are ordered by node, slice and rank: first by the rank that has them, then by the rank that passes them on.
         first, first_passed = (_first(count, stops) for count in (own, passed))
         self.row_of_item = np.empty(len(rank_of_item), dtype=np.int64)
         for rank in range(stops.gpus):
@@ -101,7 +101,7 @@ class Gathering:
             across += [(part + shared + 1, int(entry), mate) for entry in entries for mate in _mates(entry, stops)]
             pieces += [Piece(*hop, begin, begin + int(size)) for hop in inside]
             pieces += [Piece(*hop, crossing, crossing + int(passed[part, rank])) for hop in across]
-        # Two ranks have to know in which order messages between them come.
+        # Two ranks have to know the order of the messages between them.
         self.order = sorted(
             (piece for piece in pieces if piece.end > piece.begin),
             key=lambda piece: (piece.phase, piece.src, piece.dst, piece.begin),
@@ -109,8 +109,8 @@ class Gathering:
 
     @classmethod
     def between(cls, context: RankContext, rank_of_item: np.ndarray, row_bytes: float) -> "Gathering":
-        """The same between the ranks of a launch: with their nodes, where they are known, and slices as long as posting them
-        is worth."""
+        """The all-gather between the ranks of a launch: with their nodes, if known, and slices long enough to be worth
+        posting."""
         tiers, links = context.instructions.tiers, context.links
         stops = Stops(np.arange(context.ranks) if tiers is None else tiers.network.domain)
         whole = cls(rank_of_item, stops, 1)
@@ -128,8 +128,12 @@ class Gathering:
         log: Callable[[Piece, Mark], None],
         mark: Callable[[], Mark],
     ) -> None:
-        """Take and pass on what concerns a rank. everything: [row, …] with the rank's own; log: called for every piece that
-        the rank has a part in, with when its phase began; mark: see `Recorder`"""
+        """Send and receive the pieces of a rank.
+
+        everything: [row, …] with the rank's own
+        log: called for every piece that the rank sends or receives, with the begin of its phase
+        mark: see `Recorder`
+        """
         mine = (piece for piece in self.order if rank in (piece.src, piece.dst))
         for _, phase in groupby(mine, key=lambda piece: piece.phase):
             pieces, begin = list(phase), mark()
@@ -146,7 +150,7 @@ class Gathering:
 
 
 def _first(count: np.ndarray, stops: Stops) -> np.ndarray:
-    """int64[slice, rank]: where rows begin that lie by node, slice and rank. count: [slice, rank] rows"""
+    """int64[slice, rank]: index of the first row by node, slice and rank. count: [slice, rank] rows."""
     part, rank = np.indices(count.shape).reshape(2, -1)
     order = np.lexsort((rank, part, stops.of_gpu[rank]))
     first = np.empty(count.size, dtype=np.int64)

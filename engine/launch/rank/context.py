@@ -1,4 +1,4 @@
-"""What every executor of a rank works with: its instructions, its place among the ranks, its clock and its weights."""
+"""The context of every executor of a rank: its instructions, its place among the ranks, its clock and its weights."""
 
 import json
 import sys
@@ -21,8 +21,11 @@ from engine.model import MoEModel
 
 @dataclass(frozen=True, eq=False)
 class RankContext:
-    """One rank's view of a launch. tokens: of the model and of a second one, none for a step without a recording; links:
-    of the ranks, once they have been measured."""
+    """One rank's view of a launch.
+
+    tokens: of the model and of a second one, none for a step without a recording
+    links: of the ranks, once they have been measured
+    """
 
     instructions: RankInstructions
     tokens: tuple[Tokens, ...]
@@ -39,21 +42,22 @@ class RankContext:
         return self.instructions.ranks
 
     def groups(self, count: int) -> list[dist.ProcessGroup]:
-        """Process groups of all ranks, the same ones whoever asks; their messages do not meet."""
+        """Process groups of all ranks, the same ones at every call; their messages do not meet."""
         while len(self._groups) < count:
             self._groups.append(dist.new_group(timeout=timedelta(seconds=self.instructions.limit)))
         return self._groups[:count]
 
     def streams(self, count: int) -> list[torch.cuda.Stream | None]:
-        """Streams beside that of the computation, the same ones whoever asks and for the whole launch: PyTorch hands out 32 in
-        turn, so that with new ones for every pass two of a pass would be one, and wait for each other. None without a GPU."""
+        """Streams in addition to that of the computation, the same ones at every call and for the whole launch: PyTorch
+        hands out 32 in turn, so that with new ones for every pass two of a pass would be one, and wait for each other.
+        None without a GPU."""
         while len(self._streams) < count:
             self._streams.append(torch.cuda.Stream(self.device) if self.device.type == "cuda" else None)
         return self._streams[:count]
 
     @property
     def communication_device(self) -> torch.device:
-        """Where tensors have to lie to be sent."""
+        """The device that tensors have to be on to be sent."""
         return communication_device(self.device)
 
     @property
@@ -68,7 +72,7 @@ class RankContext:
         return self._weights[key]
 
     def report(self, done: float, message: str) -> None:
-        """A progress line for the process that started the launch; rank 0's are those of the whole launch."""
+        """Print a progress line for the process that started the launch; rank 0's are those of the whole launch."""
         report_progress(done, message)
 
     def use_all_cores(self) -> None:
@@ -77,7 +81,7 @@ class RankContext:
 
 
 def report_progress(done: float, message: str) -> None:
-    """A progress line on standard output, for the process that started the ranks."""
+    """Print a progress line on standard output, for the process that started the ranks."""
     # In one write with its line end: unbuffered, `print` makes two, and other processes may share the stream.
     sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
     sys.stdout.flush()
@@ -87,8 +91,8 @@ class Executor(Protocol):
     """Runs one plan, pass after pass. Every method is called on all ranks in the same order."""
 
     def run(self, report: Callable[[float, str], None]) -> None:
-        """One pass; its events go to the context's recorder. report: takes the share of the pass that is done, and a word on
-        it."""
+        """Run one pass; its events go to the context's recorder. report: takes the share of the pass that is done, and
+        a message."""
 
     def difference(self) -> Difference | None:
-        """On rank 0, by how much the last pass differs from the unplanned one on a single process; None on the others."""
+        """On rank 0, the difference of the last pass from the unplanned one on a single process; None on the others."""

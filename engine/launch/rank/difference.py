@@ -1,9 +1,11 @@
-"""How far what a plan computed may be from what is computed without one: a plan changes when and where, never what.
+"""The tolerance between the output of a plan and that of a computation without one: a plan changes the time and place
+of work, never its result.
 
-In 32 bits only the order of sums differs, and a fixed bound tells rounding from a mistake. A model that computes in a shorter
-format rounds after every step, and what that comes to depends on the model: the outputs of one layer in bf16 are off by some
-thousandths of the largest, those of 48 gated layers by some hundredths. So its unplanned computation runs twice, in 32 bits
-and in its own format, and the plan's may be `TIMES` as far from the first as the second is, tensor by tensor.
+In 32 bits only the order of sums differs, and a fixed bound tells rounding from a mistake. A model that computes in a
+shorter format rounds after every step, and the effect depends on the model: the outputs of one layer in bf16 are off by
+some thousandths of the largest, those of 48 gated layers by some hundredths. So its unplanned computation runs twice,
+in 32 bits and in its own format, and the plan's may be `TIMES` as far from the first as the second is, tensor by
+tensor.
 """
 
 from collections.abc import Iterable
@@ -19,27 +21,30 @@ TIMES = 3.0
 """The plan adds up in another order and in other parts: both errors are draws of one kind, not one number."""
 
 ALWAYS = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 2e-3, "fp8": 5e-2}
-"""Allowed in any case, relative to the largest number, by the coarsest format in which numbers are computed or sent. Both sides
-round to it, but the last bit of a sum before that can decide which of two neighbours a number becomes, and by luck the
-unplanned computation is spared it: half a step is a sixteenth of a number in fp8."""
+"""Allowed in any case, relative to the largest number, by the coarsest format in which numbers are computed or sent.
+Both sides round to it, but the last bit of a sum before that can decide which of two neighbours a number becomes, and
+by luck the unplanned computation is spared it: half a step is a sixteenth of a number in fp8."""
 
 
 class Difference(NamedTuple):
-    """error: the largest difference, relative to the largest number of what is compared with; NaN or infinite where one is not
-    a number; allowed: what rounding can explain"""
+    """A difference between two tensors.
+
+    error: the largest difference, relative to the largest reference number; NaN or infinite if one is not a number
+    allowed: the largest error that rounding explains
+    """
 
     error: float
     allowed: float
 
     @property
     def share(self) -> float:
-        """Of what is allowed; infinite where something is not a number."""
+        """Share of the allowed error; infinite if something is not a number."""
         share = self.error / self.allowed
         return share if share == share else float("inf")
 
 
 def coarsest(model: MoEModel, plan: Plan) -> str:
-    """The coarsest number format that a launch of a plan computes or sends in: what `ALWAYS` knows."""
+    """The coarsest number format that a launch of a plan computes or sends in, a key of `ALWAYS`."""
     formats = {model.dtype}
     if plan.travel is not None:
         formats |= {plan.travel.dispatch, plan.travel.combine} - {None}
@@ -47,14 +52,21 @@ def coarsest(model: MoEModel, plan: Plan) -> str:
 
 
 def allowed(number_format: str, unplanned: float = 0.0) -> float:
-    """How far a plan's tensor may be off. number_format: see `coarsest`; unplanned: how far the unplanned one in the format of
-    the model is"""
+    """The tolerance of a plan's tensor.
+
+    number_format: see `coarsest`
+    unplanned: error of the unplanned tensor in the format of the model
+    """
     return max(ALWAYS[number_format], TIMES * unplanned)
 
 
 def in_words(dtype: str, number_format: str, of: str) -> str:
-    """How far a plan's tensors may be off, as the end of a sentence on what they are compared with. dtype: to compute in;
-    number_format: see `coarsest`; of: what figures are relative to"""
+    """The tolerance of a plan's tensors, as the end of a sentence on the computation they are compared with.
+
+    dtype: format of the computation
+    number_format: see `coarsest`
+    of: the base of the relative figures
+    """
     least = f"{ALWAYS[number_format]:.2g} of {of}"
     if dtype == "fp32":
         return f", to a relative tolerance of {least}"
@@ -62,12 +74,12 @@ def in_words(dtype: str, number_format: str, of: str) -> str:
 
 
 def worst(differences: Iterable[Difference]) -> Difference:
-    """Of several tensors, the one that is nearest to what is allowed or farthest beyond."""
+    """The difference that is nearest to its allowed error or farthest beyond."""
     return max(differences, key=lambda difference: difference.share)
 
 
 def relative(tensor: "torch.Tensor", wanted: "torch.Tensor") -> float:
-    """The largest difference over the largest number wanted; infinite where that is 0, and for NaN."""
+    """The largest difference over the largest number wanted; infinite if that is 0, and for NaN."""
     difference, largest = float((tensor.to(wanted.dtype) - wanted).abs().max()), float(wanted.abs().max())
     if difference == 0:
         return 0.0

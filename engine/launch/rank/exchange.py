@@ -18,17 +18,19 @@ from engine.launch.rank.routes import Piece
 from engine.plan import OrderMode
 
 SLICE, MOST_SLICES = 0.02, 16
-"""Seconds between two parts of a paced send, and how many parts it has at most. Shorter ones would keep the processors busy
+"""Seconds between two parts of a paced send, and the most parts it has. Shorter parts would keep the processors busy
 with posting; longer ones would let senders of different rates meet at a receiver as if nothing were paced."""
 
 
 class Exchange:
-    """One all-to-all of rows of `width` numbers.
+    """One all-to-all of rows of `width` numbers. A sequential order goes in turns over NCCL, see `in_turns`.
 
-    counts: int64[src, dst] rows; order: all pieces of all ranks, as `routes.pieces` gives them; log: called for every piece
-    that this rank has a part in, with when it began; group: the process group that carries it (default: the one of all
-    ranks); links: of the ranks, by which a shared order is paced (default: it is not); channel: 0 or 1, to tell two
-    exchanges apart that are expected at the same time. A sequential order goes in turns over NCCL, see `in_turns`.
+    counts: int64[src, dst] rows
+    order: all pieces of all ranks, as returned by `routes.pieces`
+    log: called with the begin of every piece that this rank sends or receives
+    group: the process group that carries the exchange (default: the one of all ranks)
+    links: the links of the ranks, by which a shared order is paced (default: not paced)
+    channel: 0 or 1, tells apart two exchanges that are expected at the same time
     """
 
     def __init__(
@@ -61,19 +63,20 @@ class Exchange:
         self._words: dict[Piece, dist.Work] = {}
 
     def expect(self, incoming: torch.Tensor) -> None:
-        """Be ready to receive before the ranks meet: said in an exchange that is under way, it would queue up behind data,
-        and links would idle meanwhile. Only for the first of several phases: that a rank is ready for the next one is what
-        keeps them apart. incoming: as for `run`."""
+        """Post the receives before the ranks meet: posted in an exchange under way, they would queue up behind data
+        while links idle. Only for the first of several phases, since a rank's readiness for the next phase is the wall
+        between phases. incoming: as for `run`."""
         if self.ahead and self.phases:
             self._expected = self._receive(self.phases[0], incoming)
 
     def run(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-        """Exchange, and return when this rank has sent and received everything. outgoing: rows ordered by destination,
-        incoming: rows ordered by source, both with this rank's own."""
-        own = self.rank
-        incoming[self.receive_at[own] : self.receive_at[own + 1]] = outgoing[
-            self.send_from[own] : self.send_from[own + 1]
-        ]
+        """Exchange, and return when this rank has sent and received everything.
+
+        outgoing: [row, width] by destination, with this rank's own
+        incoming: [row, width] by source, with this rank's own
+        """
+        into, out = (slice(*first[self.rank : self.rank + 2]) for first in (self.receive_at, self.send_from))
+        incoming[into] = outgoing[out]
         for phase in self.phases:
             begin = self.recorder.mark()
             works, self._expected = self._expected, None
@@ -91,7 +94,7 @@ class Exchange:
                     self.log(piece, begin)
 
     def _one_after_another(self, outgoing: torch.Tensor) -> None:
-        """Send over Gloo, each piece when the one before has arrived."""
+        """Send over Gloo, each piece when the previous one has arrived."""
         for piece in self.sends:
             begin = self.recorder.mark()
             dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
@@ -99,10 +102,10 @@ class Exchange:
             self.log(piece, begin)
 
     def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
-        """Send all of a phase (and receive it, unless that has begun). Paced, every send progresses at the constant rate
-        size / seconds: its next part goes when the time for it has come, whatever has become of those before. The time is the
-        host's, which over NCCL is ahead of its GPU, so it waits for that first: otherwise parts whose time had come before the
-        ranks met would go at once."""
+        """Send all of a phase (and receive it, unless that has begun). A paced send progresses at the constant rate
+        size / seconds: each part goes at its time, whatever became of earlier ones. The time is the host's, which over
+        NCCL is ahead of its GPU, so the host first waits for the stream: otherwise parts due before the ranks met would
+        go at once."""
         parts, seconds = self._pace(phase, outgoing)
         if parts > 1:
             self.recorder.wait_for_stream()
@@ -110,14 +113,10 @@ class Exchange:
         for step in range(parts):
             if step:
                 time.sleep(max(0.0, begin + step * seconds / parts - time.monotonic()))
-            operations = (
-                []
-                if self.ahead
-                else [
-                    dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
-                    for part in self._parts(self.receives, phase, parts, step)
-                ]
-            )
+            operations = [
+                dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
+                for part in ([] if self.ahead else self._parts(self.receives, phase, parts, step))
+            ]
             operations += [
                 dist.P2POp(dist.isend, self._leaving(part, outgoing), part.dst, self.group, self._tag(part))
                 for part in self._parts(self.sends, phase, parts, step)
@@ -126,8 +125,8 @@ class Exchange:
         return works
 
     def _receive(self, phase: int, incoming: torch.Tensor) -> list["dist.Work | Reply"]:
-        """Begin to receive all of a phase. Over Gloo, a sender that waits until its data has arrived needs to hear of it: the
-        kernel takes what it sends long before."""
+        """Begin to receive all of a phase. Over Gloo, a sender that waits until its data has arrived needs a reply: the
+        kernel accepts the data long before."""
         count, _ = self._pace(phase, incoming)
         works = [
             dist.irecv(self._arriving(part, incoming), part.src, self.group, self._tag(part))
@@ -136,10 +135,8 @@ class Exchange:
         ]
         if self.mode != "sequential":
             return works
-        words, tag = (
-            torch.zeros(len(self.sends) + 1, dtype=torch.uint8),
-            2 + self.channel,
-        )  # phase 1, which a sequence lacks
+        # The tag of phase 1, which a sequence lacks.
+        words, tag = torch.zeros(len(self.sends) + 1, dtype=torch.uint8), 2 + self.channel
         self._words = {
             piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)
         }
@@ -149,13 +146,15 @@ class Exchange:
         ]
 
     def _parts(self, pieces: Sequence[Piece], phase: int, count: int, step: int) -> list[Piece]:
-        """Part `step` of `count` of every piece of a phase, where it has rows."""
+        """Part `step` of `count` of every piece of a phase, unless it is empty."""
         parts = [slices(piece, count)[step] for piece in pieces if piece.phase == phase]
         return [part for part in parts if part.end > part.begin]
 
     def _pace(self, phase: int, like: torch.Tensor) -> tuple[int, float]:
-        """In how many parts the sends of a phase go, and over how many seconds: what the busiest link needs. like: rows as
-        they are sent"""
+        """Number of parts in which the sends of a phase go, and seconds they take: the time of the busiest link.
+
+        like: rows as they are sent
+        """
         if self.mode != "shared" or self.links is None:
             return 1, 0.0
         pieces = [(piece.src, piece.dst, piece.end - piece.begin) for piece in self.order if piece.phase == phase]
@@ -177,14 +176,14 @@ class Exchange:
 
 
 def in_one_phase(order: Sequence[Piece]) -> list[Piece]:
-    """A sequential order, in which every sender goes on as soon as its last piece has arrived."""
+    """A sequential order in which every sender goes on as soon as its last piece has arrived."""
     return [replace(piece, phase=0) for piece in order]
 
 
 def in_turns(order: Sequence[Piece]) -> list[Piece]:
-    """A sequential order for NCCL, whose queue takes sends and receives in one order: the first pieces of all senders are a
-    phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait for
-    each other; but a rank goes on to its next piece only when it has also received those of the turn."""
+    """A sequential order for NCCL, which queues sends and receives in one order: the first pieces of all senders are a
+    phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait
+    for each other; but a rank goes on to its next piece only when it has also received those of the turn."""
     turns: Counter[int] = Counter()
     phased = []
     for piece in order:
@@ -200,8 +199,8 @@ def slices(piece: Piece, count: int) -> list[Piece]:
 
 
 class Reply:
-    """A thread that waits for something to arrive and says so to its sender. A daemon, so that a rank that has failed can
-    end although it waits for another."""
+    """A thread that waits for an arrival and confirms it to the sender. A daemon, so that a failed rank can end
+    although it waits for another."""
 
     def __init__(self, arrival: dist.Work, say: Callable[[], dist.Work]) -> None:
         self._over: Future[dist.Work] = Future()
@@ -216,5 +215,5 @@ class Reply:
         threading.Thread(target=work, daemon=True).start()
 
     def wait(self) -> None:
-        """Until it has arrived and its sender can know."""
+        """Wait until the data has arrived and its sender can know."""
         self._over.result().wait()

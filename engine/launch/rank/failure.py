@@ -1,7 +1,6 @@
-"""Why a launch failed, in one line: what a rank says before it ends, and what is made of it where the ranks were started.
-
-What the ranks of a launch print, each in a file of its own in the run folder, and how far each of them is.
-"""
+"""The cause of a failed launch in one line, and the files of its ranks in the run folder. A rank prints a line on its
+failure before it ends; the process that started the ranks finds the cause in these lines, torchrun's reports and exit
+codes. It keeps a log of every rank, and all ranks' progress in one file."""
 
 import contextlib
 import json
@@ -10,7 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -19,24 +18,33 @@ from engine.files import open_to_append, tail, write_atomically
 from engine.schema import Frozen
 
 FAILURE = "failure "
-"""What the line begins with in which a rank says why it fails; JSON follows."""
+"""Beginning of the line in which a rank reports its failure; JSON follows."""
 
 STACK = signal.SIGUSR1
-"""What makes a rank print where it is."""
+"""The signal that makes a rank print its stack."""
 
 FIRST = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 ROW = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
-"""How torchrun reports exit codes: of the rank that it saw ending first, then of all in a table."""
+"""The two reports of exit codes by torchrun: of the rank that it saw ending first, then a table of all."""
 
 ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception): .+)")
 """The last line of a traceback."""
 
 ENDED_BY_OTHERS = -signal.SIGTERM
-"""How ranks end when torchrun has lost one."""
+"""Exit code of ranks that torchrun ends after it has lost one."""
+
+STANDING = "ranks.json"
+TORCHRUN_LOGS = "torchrun"
+"""Folder in the run folder in which torchrun keeps its ranks' output, while they run."""
+
+LIMIT = 2**20
+"""Most bytes of a rank's file. The older half of a longer log is dropped."""
+
+DROPPED = b"(what was printed before was dropped)\n"
 
 
 class RankFailure(NamedTuple):
-    """What a rank says of its failure, in a sentence. lost: whether it only noticed that another rank was gone."""
+    """A rank's report of its failure, in a sentence. lost: true if it only noticed that another rank was gone."""
 
     rank: int
     message: str
@@ -48,7 +56,7 @@ class RankFailure(NamedTuple):
 
 
 def read_failure(line: str) -> RankFailure | None:
-    """What a rank's line says; None for any other, also for one that another process's output has run into."""
+    """Read a rank's failure line; None for any other, also for one that another process's output has run into."""
     if not line.startswith(FAILURE):
         return None
     try:
@@ -59,7 +67,7 @@ def read_failure(line: str) -> RankFailure | None:
 
 
 class Failures:
-    """What is known of why a launch fails, as far as its processes have printed it or ended."""
+    """The known causes of a failed launch, from the output and exit codes of its processes."""
 
     def __init__(self) -> None:
         self.reported: list[RankFailure] = []
@@ -69,11 +77,12 @@ class Failures:
         self._errors: list[tuple[int | None, str]] = []
 
     def take(self, rank: int | None, line: str) -> str:
-        """Note what a line says of a failure; returns what a log has to say of it. rank: whose line it is; None: torchrun's."""
+        """Note a failure that a line reports, and return the line's text for a log. rank: the rank that printed it,
+        None for torchrun."""
         if failure := read_failure(line):
             self.reported.append(failure)
             return f"{failure.message}\n"
-        if first := FIRST.search(line):  # whosever line it is: on a full disk a rank's torn line may run into it
+        if first := FIRST.search(line):  # of any process: on a full disk a rank's torn line may run into it
             self.ended(int(first[2]), int(first[1]))
         elif rank is None and (row := ROW.match(line)):
             if row[1] == "rank":
@@ -85,8 +94,11 @@ class Failures:
         return line
 
     def ended(self, rank: int | None, code: int) -> None:
-        """Note how the process ended that was the first to end badly. rank: its own; None: torchrun's; code: negative for the
-        signal that killed it."""
+        """Note the end of the process that was the first to end badly.
+
+        rank: that process; None for torchrun
+        code: exit code, negative for the signal that killed it
+        """
         if rank is not None:
             self._first = rank, code
         if code < 0:
@@ -94,17 +106,17 @@ class Failures:
 
     @property
     def told(self) -> bool:
-        """Whether anything is known at all."""
+        """True if anything is known at all."""
         return bool(self.reported or self._killed or self._first or self._errors)
 
     @property
     def certain(self) -> bool:
-        """Whether the cause is known, and not only what came of it."""
+        """True if the cause is known, and not only its consequences."""
         return bool(self._causes or self._killed)
 
     @property
     def culprit(self) -> tuple[int, int] | None:
-        """The rank whose log tells most, and its exit code; None where no rank is known to have failed."""
+        """The rank with the most telling log, and its exit code; None if no rank is known to have failed."""
         for failure in self._causes:
             return failure.rank, 1
         for rank, number in self._killed.items():
@@ -113,7 +125,7 @@ class Failures:
 
     @property
     def reason(self) -> str:
-        """Why the launch failed, in a sentence. A rank that only lost another one is believed last."""
+        """The cause of the failure in a sentence. A rank that only lost another one is believed last."""
         for failure in self._causes:
             return failure.message
         for rank, number in self._killed.items():
@@ -124,11 +136,7 @@ class Failures:
             return failure.message
         for rank, error in self._errors:
             return error if rank is None else f"rank {rank} failed: {error}"
-        return (
-            f"rank {self._first[0]} ended with exit code {self._first[1]}; see its log"
-            if self._first
-            else "see the log"
-        )
+        return "rank {} ended with exit code {}; see its log".format(*self._first) if self._first else "see the log"
 
     @property
     def _causes(self) -> list[RankFailure]:
@@ -140,26 +148,32 @@ def _name(number: int) -> str:
     return f"{name}, which the system sends when memory runs out" if number == signal.SIGKILL else name
 
 
-STANDING = "ranks.json"
-TORCHRUN_LOGS = "torchrun"
-"""Folder in the run folder in which torchrun keeps what its ranks print, while they run."""
-
-LIMIT = 2**20
-"""Bytes that a rank's file may have. Of a longer log the older half goes."""
-
-DROPPED = b"(what was printed before was dropped)\n"
-
-
 class RankProgress(Frozen):
-    """Where a rank was when it last said so: the share done, what it was doing, and when (seconds since the epoch)."""
+    """The last progress report of a rank.
+
+    done: share done, 0 to 1
+    message: its work at that moment
+    time: seconds since the epoch
+    """
 
     done: float = Field(ge=0, le=1)
     message: str
     time: float
 
+    @classmethod
+    def read(cls, text: str) -> "RankProgress | None":
+        """Read the JSON of a progress line; None if it is torn, or another process's output has run into it."""
+        try:
+            fields = json.loads(text)
+            done = min(max(float(fields["done"]), 0.0), 1.0)
+            return cls(done=done, message=str(fields["message"]), time=time.time())
+        except (ValueError, TypeError, KeyError):
+            return None
+
 
 class Standing(Frozen):
-    """How far the ranks are, and which one ended the launch: its exit code, negative for the signal that killed it."""
+    """Progress of all ranks, and the rank that ended the launch with its exit code, negative for the signal that killed
+    it."""
 
     steps: tuple[RankProgress | None, ...]
     failed: int | None = None
@@ -167,17 +181,17 @@ class Standing(Frozen):
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """The file with what a rank printed."""
+    """The file with a rank's output."""
     return folder / f"rank-{rank}.log"
 
 
 def log_tail(folder: Path, rank: int, lines: int = 20) -> str:
-    """The last lines that a rank printed."""
+    """The last lines of a rank's output."""
     return "\n".join(tail(log_of(folder, rank)).decode(errors="replace").splitlines()[-lines:])
 
 
 def standing(folder: Path) -> Standing | None:
-    """How far the ranks of the launch in this folder are or were; None where none has started, or the file is damaged."""
+    """Progress of the ranks of the launch in this folder; None if none has started, or the file is damaged."""
     with contextlib.suppress(OSError, InputError):
         return Standing.from_json((folder / STANDING).read_bytes(), STANDING)
     return None
@@ -205,14 +219,13 @@ class RankLogs:
                 kept = path.read_bytes()[-LIMIT // 2 :]
                 write_atomically(path, DROPPED + kept[kept.index(b"\n") + 1 :])
 
-    def progress(self, rank: int, progress: dict[str, Any]) -> None:
-        """Note how far a rank is."""
-        done = min(max(float(progress["done"]), 0.0), 1.0)
-        self._steps[rank] = RankProgress(done=done, message=progress["message"], time=time.time())
-        self.print(rank, f"{done:4.0%}  {progress['message']}")
+    def progress(self, rank: int, progress: RankProgress) -> None:
+        """Note a rank's progress."""
+        self._steps[rank] = progress
+        self.print(rank, f"{progress.done:4.0%}  {progress.message}")
 
     def save(self) -> None:
-        """Write how far the ranks are, if that has changed."""
+        """Write the ranks' progress, if it has changed."""
         failed, code = self.failed or (None, None)
         now = Standing(steps=tuple(self._steps), failed=failed, code=code)
         if now != self._written:

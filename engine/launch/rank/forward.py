@@ -1,6 +1,5 @@
-"""MoE layers forward, the steps one after another, each when all ranks have finished the one before, as
-`engine.simulate.inference` has it.
-"""
+"""MoE layers forward, the steps one after another, each when all ranks have finished the previous one, as in
+`engine.simulate.inference`."""
 
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from engine.plan import Plan
 
 
 def kind_of_layers(plan: Plan) -> type[Layers]:
-    """What carries out a plan's layers, by what its tokens travel to."""
+    """The class that carries out a plan's layers, by the unit that its tokens travel to."""
     unit = "copies" if plan.travel is None else plan.travel.unit
     return {"copies": Layers, "gpu": SharedRows, "node": RowsOfNodes}[unit]
 
@@ -29,7 +28,7 @@ class Forward:
         return kind_of_layers(plan)(self.context, plan, self.communicator)
 
     def begin(self) -> None:
-        """Put the tokens at the beginning of a pass."""
+        """Set the tokens to the beginning of a pass."""
         self.model.begin()
 
     def run(self, report: Callable[[float, str], None]) -> None:
@@ -37,7 +36,7 @@ class Forward:
         self.model.forget()  # another plan may be next
 
     def pass_through(self, report: Callable[[float, str], None]) -> None:
-        """All layers, from where the tokens begin."""
+        """Run all layers, from the first tokens."""
         model = self.model
         self.begin()
         for layer in range(model.layers):

@@ -1,7 +1,5 @@
-"""What the ranks of a launch are told: one JSON file and one array file in the run folder.
-
-The ranks of a launch in two tiers: nodes with links of their own, and the fabric between them.
-"""
+"""The instructions of a launch's ranks, one JSON file and one array file in the run folder, with the ranks' nodes and
+links."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -23,13 +21,18 @@ from engine.workload import RoutingTrace, Workload
 
 
 def uses_nodes(plan: Plan) -> bool:
-    """Whether ranks of a node pass rows on to each other, so that all have to know which nodes there are."""
+    """True if ranks of a node pass rows on to each other, so that all ranks have to know the nodes."""
     return plan.send_order.mode == "two-tier" or (plan.travel is not None and plan.travel.unit == "node")
 
 
 class Tiers(Frozen):
-    """node: of every rank; port, link: bytes/s of every rank in each direction, to the fabric and to the other ranks of its
-    node. No rank is of two nodes. A link of 0: it meets them on the fabric."""
+    """The ranks in two tiers: nodes with links of their own, and the fabric between them. A rank with a link of 0 meets
+    its node's other ranks on the fabric.
+
+    node: of every rank, exactly one
+    port: bytes/s of every rank in each direction, to the fabric
+    link: bytes/s of every rank in each direction, to the other ranks of its node
+    """
 
     node: tuple[int, ...]
     port: tuple[float, ...]
@@ -37,38 +40,43 @@ class Tiers(Frozen):
 
     @property
     def network(self) -> Network:
-        """Without start-ups. All ranks make the same one, whatever they measure."""
+        """The network without start-ups. All ranks make the same one, whatever they measure."""
         port = np.array(self.port)
         return Network(port, port, np.array(self.link), np.array(self.node), 0.0, np.zeros(len(port)))
 
 
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
-"""Files in the run folder: what the ranks read, and what rank 0 writes."""
+"""Files in the run folder: the input of the ranks, and the output of rank 0."""
 
 MAX_REPEATS, MAX_PLANS = 100, 8
 POOL_STRIDE = 1009
 """Offset between the windows of two experts in the pool of weights: prime, so that no two experts see equal rows."""
 PROGRESS = "progress "
-"""What a line that reports progress on a rank's standard output begins with; JSON follows."""
+"""Beginning of a line that reports progress on a rank's standard output; JSON follows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What is replayed for one model. experts: int16[token, layer, k], -1 = none; source: int32[token], the rank that
-    holds a token."""
+    """The tokens replayed for one model.
+
+    experts: int16[token, layer, k], -1 = none
+    source: int32[token], the rank that holds a token
+    """
 
     experts: np.ndarray
     source: np.ndarray
 
 
 class RankInstructions(Frozen):
-    """What ranks are to run: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will be used.
+    """The work of the ranks: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will
+    be used.
 
-    model_b: of a second model that shares the ranks; step: a training step instead of a forward pass through the MoE layers
-    gpus: how many the ranks compute on, in turn where they are fewer than the ranks; 0: all compute on the CPU
-    bandwidth: bytes/s that every rank's link has in each direction, where that is known beforehand (a testbed)
-    tiers: the ranks' nodes, for plans in which they pass rows on to each other, and of a testbed whose nodes have links of
-        their own
+    model_b: a second model that shares the ranks
+    step: a training step instead of a forward pass through the MoE layers
+    gpus: GPUs that the ranks compute on, in turn if they are fewer than the ranks; 0: all compute on the CPU
+    bandwidth: bytes/s of every rank's link in each direction, if known beforehand (a testbed)
+    tiers: the ranks' nodes, for plans in which they pass rows on to each other, and of a testbed with node links of its
+        own
     limit: seconds for which a rank waits for another
     """
 
@@ -87,18 +95,20 @@ class RankInstructions(Frozen):
 
     @property
     def goal(self) -> Goal:
-        """What the ranks run."""
+        """The goal of the plans that the ranks run."""
         return goal_of(training=self.step is not None, two_models=self.model_b is not None)
 
     @property
     def device(self) -> str:
-        """What the ranks compute on: "cuda" or "cpu"."""
+        """The kind of device that the ranks compute on: "cuda" or "cpu"."""
         return "cuda" if self.gpus else "cpu"
 
 
 def write_instructions(folder: Path, instructions: RankInstructions, workloads: Sequence[Workload]) -> None:
-    """workloads: of the model and of a second one; what is no routing log has no tokens. Raises InputError when the
-    folder cannot be written."""
+    """Write the two files. Raises InputError if the folder cannot be written.
+
+    workloads: of the model and of a second one; only a routing log has tokens
+    """
     arrays = {}
     for index, trace in enumerate(workloads):
         if isinstance(trace, RoutingTrace):
@@ -123,7 +133,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def read_instructions(folder: Path) -> tuple[RankInstructions, tuple[Tokens, ...]]:
-    """What `write_instructions` wrote."""
+    """Read the files of `write_instructions`."""
     with np.load(folder / TRACE, allow_pickle=False) as arrays:
         tokens = tuple(
             Tokens(arrays[f"experts_{index}"], arrays[f"source_{index}"]) for index in range(len(arrays.files) // 2)

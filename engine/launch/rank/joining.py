@@ -1,4 +1,5 @@
-"""How a rank comes and goes: it meets the others, ends with what started it, and says why it fails."""
+"""The beginning and end of a rank: it meets the others, ends with the process that started it, and reports the cause
+when it fails."""
 
 import contextlib
 import ctypes
@@ -23,23 +24,23 @@ JOIN_LIMIT = 120.0
 """Seconds for which a rank waits for the others to start: they may have to read PyTorch from a network file system."""
 
 GRACE = 5.0
-"""Seconds for which a rank that is no longer waited for may be stuck in a connection."""
+"""Seconds for which a rank that has run out of patience may be stuck in a connection."""
 
 NO_MEMORY = re.compile(r"(can't|[Cc]annot) allocate memory|out of memory|failed to map segment")
 WANTED = re.compile(r"ried to allocate ([\d.]+ \w+)")
 OF_NCCL = re.compile(r"^nccl\w+: .*\n(?:Last error:\s*)?(.+)", re.MULTILINE)
-"""What NCCL says of the cause, in the last line of what PyTorch says of NCCL."""
+"""The cause in the last line of PyTorch's report on an NCCL error."""
 CLOSED = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process")
 SHARED_MEMORY = "shared memory segment"
 PLACE = re.compile(r"^(\[[^\]]*\] )+")
-"""Where in its source a library reports an error from."""
+"""Source positions that a library puts before its errors."""
 
 
 @contextlib.contextmanager
 def reporting_failure() -> Iterator[None]:
-    """End this process when what is inside fails: with a traceback on standard error, and a line for the process that
-    started the ranks. At once, because what waits for ranks that are gone may never end. Inside, `STACK` prints where this
-    process is."""
+    """End this process when the body fails: with a traceback on standard error, and a line for the process that started
+    the ranks. At once, because waiting for ranks that are gone may never end. Inside, `STACK` prints this process's
+    stack."""
     faulthandler.register(STACK, all_threads=False)
     try:
         yield
@@ -49,12 +50,15 @@ def reporting_failure() -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(backend: str, limit: float, device: torch.device) -> Iterator[None]:
-    """Inside, this rank and all others are together. Raises InputError that names those that have not come after
-    `JOIN_LIMIT`. limit: seconds for which a rank may wait for what another one has to do.
+    """Join this rank with all others for the body. Raises InputError that names those that have not come after
+    `JOIN_LIMIT`.
 
-    device: what the rank computes on. NCCL is told, and connects all ranks at once: one that cannot is known before anything
-    is measured, later groups are split off (which all ranks have to take part in), a barrier does not have to guess on which
-    GPU it is, and a send outside a batch uses the communicator that there is instead of making one for each pair.
+    NCCL learns the device and connects all ranks at once: one that cannot is known before anything is measured, later
+        groups are split off (in which all ranks have to take part), a barrier does not have to guess its GPU, and a
+        send outside a batch uses the existing communicator instead of making one for each pair.
+
+    limit: seconds for which a rank may wait for another one
+    device: the device that the rank computes on
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _meet(rank, ranks, min(JOIN_LIMIT, limit))
@@ -78,7 +82,7 @@ def _meet(rank: int, ranks: int, patience: float) -> dist.Store:
     keeper = "torchrun" if served else "rank 0"
     absent = InputError(f"{keeper} did not answer at {host} port {port} within {patience:g} s")
     wait = timedelta(seconds=patience)
-    # What accepts connections and then says nothing is waited for without end.
+    # A host that accepts connections and then says nothing would be waited for without end.
     alarm = threading.Timer(patience + GRACE, _end, [absent])
     alarm.daemon = True
     alarm.start()
@@ -121,7 +125,7 @@ def _end(error: Exception) -> NoReturn:
 
 
 def failure_of(error: Exception, rank: int) -> RankFailure:
-    """What a rank says of the exception that ends it."""
+    """The report of a rank on the exception that ends it."""
     if isinstance(error, InputError):
         return RankFailure(rank, str(error), False)
     by_nccl = OF_NCCL.search(str(error))

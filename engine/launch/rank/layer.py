@@ -57,8 +57,11 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def gate(x: torch.Tensor, router: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normalised tokens [token, d_model], weights [token, k]). The router really scores all experts; which ones a token
-    takes is replayed from the recording (chosen: int64[token, k], -1 = none)."""
+    """(normalised tokens [token, d_model], weights [token, k]). The router really scores all experts; the experts that
+    a token takes are replayed from the recording.
+
+    chosen: int64[token, k], -1 = none
+    """
     normal = normalised(x)
     score = torch.softmax((normal @ router).float(), dim=1)
     picked = torch.where(chosen >= 0, score.gather(1, chosen.clamp(min=0)), 0.0)
@@ -71,7 +74,7 @@ def ffn(rows: torch.Tensor, inward: torch.Tensor, outward: torch.Tensor, gated: 
 
 
 def activated(hidden: torch.Tensor, gated: bool) -> torch.Tensor:
-    """What is between the two products of an expert."""
+    """[row, d_ff] between the two products of an expert: of [row, 2 · d_ff] by SwiGLU, of [row, d_ff] by SiLU."""
     if not gated:
         return torch.nn.functional.silu(hidden)
     left, right = hidden.chunk(2, dim=1)
@@ -79,9 +82,10 @@ def activated(hidden: torch.Tensor, gated: bool) -> torch.Tensor:
 
 
 def has_grouped_kernel(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
-    """Whether `torch.nn.functional.grouped_mm` multiplies the rows of all experts in one kernel: bf16 on a GPU of compute
-    capability 9 or 10, matrices of these widths whose rows begin at multiples of 16 bytes. For the rest PyTorch 2.13 loops
-    over the groups, on a GPU after it has fetched their sizes from there (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
+    """True if `torch.nn.functional.grouped_mm` multiplies the rows of all experts in one kernel: bf16 on a GPU of
+    compute capability 9 or 10, matrices of these widths with rows that begin at multiples of 16 bytes. Otherwise
+    PyTorch 2.13 loops over the groups, on a GPU after it has fetched their sizes from there
+    (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
     return (
         hasattr(torch.nn.functional, "grouped_mm")
         and device.type == "cuda"
@@ -92,8 +96,8 @@ def has_grouped_kernel(device: torch.device, dtype: torch.dtype, widths: Sequenc
 
 
 def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
-    """Whether experts with matrices of these widths compute in grouped GEMMs: where those are one kernel, and on a CPU, where
-    PyTorch's loop over the groups takes as long as one in Python, and with small experts less."""
+    """True if experts with matrices of these widths compute in grouped GEMMs: if those are one kernel, and on a CPU, as
+    PyTorch's loop over the groups takes as long there as one in Python, and with small experts less."""
     on_cpu = device.type == "cpu" and hasattr(torch.nn.functional, "grouped_mm")
     aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
     return (on_cpu and aligned) or has_grouped_kernel(device, dtype, widths)
@@ -109,8 +113,11 @@ def expert_ffns(
 ) -> torch.Tensor:
     """[row, d_model] through the experts that the rows belong to, in grouped GEMMs or expert by expert.
 
-    rows: ordered by expert; counts: how many each expert has; inward, outward: of `Weights.experts`; ends: int32[expert] on
-    the rows' device, where each expert's rows end, to compute in grouped GEMMs (see `uses_grouped_gemms`).
+    rows: [row, d_model], ordered by expert
+    counts: rows of each expert
+    inward, outward: as returned by `Weights.experts`
+    ends: int32[expert] on the rows' device, the end of each expert's rows, to compute in grouped GEMMs (see
+        `uses_grouped_gemms`)
     """
     if ends is not None:
         grouped_mm = torch.nn.functional.grouped_mm
@@ -122,16 +129,22 @@ def expert_ffns(
 
 
 def aggregate(x: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """x plus the weighted expert outputs, summed in fp32: rounded after each one, the sum would depend on their order, and
-    in bf16 visibly so. outputs: [copy, d_model], weight: [copy], token: int64[copy]."""
+    """x plus the weighted expert outputs, summed in fp32: rounded after each one, the sum would depend on their order,
+    and in bf16 visibly so.
+
+    x: [token, d_model]
+    outputs: [copy, d_model]
+    weight: [copy]
+    token: int64[copy]
+    """
     return x.float().index_add(0, token, outputs.float() * weight.float()[:, None]).to(x.dtype)
 
 
 class Rounding(Protocol):
-    """What rows of a number format make of numbers."""
+    """Rounding of numbers to the format of a row."""
 
     def rounded(self, vectors: torch.Tensor) -> torch.Tensor:
-        """[row, d_model]: what arrives of these, in their own format."""
+        """[row, d_model]: these vectors as they arrive, in their own format."""
 
 
 def reference(
@@ -142,9 +155,12 @@ def reference(
     there: Rounding | None = None,
     back: Rounding | None = None,
 ) -> torch.Tensor:
-    """All layers on one process without any plan: expert by expert, no exchange. experts: int64[token, layer, k]; x:
-    [token, d_model], in the format to compute in; there, back: how numbers are rounded that would go to an expert and back
-    (default: they are not)"""
+    """All layers on one process without any plan: expert by expert, no exchange.
+
+    experts: int64[token, layer, k]
+    x: [token, d_model], in the format to compute in
+    there, back: rounding of numbers on their way to an expert and back (default: none)
+    """
     for layer in range(experts.shape[1]):
         chosen = experts[:, layer]
         normal, weight = gate(x, weights.router[layer].to(x.dtype), chosen)

@@ -1,6 +1,5 @@
-"""One model's part of a forward pass on one rank, step by step: gate, dispatch in the plan's order, expert FFNs, combine,
-aggregate. Here every copy of a token travels on its own.
-"""
+"""One model's part of a forward pass on one rank, step by step: gate, dispatch in the plan's order, expert FFNs,
+combine, aggregate. Here every copy of a token travels on its own."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -28,12 +27,15 @@ NETWORK = ("dispatch", "combine")
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """What a rank needs for a layer before its clock runs: indexes on its device, the weights of the experts at work, and
-    buffers for what will arrive.
+    """The data of a layer that a rank prepares before its clock runs: indexes on its device, the weights of the experts
+    at work, and buffers for arriving rows.
 
-    chosen: int64[token, k] of the tokens held; token, choice: int64[copy sent]; by_expert: int64[copy received], in the
-    order of the experts, of which the one at place e has rows_of[e]; ends: see `expert_ffns`; result: int64[copy returned],
-    its place in that order; token_back, choice_back: int64[copy that comes back]
+    chosen: int64[token, k] of the tokens held
+    token, choice: int64[copy sent]
+    by_expert: int64[copy received], in the order of the experts; the e-th expert at work has rows_of[e] of them
+    ends: see `expert_ffns`
+    result: int64[copy returned], its position in that order
+    token_back, choice_back: int64[copy that comes back]
     """
 
     chosen: torch.Tensor
@@ -55,8 +57,9 @@ class Layers:
     """One model's MoE layers on this rank. In every layer its steps are called in the order `ready`, `gate`, `exchange`
     ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`; after the last one they `forget`.
 
-    number: which of the plan's models; communicator: what its exchanges use
-    wires: by exchange, the rows of a plan that says how tokens travel; of others none: tensors are sent as they are
+    communicator: carries its exchanges
+    number: index of the model in the plan
+    wires: {exchange: `Wire`} if the plan says how tokens travel, else empty: tensors are sent as they are
     """
 
     def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
@@ -77,10 +80,10 @@ class Layers:
                 self.routes[kind].append(way)
                 self.order[kind].append(self._ordered(schedule, way))
         self.x: torch.Tensor | None = None
-        """[token held, d_model], by the tokens' numbers: at first what enters the first layer, at last the output."""
+        """[token held, d_model], by the tokens' numbers: at first the input of the first layer, at last the output."""
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
-        """Who sends what to whom in a layer's dispatch and combine."""
+        """Rows between ranks in a layer's dispatch and combine."""
         out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
         return out, combined(out, self.home[layer + 1])
 
@@ -96,41 +99,37 @@ class Layers:
         return self.model.d_model
 
     def homes(self, gpu_of_expert: np.ndarray) -> np.ndarray:
-        """int64[layer + 1, token]: the rank that holds a token before every layer, and after the last one. gpu_of_expert:
-        int64[layer, expert]"""
+        """int64[layer + 1, token]: the rank that holds a token before every layer, and after the last one.
+        gpu_of_expert: int64[layer, expert]."""
         return np.broadcast_to(self.source, (self.layers + 1, len(self.source)))
 
     def held(self, layer: int) -> np.ndarray:
-        """int64[token]: which tokens this rank holds before a layer."""
+        """int64[token]: the tokens that this rank holds before a layer."""
         return np.flatnonzero(self.home[layer] == self.context.rank)
 
     def begin(self) -> None:
-        """Put the tokens at the beginning of a pass."""
+        """Set the tokens to the beginning of a pass."""
         self.x = self.first_tokens()[self.held(0)]
 
     def first_tokens(self) -> torch.Tensor:
-        """[token, d_model]: what enters the first layer, of all ranks."""
+        """[token, d_model]: the input of the first layer, of all ranks."""
         return tokens_in(
             len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype
         )
 
     def forget(self) -> None:
-        """Let go of a layer and of what was sent in it: a GPU that holds one layer need not have room for two."""
+        """Let go of a layer and the rows sent in it: a GPU that holds one layer need not have room for two."""
         self._ready = self._ways = self.outgoing = self.result = None
 
     def ready(self, layer: int) -> None:
-        """Bring what a layer needs. A served model has its weights in place, here every layer brings its own: while all
-        clocks are stopped."""
+        """Prepare a layer while all clocks are stopped: a served model has its weights in place, here every layer
+        brings its own."""
         self.forget()
         rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
-        sent, received, returned, arriving = (
-            out.outgoing(rank),
-            out.incoming(rank),
-            back.outgoing(rank),
-            back.incoming(rank),
-        )
+        sent, received = out.outgoing(rank), out.incoming(rank)
+        returned, arriving = back.outgoing(rank), back.incoming(rank)
         by_expert = np.argsort(out.expert[received], kind="stable")
-        # A copy is known by its token and its choice, whatever the order in which it lies somewhere.
+        # A copy is known by its token and its choice, in any order of copies.
         k = self.experts.shape[2]
         computed = (out.token * k + out.choice)[received][by_expert]
         in_order = np.argsort(computed)
@@ -150,7 +149,7 @@ class Layers:
         self._make_ways(layer)
 
     def _at_work(self, layer: int, expert: np.ndarray) -> dict[str, Any]:
-        """rows_of, ends, inward and outward of `Ready`. expert: int64[copy received], in any order"""
+        """rows_of, ends, inward and outward of `Ready`. expert: int64[copy received], in any order."""
         at_work, rows_of = np.unique(expert, return_counts=True)
         inward, outward = self.weights.experts(layer, at_work.tolist())
         grouped = len(at_work) and uses_grouped_gemms(
@@ -160,13 +159,13 @@ class Layers:
         return {"rows_of": rows_of.tolist(), "ends": ends, "inward": inward, "outward": outward}
 
     def _buffer(self, kind: str, rows: int) -> torch.Tensor:
-        """Room for what arrives in an exchange."""
+        """Room for the rows that arrive in an exchange."""
         if kind in self.wires:
             return torch.empty((rows, self.wires[kind].bytes), dtype=torch.uint8, device=self.context.device)
         return self.x.new_empty((rows, self.width if kind == "dispatch" else self.model.d_model))
 
     def _packed(self, kind: str, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of d_model numbers as they are sent, and `_unpacked` as they come out."""
+        """Rows of d_model numbers as they are sent; `_unpacked` is the inverse."""
         return self.wires[kind].pack(rows) if kind in self.wires else rows
 
     def _unpacked(self, kind: str, rows: torch.Tensor) -> torch.Tensor:
@@ -180,36 +179,24 @@ class Layers:
                 self._ways[kind].expect(into)
 
     def gate(self, layer: int) -> None:
-        """Score this rank's tokens and lay out what it sends."""
+        """Score this rank's tokens and lay out the rows that it sends."""
         with self._computing("gate", layer):
             normal, self.weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
             packed = self._packed("dispatch", normal)
         self.outgoing = packed[self._ready.token]
 
     def _way(self, kind: str, layer: int, channel: int) -> Exchange:
-        recorder = self.context.recorder
         row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
         if kind in self.wires:
             row_bytes = float(self.wires[kind].bytes)
 
         def log(piece: Piece, begin: Mark) -> None:
-            recorder.log(
-                kind,
-                layer,
-                begin,
-                recorder.mark(),
-                model=self.number,
-                phase=piece.phase,
-                src=piece.src,
-                dst=piece.dst,
-                row=piece.begin,
-                bytes=(piece.end - piece.begin) * row_bytes,
-            )
+            self.context.recorder.log_piece(kind, layer, begin, piece, row_bytes, self.number)
 
         return self._exchange(kind, layer, log, channel)
 
     def _exchange(self, kind: str, layer: int, log: Callable[[Piece, Mark], None], channel: int) -> Exchange:
-        """What carries out the dispatch or combine of a layer."""
+        """The exchange that carries out the dispatch or combine of a layer."""
         rank, recorder, group = self.context.rank, self.context.recorder, self.communicator.group
         order, counts = self.order[kind][layer], self.routes[kind][layer].counts
         if isinstance(order, Hops):
@@ -217,7 +204,7 @@ class Layers:
         return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
 
     def exchange(self, kind: str, layer: int) -> None:
-        """The dispatch or combine of a layer. The ranks have to have met."""
+        """Carry out the dispatch or combine of a layer. The ranks have to have met."""
         recorder = self.context.recorder
         out, into = (self.outgoing, self._ready.incoming) if kind == "dispatch" else (self.result, self._ready.back)
         self.communicator.carry(
@@ -225,7 +212,7 @@ class Layers:
         )
 
     def ffn(self, layer: int) -> None:
-        """This rank's experts on all rows that came, and their outputs in the order of the combine."""
+        """Run this rank's experts on all rows that came; the outputs are in the order of the combine."""
         with self._computing("ffn", layer):
             rows = self._unpacked("dispatch", self._ready.incoming)
             outputs_of_experts = self._computed(rows[self._ready.by_expert])
@@ -237,7 +224,7 @@ class Layers:
         return expert_ffns(rows, now.rows_of, now.inward, now.outward, gated, now.ends)
 
     def aggregate(self, layer: int) -> None:
-        """Sum up what came back for this rank's tokens."""
+        """Sum up the rows that came back for this rank's tokens."""
         now = self._ready
         with self._computing("aggregate", layer):
             back = self._unpacked("combine", now.back)
@@ -247,14 +234,14 @@ class Layers:
         return self.context.recorder.computing(kind, layer, model=self.number)
 
     def difference(self) -> Difference | None:
-        """See `Executor.difference`, of this model alone."""
+        """Difference of this model alone, see `Executor.difference`."""
         context, planned = self.context, self.first_tokens()
         for rank, part in outputs(self.x, np.bincount(self.home[-1], minlength=context.ranks), context):
             planned[self._on_device(np.flatnonzero(self.home[-1] == rank))] = part.to(context.device)
         return None if context.rank else self.comparison()(planned)
 
     def comparison(self) -> Callable[[torch.Tensor], Difference]:
-        """What compares outputs [token, d_model] with that of one process without a plan, see `difference`."""
+        """A function that compares outputs [token, d_model] with that of one process without a plan, see `difference`."""
         wanted, off = self.unplanned(), 0.0
         if self.model.dtype != "fp32":
             rounded, wanted = wanted, self._reference(self.first_tokens().float())
@@ -275,7 +262,7 @@ class Layers:
 
 
 def outputs(output: torch.Tensor, counts: np.ndarray, context: RankContext) -> Iterator[tuple[int, torch.Tensor]]:
-    """On rank 0 every rank and its output, one after another; nothing on the others. counts: int64[rank] rows."""
+    """Yield every rank and its output, one after another, on rank 0; nothing on the others. counts: int64[rank] rows."""
     output = output.to(context.communication_device).contiguous()
     if context.rank:
         dist.send(output, 0)

@@ -1,4 +1,4 @@
-"""What a launch knows of the links between its ranks: how fast each is, and what a send takes beside its bytes."""
+"""The links between the ranks of a launch: how fast each is, and the start-up of a send. Needs no PyTorch."""
 
 from dataclasses import dataclass, replace
 
@@ -10,15 +10,20 @@ from engine.network import Network
 from engine.units import digits, seconds
 
 UNSEEN = 1e13
-"""Bytes/s, ten times those of the fastest port there is: a fit beyond it says that what was measured took no longer the more
-was sent, not how fast the links are."""
+"""Bytes/s, ten times those of the fastest port there is. A fit beyond it says that the time measured did not grow with
+the bytes sent, not how fast the links are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """rates: float64[rank] bytes/s of every rank's link to the fabric in each direction; start_up: seconds of a send beside
-    its bytes; node: int64[rank], and near: float64[rank] bytes/s of its link to the other ranks of its node, 0 where it has
-    none (default: all ranks meet on the fabric)"""
+    """The links of the ranks.
+
+    rates: float64[rank] bytes/s of every rank's link to the fabric in each direction
+    start_up: seconds of a send in addition to its bytes
+    node: int64[rank]
+    near: float64[rank] bytes/s of its link to the other ranks of its node, 0 if it has none (default: all ranks meet on
+        the fabric)
+    """
 
     rates: np.ndarray
     start_up: float = 0.0
@@ -27,21 +32,21 @@ class Links:
 
     @property
     def network(self) -> Network:
-        """Of all ranks."""
+        """The links as a network of all ranks."""
         ranks = len(self.rates)
         node, near = (np.arange(ranks), np.zeros(ranks)) if self.near is None else (self.node, self.near)
         return Network(self.rates, self.rates, near, node, self.start_up, np.full(ranks, self.start_up))
 
     @property
     def slowest(self) -> float:
-        """Bytes/s between the two ranks that need longest for as many bytes."""
+        """Bytes/s between the two ranks with the slowest link."""
         network = self.network
         out, into = network.ports(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
         return float(network.capacity[np.concatenate([out, into])].min())
 
     @property
     def text(self) -> str:
-        """What a prediction takes from them, in words."""
+        """The assumption of a prediction about the links, in words."""
         said = f"links of {_range(self.rates)}"
         if self.near is not None and self.near.any():
             said += f" (inside nodes {_range(self.near[self.near > 0])})"
@@ -57,10 +62,10 @@ def _range(rates: np.ndarray) -> str:
 
 def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links | None:
     """The links as known before the launch, or all alike (those inside nodes among themselves) and as fast as they were
-    measured. None for a single rank.
+    measured. None for a single rank. The start-up is that of a send to one peer, the cost of every phase and every send
+    of a sequence; sends to all at once start together.
 
-    measured: as `measure_machine` gives it. The start-up is that of a send to one peer, which is what every phase and every
-    send of a sequence costs; where all are sent to at once they start together.
+    measured: as returned by `measure_machine`
     """
     if not measured["network"]:
         return None
@@ -72,9 +77,8 @@ def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links
 def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
     """The links of a testbed."""
     rates, tiers = np.array(instructions.bandwidth), instructions.tiers
-    return (
-        Links(rates, start_up) if tiers is None else Links(rates, start_up, np.array(tiers.node), np.array(tiers.link))
-    )
+    nodes = () if tiers is None else (np.array(tiers.node), np.array(tiers.link))
+    return Links(rates, start_up, *nodes)
 
 
 def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Links:

@@ -1,6 +1,6 @@
-"""A short measurement of the machine at the start of every launch, so that the prediction laid beside the measured run
-is for this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around those
-that the run will have."""
+"""A short measurement of the machine at the start of every launch, so that the prediction compared with the measured
+run is for this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around
+those of the run."""
 
 from collections.abc import Callable
 
@@ -20,21 +20,24 @@ AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Sizes measured, relative to the mean size in the run."""
 
 REPEATS, SHORT_REPEATS = 3, 9
-"""How often each is measured: computations and large exchanges, and what takes so little that a rank that had to wait for a
-processor shows."""
+"""Repeats of each measurement: of computations and large exchanges, and of short ones, in which a rank that had to wait
+for a processor shows."""
 
 
 def measure_machine(context: RankContext) -> dict[str, list]:
-    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}, and where
-    ranks relay for each other over links of which nothing is known beforehand, "inside nodes" and "between nodes".
+    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}, and if
+    ranks relay for each other over links that are not known beforehand, "inside nodes" and "between nodes".
 
-    gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert, taken
-    to be equal, size = m·n·k; gate: the router on m rows, size = m·n·k; memory: one aggregation, size in bytes; network:
-    every rank sends to every other one at once, size in bytes that one rank sends; phases: every rank sends to one after
-    another in a rotation, seconds of one phase, size in bytes of one send; inside nodes, between nodes: as network, but only
-    to the ranks of its own node (of the others), size in bytes of the rank that sends most; meetings: what passes between
-    the end of a step on the last rank and the start of the next one on the first, size 0 within a layer and 1 between two
-    layers (where the clocks have been stopped in the meantime).
+    gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert,
+        taken to be equal, size = m·n·k
+    gate: the router on m rows, size = m·n·k
+    memory: one aggregation, size in bytes
+    network: every rank sends to every other one at once, size in bytes that one rank sends
+    phases: every rank sends to one after another in a rotation, seconds of one phase, size in bytes of one send
+    inside nodes, between nodes: as network, but only to the ranks of its own node (of the others), size in bytes of the
+        rank that sends most
+    meetings: seconds from the end of a step on the last rank to the start of the next one on the first, size 0 within a
+        layer and 1 between two layers (during which the clocks have been stopped)
     """
     instructions = context.instructions
     measured = {"gemm": [], "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
@@ -55,7 +58,7 @@ def measure_machine(context: RankContext) -> dict[str, list]:
 
 
 def tier_peers(instructions: RankInstructions) -> dict[str, np.ndarray]:
-    """The pairs (bool[src, dst]) inside nodes with links of their own and those between nodes, where there are both and a
+    """The pairs (bool[src, dst]) inside nodes with links of their own and those between nodes, if there are both and a
     launch has to measure them."""
     if instructions.tiers is None or instructions.bandwidth is not None:
         return {}
@@ -106,7 +109,10 @@ def _exchange(
     context: RankContext, times: float, mode: OrderMode, repeats: int, peers: np.ndarray | None = None
 ) -> tuple[int, float]:
     """The size of one send and the seconds of an exchange in which every rank sends as much to every other one: all at
-    once, or matched in as many phases as there are others. peers: bool[src, dst], who sends to whom if not all."""
+    once, or matched in as many phases as there are others.
+
+    peers: bool[src, dst], the pairs that send (default: all)
+    """
     rows, exchange, expect = _uniform(context, times, mode, peers)
     return rows * context.instructions.model.bytes_per_token, seconds_of(exchange, context, repeats, expect)
 
@@ -114,7 +120,7 @@ def _exchange(
 def _uniform(
     context: RankContext, times: float, mode: OrderMode, peers: np.ndarray | None = None
 ) -> tuple[int, Callable[[], None], Callable[[], None]]:
-    """Rows of a send, such an exchange, and what prepares it."""
+    """Rows of a send, such an exchange, and a function that prepares it."""
     model, ranks = context.instructions.model, context.ranks
     rows = rows_of(times, len(context.tokens[0].experts) * model.experts_per_token / ranks**2)
     order = [
@@ -137,8 +143,8 @@ def _uniform(
 
 
 def _meeting(context: RankContext, between_layers: bool) -> float:
-    """Seconds from when the last rank has done a step to when the first one goes on: an exchange, after which they come one
-    by one and not, as after another meeting, all at once."""
+    """Seconds from the end of a step on the last rank to the start of the next one on the first. The step is an
+    exchange, after which ranks come one by one and not, as after another meeting, all at once."""
     communicator, recorder, gaps = Communicator(context), context.recorder, []
     _, exchange, expect = _uniform(context, AROUND[0], "concurrent")
     for _ in range(SHORT_REPEATS + 1):
@@ -151,7 +157,7 @@ def _meeting(context: RankContext, between_layers: bool) -> float:
                 pass
         communicator.meet()
         gone = recorder.mark()
-        if context.device.type == "cuda":  # whose ranks go on together: who was ready last has waited least
+        if context.device.type == "cuda":  # ranks go on together: the last to be ready has waited least
             (longest,) = _latest(context, -recorder.seconds_between(ready, gone))
             gaps.append(max(0.0, -longest))
         else:
@@ -168,12 +174,14 @@ def rows_of(times: float, mean: float) -> int:
 def seconds_of(
     work: Callable[[], None], context: RankContext, repeats: int, before: Callable[[], None] | None = None
 ) -> float:
-    """Median seconds, the same figure on all ranks, by the marks that time a pass. before: done every time, not measured.
+    """Median seconds, the same figure on all ranks, by the marks that time a pass.
 
-    On processors from the first rank's start to the last one's end: ranks that share cores wait for each other, which a rank's
-    own stopwatch would not see. On GPUs what the slowest rank takes by its events. After a meeting over NCCL its kernels are in
-    the queue already, as in a pass, so that neither handing them over nor waiting for their end counts; how much that is takes
-    a GPU to see.
+    On processors from the first rank's start to the last one's end: ranks that share cores wait for each other, which a
+    rank's own stopwatch would not see. On GPUs the longest time of any rank by its events. After a meeting over NCCL
+    its kernels are in the queue already, as in a pass, so that neither handing them over nor waiting for their end
+    counts; only a GPU shows how much that is.
+
+    before: called every time, not measured
     """
     communicator, recorder, spans = Communicator(context), context.recorder, []
     for _ in range(repeats + 1):
@@ -191,7 +199,7 @@ def seconds_of(
 
 
 def _latest(context: RankContext, *times: float) -> list[float]:
-    """The largest of all ranks, of each."""
+    """The largest of all ranks, for each of `times`."""
     largest = torch.tensor(times, dtype=torch.float64, device=context.communication_device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return largest.tolist()

@@ -11,10 +11,17 @@ import torch
 import torch.distributed as dist
 
 from engine.files import open_atomically
+from engine.launch.rank.routes import Piece
 
 COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
-"""Of an events file. plan, number: which plan's which timed pass; dst: -1 for what has no peer; row: where a piece begins in
-what src sends to dst; start, end: seconds on the common clock; label: the operator of a training step, or empty."""
+"""Columns of an events file.
+
+plan, number: the plan and its timed pass
+dst: -1 for events without a peer
+row: begin of a piece among the rows that src sends to dst
+start, end: seconds on the common clock
+label: the operator of a training step, or empty
+"""
 
 HANDSHAKES = 16
 """Round trips of a clock comparison; the shortest one counts."""
@@ -23,13 +30,17 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def communication_device(device: torch.device) -> torch.device:
-    """Where the tensors of a rank that computes on `device` have to lie to be sent: Gloo reads host memory only."""
+    """The device that tensors have to be on to be sent by a rank that computes on `device`: Gloo reads host memory
+    only."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device
 
 
 class Mark(NamedTuple):
-    """A moment: seconds on the host's clock, or a CUDA event on the stream that was current; paused: seconds for which
-    the clock had been stopped by then."""
+    """A moment.
+
+    when: seconds on the host's clock, or a CUDA event on the stream that was current
+    paused: seconds for which the clock had been stopped by then
+    """
 
     when: float | torch.cuda.Event
     paused: float
@@ -47,8 +58,8 @@ class Recorder:
         self._base: tuple[float, torch.cuda.Event] | None = None
 
     def align(self, ranks: int) -> None:
-        """Put this rank's clock on rank 0's: by nothing where both are of one running machine, else by an exchange of
-        times with rank 0, whose error is at most half the shortest round trip (Cristian, 1989)."""
+        """Put this rank's clock on rank 0's: unchanged if both are of one running machine, else by an exchange of times
+        with rank 0, with an error of at most half the shortest round trip (Cristian, 1989)."""
         here = BOOT.read_text().strip() if BOOT.exists() else f"rank {self.rank}"
         machines: list[str | None] = [None] * ranks
         dist.all_gather_object(machines, here)
@@ -81,7 +92,7 @@ class Recorder:
             self.clock_error = shortest / 2
 
     def begin(self, plan: int, number: int) -> None:
-        """Start a pass. Number 0 is the warm-up, of which nothing is kept."""
+        """Start a pass. Nothing is kept of number 0, the warm-up."""
         self._plan, self._number = plan, number
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -108,7 +119,7 @@ class Recorder:
         return time.monotonic() + self.offset
 
     def mark(self) -> Mark:
-        """This moment, on a GPU the moment at which the current stream has done what it was given so far."""
+        """This moment, on a GPU the moment at which the current stream has done its work given so far."""
         if self.device.type != "cuda":
             return Mark(time.monotonic(), self._paused)
         event = torch.cuda.Event(enable_timing=True)
@@ -116,7 +127,7 @@ class Recorder:
         return Mark(event, self._paused)
 
     def wait_for_stream(self) -> None:
-        """Keep the host until a GPU has done what its current stream was given so far."""
+        """Keep the host until a GPU has done the work given so far to its current stream."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -135,21 +146,30 @@ class Recorder:
         bytes: float = 0.0,
         label: str = "",
     ) -> None:
-        """Note an event. src: the rank that computes or sends (default: this one). A send with a peer is noted by both of
-        its ends, and they are joined later; a collective has none."""
+        """Note an event. A send with a peer is noted by both of its ends, and they are joined later; a collective has
+        none.
+
+        src: the rank that computes or sends (default: this one)
+        """
         src = self.rank if src is None else src
         self._pass.append((layer, kind, model, phase, src, dst, row, bytes, start, end, label))
 
+    def log_piece(self, kind: str, layer: int, begin: Mark, piece: Piece, row_bytes: float, model: int) -> None:
+        """Note a piece of an exchange that ends now."""
+        sent = {"phase": piece.phase, "src": piece.src, "dst": piece.dst, "row": piece.begin}
+        self.log(kind, layer, begin, self.mark(), model=model, bytes=(piece.end - piece.begin) * row_bytes, **sent)
+
     @contextlib.contextmanager
     def computing(self, kind: str, layer: int, **more) -> Iterator[None]:
-        """Note what happens inside as one event."""
+        """Note the body as one event."""
         start = self.mark()
         yield
         self.log(kind, layer, start, self.mark(), **more)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock of all ranks. All take rank 0's word for how long it took, so that their clocks stay together."""
+        """Stop the clock of all ranks during the body. All take rank 0's length of the pause, so that their clocks stay
+        together."""
         dist.barrier()
         begin = self.now()
         yield
@@ -165,14 +185,14 @@ class Recorder:
             np.savez_compressed(file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)})
 
     def seconds_at(self, mark: Mark) -> float:
-        """A moment on the common clock, on a GPU one of the pass that was begun last; without the time that was paused."""
+        """Seconds of a moment on the common clock, on a GPU one of the pass that was begun last; without paused time."""
         if isinstance(mark.when, float):
             return mark.when + self.offset - mark.paused
         host, base = self._base
         return host + base.elapsed_time(mark.when) / 1e3 + self.offset - mark.paused
 
     def seconds_between(self, start: Mark, end: Mark) -> float:
-        """What passed on this rank between two moments, without the time that was paused. The host waits until the device
+        """Seconds that passed on this rank between two moments, without paused time. The host waits until the device
         has come to the later one, which costs the time between them nothing."""
         if isinstance(start.when, float):
             length = end.when - start.when

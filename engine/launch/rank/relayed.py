@@ -17,8 +17,11 @@ from engine.launch.rank.wire import Wire
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a rank comes to have in an exchange. own: int64[row], the numbers of the rows that it has at first; number:
-    int64[place], these and behind them what arrives, by who passes it on. A number may arrive more than once."""
+    """The rows that a rank comes to have in an exchange. A number may arrive more than once.
+
+    own: int64[row], the numbers of the rows that it has at first
+    number: int64[place], these and behind them the arriving ones, by sender
+    """
 
     own: np.ndarray
     number: np.ndarray
@@ -29,7 +32,10 @@ class Pool:
         return cls(own, np.concatenate([own, *arrivals]).astype(np.int64))
 
     def places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[…] each: all places that hold one of these numbers (int64[row], all in the pool), and whose row it is."""
+        """int64[…] each: all places that hold one of the wanted numbers, and the index of that number in `wanted`.
+
+        wanted: int64[row], all in the pool
+        """
         begin, end = (np.searchsorted(self.number, wanted, side, self._order) for side in ("left", "right"))
         row = np.repeat(np.arange(len(wanted)), end - begin)
         within = np.arange(len(row)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
@@ -42,11 +48,13 @@ class Pool:
 
 
 class PooledExchange(Exchange):
-    """An exchange whose pieces are hops. What arrives at this rank in a step stays in its pool, and goes on from there in a
-    later one, to one rank or to several.
+    """An exchange in which pieces are hops. Rows that arrive at this rank in a step stay in its pool, and go on from
+    there in a later one, to one rank or to several.
 
-    pool: this rank's; final: int64[row], the places of it that are what the exchange brings, in this order; wire: by which what
-    a rank has of a number is summed up before it goes on (default: it has each once); the rest as of `Exchange`
+    pool: this rank's
+    final: int64[row], the places of the pool that are the result of the exchange, in this order
+    wire: sums up a rank's rows of a number before they go on (default: it has each once); other parameters as of
+        `Exchange`
     """
 
     def __init__(
@@ -78,8 +86,8 @@ class PooledExchange(Exchange):
         torch.index_select(pool, 0, self._at_end, out=incoming)
 
     def _ready(self, incoming: torch.Tensor) -> torch.Tensor:
-        """The pool, and indexes into it on the device of the rows: [row, width], this rank's own rows and behind them what
-        arrives, by who passes it on."""
+        """The pool and, as attributes, indexes into it on the device of the rows: [row, width], this rank's own rows
+        and behind them the arriving ones, by sender."""
         if self._pool is None:
             self._pool = incoming.new_empty((self._held, incoming.shape[1]))
             self._at_end = torch.from_numpy(self._final).to(incoming.device)
@@ -96,9 +104,10 @@ class PooledExchange(Exchange):
 
 
 class RelayedExchange(PooledExchange):
-    """An all-to-all in two tiers, whose rows every rank has once.
+    """An all-to-all in two tiers in which every rank has each row once.
 
-    hops: of all ranks; counts: int64[src, dst] rows by who has them and whom they are for; the rest as of `Exchange`
+    hops: of all ranks
+    counts: int64[src, dst] rows by holder and final destination; other parameters as of `Exchange`
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Who sends which rows to whom: the tokens of one layer, laid out for each of its exchanges between ranks. A row is a copy of
-a token for one of its experts, or one for all of them that a rank has."""
+"""The tokens of one layer, laid out as rows between ranks for each of its exchanges. A row is a copy of a token for one
+of its experts, or one for all of its experts on a rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,9 @@ from engine.plan.plan import replay
 class Rows:
     """Rows of one layer in one exchange, sorted by (source, destination, token).
 
-    token: int64[row]; counts: int64[src, dst] rows; first: int64[src, dst] where a pair's rows begin
+    token: int64[row]
+    counts: int64[src, dst] rows
+    first: int64[src, dst], index of a pair's first row
     """
 
     token: np.ndarray
@@ -21,12 +23,12 @@ class Rows:
     first: np.ndarray
 
     def outgoing(self, rank: int) -> np.ndarray:
-        """int64[row]: those that a rank sends (its own share included), ordered by destination."""
+        """int64[row] that a rank sends (its own share included), ordered by destination."""
         begin = self.first[rank, 0]
         return np.arange(begin, begin + self.counts[rank].sum())
 
     def incoming(self, rank: int) -> np.ndarray:
-        """int64[row]: those that a rank receives (its own share included), ordered by source."""
+        """int64[row] that a rank receives (its own share included), ordered by source."""
         parts = [
             np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
             for src in range(len(self.counts))
@@ -38,8 +40,9 @@ class Rows:
 class Route(Rows):
     """Rows that are token copies, sorted by (source, destination, expert, token).
 
-    choice, expert: int64[copy]; choice indexes a token's k experts
-    dst: int64[copy], the rank that it goes to
+    choice: int64[copy], index into a token's k experts
+    expert: int64[copy]
+    dst: int64[copy], destination rank
     """
 
     choice: np.ndarray
@@ -49,7 +52,7 @@ class Route(Rows):
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [begin, end) of what src sends to dst, in a phase of the order."""
+    """Rows [begin, end) of those that src sends to dst, in a phase of the order."""
 
     phase: int
     src: int
@@ -59,9 +62,12 @@ class Piece:
 
 
 def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
-    """Lay out one layer's dispatch. experts: int[token, k], -1 = none; source: int[token], the rank that holds a token;
-    share: float64[expert, rank] of `Placement.share`. The copies that a rank has for a replicated expert go to its hosts in
-    turn."""
+    """Lay out one layer's dispatch. The copies that a rank has for a replicated expert go to its hosts in turn.
+
+    experts: int[token, k], -1 = none
+    source: int[token], the rank that holds a token
+    share: float64[expert, rank] of `Placement.share`
+    """
     token, choice = np.nonzero(experts >= 0)
     expert = experts[token, choice].astype(np.int64)
     src = source[token].astype(np.int64)
@@ -77,16 +83,19 @@ def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
 
 
 def combined(dispatch: Route, home: np.ndarray) -> Route:
-    """Lay out the combine that follows a dispatch: every copy goes from where it was computed to where its token is from
-    then on. home: int[token] rank."""
+    """Lay out the combine after a dispatch: every copy goes from the rank that computed it to the new home of its
+    token. home: int[token] rank."""
     to = home[dispatch.token].astype(np.int64)
     return _laid_out(dispatch.token, dispatch.choice, dispatch.expert, dispatch.dst, to, len(dispatch.counts))
 
 
 def rows_of_ranks(hosts: np.ndarray, source: np.ndarray, ranks: int) -> tuple[Rows, Rows]:
-    """Dispatch and combine where a token goes once to every rank that has some of its experts, and comes back summed up once
-    from each. hosts: int[token, k], the rank of every chosen expert, -1 = none; source: int[token], where tokens are. What a
-    rank receives and what it returns is in the same order."""
+    """Dispatch and combine if a token goes once to every rank with some of its experts, and comes back summed up once
+    from each. A rank returns rows in the order in which it receives them.
+
+    hosts: int[token, k], the rank of every chosen expert, -1 = none
+    source: int[token], the rank of each token
+    """
     token, choice = np.nonzero(hosts >= 0)
     token, host = np.divmod(np.unique(token * ranks + hosts[token, choice].astype(np.int64)), ranks)
     there = _in_pairs(token, source[token].astype(np.int64), host, ranks)
@@ -111,7 +120,7 @@ def _laid_out(
 
 
 def pieces(mode: OrderMode, schedule: Schedule | None, counts: np.ndarray) -> list[Piece]:
-    """The exchange of `counts` (int64[src, dst] rows) cut and ordered as the schedule says; whole rows, none lost."""
+    """Cut and order the exchange of `counts` (int64[src, dst] rows) as the schedule says; whole rows, none lost."""
     wanted = np.where(np.eye(len(counts), dtype=bool), 0, counts)
     if mode == "concurrent":
         src, dst = np.nonzero(wanted)

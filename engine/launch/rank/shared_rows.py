@@ -1,12 +1,10 @@
-"""One model's layers where a token goes once to every rank that has some of its experts (`gpu` travel).
+"""One model's layers if a token goes once to every rank (`gpu` travel) or every node (`node` travel) with some of its
+experts.
 
-A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose, sums up
-their weighted outputs in fp32, and sends one row back; the token's rank sums up what comes.
-
-One model's layers where a token goes once to every node that has some of its experts and spreads from there (`node` travel).
-
-See `engine.launch.rank.hops`. What comes back is summed up at every stop: at the experts' rank, where the token has entered
-their node, and at home.
+A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose,
+sums up their weighted outputs in fp32, and sends one row back; the token's rank sums up the rows that come back. In
+`node` travel a row spreads from its entry into the node (see `engine.launch.rank.hops`), and the way back has a sum at
+every stop: at the experts' rank, at the token's entry into their node, and at home.
 """
 
 from collections.abc import Callable
@@ -31,10 +29,12 @@ from engine.plan import Placement, Plan, Schedule
 
 @dataclass(frozen=True, eq=False)
 class SharedReady:
-    """What a rank needs for a layer before its clock runs, see `Ready`.
+    """The data of a layer that a rank prepares before its clock runs, see `Ready`.
 
-    sent: int64[row sent], which of the tokens held; row, choice: int64[copy] of the copies computed here, in the order of the
-    experts: the row received that it is made of, and which of its token's choices it is; token_back: int64[row that comes back]
+    sent: int64[row sent], index of its token among those held
+    row, choice: int64[copy] of the copies computed here, in the order of the experts: the row received that the copy is
+        made of, and the choice of its token
+    token_back: int64[row that comes back]
     """
 
     chosen: torch.Tensor
@@ -51,8 +51,11 @@ class SharedReady:
 
 
 class SharedRows(Layers):
-    """One model's layers on this rank. hosts: int64[token, k] of every layer, the rank of each choice, -1 = none; stops: where
-    rows enter the nodes of the ranks; here each is its own"""
+    """One model's layers on this rank, with one row per token and rank.
+
+    hosts: int64[token, k] of every layer, the rank of each choice, -1 = none
+    stops: the entries of rows into the nodes of the ranks; here each rank is its own node
+    """
 
     _ready: SharedReady
     stops: Stops
@@ -73,7 +76,7 @@ class SharedRows(Layers):
         return rows_of_ranks(self.hosts[layer], self.source, self.context.ranks)
 
     def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """int64[row] tokens: of what this rank sends in a layer, of what it receives (and returns), and of what comes back."""
+        """int64[row] tokens: of the rows that this rank sends in a layer, receives (and returns), and gets back."""
         rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
         return out.token[out.outgoing(rank)], out.token[out.incoming(rank)], back.token[back.incoming(rank)]
 
@@ -103,7 +106,7 @@ class SharedRows(Layers):
         self.outgoing = packed[self._ready.sent]
 
     def ffn(self, layer: int) -> None:
-        """This rank's experts on the rows that came, and for each the sum of what they make of it."""
+        """Run this rank's experts on the rows that came, and sum up their outputs for each row."""
         now, wire = self._ready, self.wires["dispatch"]
         with self._computing("ffn", layer):
             outputs = self._computed(self._unpacked("dispatch", now.incoming)[now.row])
@@ -118,7 +121,7 @@ class SharedRows(Layers):
             self.x = self.x.float().index_add(0, now.token_back, back).to(self.x.dtype)
 
     def stop_of_rank(self) -> np.ndarray:
-        """int64[rank]: ranks with the same number sum up what they have for a token before it goes on together."""
+        """int64[rank]: ranks with the same number sum up their outputs for a token before these go on as one."""
         return self.stops.of_gpu
 
     def unplanned(self) -> torch.Tensor:
@@ -132,7 +135,7 @@ class SharedRows(Layers):
 
 
 class RowsOfNodes(SharedRows):
-    """One model's layers on this rank. Its routes are hops."""
+    """One model's layers on this rank, with one row per token and node; its routes are hops."""
 
     routes: dict[str, list[Hops]]
 
@@ -141,14 +144,9 @@ class RowsOfNodes(SharedRows):
 
     def _routed(self, layer: int, placement: Placement) -> tuple[Hops, Hops]:
         out, back = (float(wire.bytes) for wire in self.wires.values())
-        return hops_of_layer(
-            self.hosts[layer],
-            self.source,
-            self.stops,
-            (out, back),
-            self.context.links,
-            self.context.instructions.backend,
-        )
+        context = self.context
+        hosts, backend = self.hosts[layer], context.instructions.backend
+        return hops_of_layer(hosts, self.source, self.stops, (out, back), context.links, backend)
 
     def _ordered(self, schedule: Schedule | None, route: Hops) -> Hops:
         return route
@@ -156,10 +154,8 @@ class RowsOfNodes(SharedRows):
     def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rank, held = self.context.rank, self.held(layer)
         served = np.flatnonzero((self.hosts[layer] == rank).any(axis=1))
-        pools = [
-            Pool.of(rank, self.routes["dispatch"][layer], held),
-            Pool.of(rank, self.routes["combine"][layer], served),
-        ]
+        owned = zip(self.wires, (held, served), strict=True)
+        pools = [Pool.of(rank, self.routes[kind][layer], own) for kind, own in owned]
         home = held[(self.hosts[layer][held] >= 0).any(axis=1)]
         final = [pool.places(wanted)[0] for pool, wanted in zip(pools, (served, home), strict=True)]
         self._pools = dict(zip(self.wires, zip(pools, final, strict=True), strict=True))

@@ -1,9 +1,7 @@
-"""Rows as they cross the network: a token's numbers in the format of its travel, their scales, and gate weights.
+"""Rows as they cross the network, and a reference computation on one process with the same rounding.
 
-A row is bytes, in this order: the numbers, for 8-bit ones a 32-bit scale of each 128, and the 32-bit gate weights that go with
-it. It is as long as `Travel.row_bytes` says.
-
-All layers on one process, with the rounding of outputs that are summed up on their way back.
+A row is bytes, in this order: the numbers, for 8-bit ones a 32-bit scale of each 128, and the 32-bit gate weights. Its
+    length is `Travel.row_bytes`.
 """
 
 import torch
@@ -18,9 +16,11 @@ LARGEST = torch.finfo(FP8).max
 
 
 class Wire:
-    """The rows of one way. dtype: of their numbers; width: how many a row has; weights: how many gate weights go with them.
+    """The rows of one direction; `bytes` is the length of one.
 
-    bytes: of a row
+    dtype: format of the numbers
+    width: numbers in a row
+    weights: gate weights in a row
     """
 
     def __init__(self, dtype: str, width: int, weights: int = 0) -> None:
@@ -32,7 +32,11 @@ class Wire:
         self.bytes = self._scales + weights * BYTES_PER_WEIGHT
 
     def pack(self, vectors: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """uint8[row, byte]. vectors: [row, width]; weights: [row, weight], where there are some"""
+        """uint8[row, byte] of numbers and gate weights.
+
+        vectors: [row, width]
+        weights: [row, weight], if the rows have some
+        """
         if self.groups:
             parts = [part.view(torch.uint8) for part in self._scaled(vectors)]
         else:
@@ -54,14 +58,18 @@ class Wire:
         return _at_the_beginning(rows[:, self._scales :]).view(torch.float32)
 
     def rounded(self, vectors: torch.Tensor) -> torch.Tensor:
-        """[row, width]: what arrives of these, in their own format."""
+        """[row, width]: these vectors as they arrive, in their own format."""
         if self.dtype == vectors.dtype:
             return vectors
         weights = vectors.new_zeros((len(vectors), self.weights)) if self.weights else None
         return self.unpack(self.pack(vectors, weights)).to(vectors.dtype)
 
     def summed(self, rows: torch.Tensor, into: torch.Tensor, count: int) -> torch.Tensor:
-        """uint8[count, byte]: rows that go on as one, summed in fp32. rows: uint8[row, byte]; into: int64[row], which one"""
+        """uint8[count, byte]: rows summed in fp32 into those they go on as.
+
+        rows: uint8[row, byte]
+        into: int64[row], the sum that each row goes into
+        """
         numbers = self.unpack(rows)
         return self.pack(numbers.new_zeros((count, self.width)).index_add_(0, into, numbers))
 
@@ -76,7 +84,8 @@ class Wire:
 
 
 def _at_the_beginning(part: torch.Tensor) -> torch.Tensor:
-    """A part of rows in memory of its own: as other numbers can be read only bytes that begin at a multiple of their size."""
+    """A part of rows in memory of its own: only bytes that begin at a multiple of a number's size can be read as such
+    numbers."""
     return part.clone(memory_format=torch.contiguous_format)
 
 
@@ -99,11 +108,14 @@ def reference_with_stops(
     source: torch.Tensor,
     stop_of_rank: torch.Tensor,
 ) -> torch.Tensor:
-    """As `layer.reference`, but what the experts of a rank make of a token is summed up and rounded, and so is what the ranks
-    of another stop than the token's own make of it together. Nothing is sent, and every choice of a token counts once.
+    """As `layer.reference`, but the outputs of a rank's experts for a token are summed up and rounded, and so are the
+    sums of all ranks of a stop other than the token's own. Nothing is sent, and every choice of a token counts once.
 
-    wires: of dispatch and combine; experts: int64[token, layer, k]; hosts: int64[layer, token, k], the rank of each choice;
-    source: int64[token]; stop_of_rank: int64[rank]
+    wires: of dispatch and combine
+    experts: int64[token, layer, k]
+    hosts: int64[layer, token, k], the rank of each choice
+    source: int64[token]
+    stop_of_rank: int64[rank]
     """
     out, back = wires
     for layer in range(experts.shape[1]):

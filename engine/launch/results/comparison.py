@@ -1,4 +1,4 @@
-"""Measured beside predicted."""
+"""The measured timeline of a plan compared with the predicted one."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,13 @@ from engine.timeline import KINDS, Timeline
 class Comparison:
     """Seconds per kind, per layer and in total, of two timelines of the same plan.
 
-    by_kind: columns kind, predicted, measured, ratio; by_layer: layer, predicted, measured, ratio. Of a forward pass a
-    layer's or kind's seconds run from its first start to its last end, so waiting for the slowest rank counts; of a
-    training step, where kinds overlap, they are those in which it runs, mean over the ranks.
-    waiting, predicted_waiting: seconds in which nothing runs (barriers), measured and predicted; of a training step mean
-    over the ranks.
+    In a forward pass a layer's or kind's seconds run from its first start to its last end, so waiting for the slowest
+    rank counts; in a training step, in which kinds overlap, they are those in which it runs, mean over the ranks.
+
+    by_kind: columns kind, predicted, measured, ratio
+    by_layer: layer, predicted, measured, ratio
+    waiting, predicted_waiting: seconds in which nothing runs (barriers), measured and predicted; of a training step
+        mean over the ranks
     """
 
     by_kind: pd.DataFrame
@@ -32,13 +34,13 @@ class Comparison:
 
 
 def compare(predicted: Timeline, measured: Timeline) -> Comparison:
-    """Lay a measured timeline over the predicted one."""
+    """Compare a measured timeline with the predicted one."""
     seconds_of = _of_step if measured.labels is not None else _of_pass
     predicted_seconds, measured_seconds = seconds_of(predicted), seconds_of(measured)
-    by_kind = _beside(predicted_seconds.by_kind, measured_seconds.by_kind)
+    by_kind = _joined(predicted_seconds.by_kind, measured_seconds.by_kind)
     return Comparison(
         by_kind=by_kind.reindex([kind for kind in KINDS if kind in by_kind.index]).reset_index(names="kind"),
-        by_layer=_beside(predicted_seconds.by_layer, measured_seconds.by_layer).reset_index(names="layer"),
+        by_layer=_joined(predicted_seconds.by_layer, measured_seconds.by_layer).reset_index(names="layer"),
         predicted=predicted.total,
         measured=measured.total,
         waiting=measured_seconds.waiting,
@@ -46,15 +48,18 @@ def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     )
 
 
-def _beside(predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
-    """A step that only one of the two has takes no time in the other, and then there is no ratio."""
+def _joined(predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
+    """Both in one table. A step that only one of the two has takes no time in the other, and then there is no ratio."""
     table = pd.DataFrame({"predicted": predicted, "measured": measured}).fillna(0.0)
     return table.assign(ratio=table["measured"] / table["predicted"].where(table["predicted"] > 0))
 
 
 @dataclass(frozen=True)
 class _Seconds:
-    """Of one timeline. by_kind, by_layer: indexed by these."""
+    """Seconds of one timeline.
+
+    by_kind, by_layer: indexed by these
+    """
 
     by_kind: pd.Series
     by_layer: pd.Series
@@ -83,7 +88,7 @@ def _spans(timeline: Timeline) -> pd.DataFrame:
 
 
 def _seconds(spans: pd.DataFrame) -> float:
-    """How long at least one step runs: those of two models overlap."""
+    """Seconds in which at least one step runs: those of two models overlap."""
     start, end = spans.sort_values("start")[["start", "end"]].to_numpy().T
     covered = np.maximum.accumulate(np.r_[-np.inf, end])[:-1]
     return float(np.maximum(end - np.maximum(start, covered), 0.0).sum())

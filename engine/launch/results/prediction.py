@@ -1,4 +1,5 @@
-"""What a launch should have taken: the simulation of exactly what its ranks ran, with costs measured on their machine."""
+"""The predicted timeline of a launch: a simulation of the plans as its ranks ran them, with costs measured on their
+machine."""
 
 from dataclasses import replace
 
@@ -22,8 +23,8 @@ from engine.timeline import Timeline
 
 
 def fit_profile(measured: dict[str, list], device: str, instructions: RankInstructions, cores: int) -> CostProfile:
-    """The α–β profile of this machine from the sweep at the start of a launch. cores: its processors, which count where the
-    ranks compute on them."""
+    """The α–β profile of this machine from the sweep at the start of a launch. cores: its processors, which count if
+    the ranks compute on them."""
     known = ("gemm", "gate", "memory", "network", "all_reduce")
     lines = {name: fit_line(*np.array(measured[name]).T) for name in known if measured.get(name)}
     return CostProfile(
@@ -41,10 +42,10 @@ def fit_profile(measured: dict[str, list], device: str, instructions: RankInstru
 
 def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
     """The simulated timeline of one of a launch's plans: computation by the profile, sends at the rates and with the
-    start-up of the ranks' links, and where one model runs step by step the ranks' meetings between the steps. Rows that spread
+    start-up of the ranks' links, and for one model step by step the ranks' meetings between the steps. Rows that spread
     inside nodes go slice by slice, as the ranks send them.
 
-    measured: as `measure_machine` gives it
+    measured: as returned by `measure_machine`
     """
     instructions = launch.instructions
     if instructions.goal is Goal.TRAINING:
@@ -56,23 +57,22 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     if instructions.model_b is not None:
         second = Problem(launch.workloads[1], here, instructions.model_b, cost)
     problem = Problem(launch.workloads[0], here, instructions.model, cost, second, runs_attention=False)
-    timeline = simulate(plan, problem) if second is None else _side_by_side(instructions, plan, problem)
-    events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    if second is None:
+        timeline = simulate(plan, problem)
+        events = with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    else:  # the all-to-alls of two models overlap as far as the backend lets them
+        problem.check_plan(plan)
+        timeline = simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
+        events = timeline.events
     source = f"{AlphaBeta(profile).source}; {links.text}"
     if plan.travel is not None:
         source += f"; {plan.travel.in_words}"
     return replace(timeline, events=events, resources=names, cost_source=source)
 
 
-def _side_by_side(instructions: RankInstructions, plan: Plan, problem: Problem) -> Timeline:
-    """Of two models, whose all-to-alls overlap as far as what carries them lets them."""
-    problem.check_plan(plan)
-    return simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
-
-
 def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
-    """The plan with the steps of node travel written down, as phases that wait for each other: the first slice has to enter
-    before anything is spread and the last one is spread when all have entered, and each step costs a start-up."""
+    """The plan with the steps of node travel written down, as phases that wait for each other: the first slice has to
+    enter before anything is spread and the last one is spread when all have entered, and each step costs a start-up."""
     if plan.travel is None or plan.travel.unit != "node":
         return plan
     instructions = launch.instructions
@@ -105,8 +105,8 @@ def _schedule(hops: Hops, row_bytes: float, links: Links) -> Schedule:
 
 
 def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> Timeline:
-    """Of a training step: computation, all-to-alls and all-reduces by the profile. A testbed's links count where they are
-    known, beside the start-up that was measured."""
+    """The timeline of a training step: computation, all-to-alls and all-reduces by the profile. A testbed's links count
+    if they are known, with the measured start-up."""
     instructions, cost = launch.instructions, AlphaBeta(profile)
     links = Links(np.ones(instructions.ranks))
     if instructions.bandwidth is not None and profile.network is not None:
@@ -117,20 +117,13 @@ def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> T
 
 
 def _machine(profile: CostProfile, links: Links) -> Cluster:
-    """The ranks as a cluster, of one GPU a node where they have no links of their own. Of a GPU only the type, the memory and
-    the bandwidths are read: times of computation come from the profile."""
-    device = next(iter(profile.gemm))
+    """The ranks as a cluster, of one GPU a node if they have no links of their own. Only the type, the memory and the
+    bandwidths of a GPU are read: times of computation come from the profile."""
+    unread = dict.fromkeys(("memory_bandwidth", "flops_fp32", "flops_fp16"), 1)
 
     def gpu(rate: float) -> Gpu:
-        return Gpu(
-            type=device,
-            memory=2.0**60,
-            memory_bandwidth=1,
-            flops_fp32=1,
-            flops_fp16=1,
-            send_bandwidth=rate,
-            receive_bandwidth=rate,
-        )
+        ports = {"send_bandwidth": rate, "receive_bandwidth": rate}
+        return Gpu(type=next(iter(profile.gemm)), memory=2.0**60, **ports, **unread)
 
     network, nodes = links.network, []
     for domain in np.unique(network.domain):
@@ -142,8 +135,8 @@ def _machine(profile: CostProfile, links: Links) -> Cluster:
 
 
 def with_meetings(events: pd.DataFrame, within: float, between: float) -> pd.DataFrame:
-    """The events of steps that follow one another (see `Timeline.events`), with the seconds that pass between two steps of
-    a layer and between two layers."""
+    """The events of steps that follow one another (see `Timeline.events`), with the seconds that pass between two steps
+    of a layer and between two layers."""
     steps = events.groupby(["layer", "kind"], observed=True)["start"].min().sort_values(kind="stable")
     layers = steps.index.get_level_values("layer")
     gaps = np.where(layers[1:] == layers[:-1], within, between)

@@ -1,9 +1,9 @@
-"""Which of several plans of one job the measurement prefers, and whether that is more than noise.
+"""The plan of several in one job that the measurement prefers, and a test that it is more than noise.
 
-The plans ran in turn, A B A B, so pass i of one and pass i of another are neighbours in time: what slows the machine down
-for a while slows both, and their ratio is free of it. Two plans are told apart by the mean of the logarithms of these
-ratios. Its Student interval (95 %, passes - 1 degrees of freedom) says how far chance may have moved it; a sign test, which
-asks for no distribution at all, stands beside it.
+The plans ran in turn, A B A B, so pass i of one and pass i of another are neighbours in time: a slow spell of the
+machine slows both, and their ratio is free of it. Two plans are told apart by the mean of the logarithms of these
+ratios. Its Student interval (95 %, passes - 1 degrees of freedom) says how far chance may have moved it; a sign test,
+which assumes no distribution at all, is reported too.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,11 @@ APART = 1.10
 class Pair:
     """Two plans of one job by their places among its plans, the one with the shorter median pass first.
 
-    times: how many times as long the slower one takes, geometric mean over the passes; low, high: its interval at
-    `CONFIDENCE`, None after a single pass; agreeing: in how many of the `passes` the faster one was faster; chance: the
-    probability of passes that agree as much, whichever way, if both were equally fast; predicted_times: as predicted
+    times: time of the slower one over that of the faster one, geometric mean over the passes
+    low, high: its interval at `CONFIDENCE`, None after a single pass
+    agreeing: passes of all `passes` in which the faster one was faster
+    chance: probability of passes that agree as much, whichever way, if both were equally fast
+    predicted_times: as predicted
     """
 
     faster: int
@@ -43,12 +45,12 @@ class Pair:
 
     @property
     def decided(self) -> bool:
-        """Whether the faster one is faster by more than noise."""
+        """True if the faster one is faster by more than noise."""
         return self.low is not None and self.low > 1
 
     @property
     def as_predicted(self) -> bool | None:
-        """Whether the prediction ranks them as the measurement does; None where it does not tell them apart."""
+        """True if the prediction ranks them as the measurement does; None if it does not tell them apart."""
         if 1 / APART <= self.predicted_times <= APART:
             return None
         return self.predicted_times > 1
@@ -56,7 +58,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Preference:
-    """The plans of a job, ranked. order: their places, the shortest median pass first; pairs: every two of them."""
+    """The plans of a job, ranked.
+
+    order: their places, the shortest median pass first
+    pairs: every two of them
+    """
 
     names: tuple[str, ...]
     order: tuple[int, ...]
@@ -64,13 +70,13 @@ class Preference:
 
     @property
     def decided(self) -> bool:
-        """Whether the first one is faster than every other by more than noise."""
+        """True if the first one is faster than every other by more than noise."""
         return all(pair.decided for pair in self.pairs if pair.faster == self.order[0])
 
     @property
     def ranked_alike(self) -> bool | None:
-        """Whether the measurement ranks the plans as predicted wherever predictions differ by more than `APART`; None
-        where they nowhere do."""
+        """True if the measurement ranks the plans as predicted wherever predictions differ by more than `APART`; None
+        if they nowhere do."""
         verdicts = [pair.as_predicted for pair in self.pairs if pair.as_predicted is not None]
         return all(verdicts) if verdicts else None
 

@@ -1,7 +1,4 @@
-"""A finished launch: what its ranks measured, read from their files and laid beside what was predicted.
-
-What the ranks recorded, as timelines.
-"""
+"""A finished launch: its ranks' events as timelines, read from their files and paired with the prediction."""
 
 import json
 import os
@@ -25,9 +22,12 @@ from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline
 
 
 def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> list[list[Timeline]]:
-    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's post
-    to its receiver's completion; a collective is one event on every rank. source: what they were measured on. Raises
-    InputError when a rank's file is missing or torn."""
+    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's
+    post to its receiver's completion; a collective is one event on every rank. Raises InputError if a rank's file is
+    missing or torn.
+
+    source: the device that they were measured on
+    """
     parts = [_read_events(folder / f"events-{rank}.npz").assign(seen_by=rank) for rank in range(ranks)]
     events = pd.concat(parts, ignore_index=True)
     sends = events["dst"] >= 0
@@ -41,19 +41,10 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
         begin = timed_pass["start"].min()
         timed_pass = timed_pass.assign(end=timed_pass["end"] - begin, start=timed_pass["start"] - begin)
         timed_pass = timed_pass.sort_values("start", ignore_index=True)
-        network = timed_pass["kind"].isin(NETWORK_KINDS)
-        frame = pd.DataFrame(
-            {
-                "resource": timed_pass["src"],
-                "start": timed_pass["start"],
-                "end": timed_pass["end"],
-                "layer": timed_pass["layer"],
-                "model": timed_pass["model"],
-                "peer": timed_pass["dst"],
-                "bytes": timed_pass["bytes"],
-                "kind": pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
-                "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
-            }
+        stream = np.where(timed_pass["kind"].isin(NETWORK_KINDS), "network", "compute")
+        frame = timed_pass.rename(columns={"src": "resource", "dst": "peer"}).assign(
+            kind=pd.Categorical(timed_pass["kind"], categories=list(KINDS)),
+            stream=pd.Categorical(stream, categories=list(STREAMS)),
         )
         labels = tuple(timed_pass["label"]) if timed_pass["label"].any() else None
         timelines[plan].append(Timeline(frame[list(COLUMNS)], names, "measured", source, labels))
@@ -70,15 +61,19 @@ def _read_events(path: Path) -> pd.DataFrame:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """What to say of a file that a rank should have left whole."""
+    """The error for a file that a rank should have left whole."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else "it is torn"
     return InputError(f"the measurements in {path} cannot be read ({why}); launch again")
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPlan:
-    """One plan of a finished launch, as it was asked for. totals: seconds of every timed pass; difference: from the
-    unplanned output; measured is the pass of median length."""
+    """One plan of a finished launch, as it was asked for.
+
+    measured: the pass of median length
+    totals: seconds of every timed pass
+    difference: from the unplanned output
+    """
 
     plan: Plan
     predicted: Timeline
@@ -89,8 +84,12 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished launch. runs: one a plan, in their order; tokens: how many were replayed; clock_error: seconds by which
-    the clocks of two ranks may differ."""
+    """A finished launch.
+
+    runs: one a plan, in their order
+    tokens: number replayed
+    clock_error: seconds by which the clocks of two ranks may differ
+    """
 
     runs: tuple[MeasuredPlan, ...]
     device: str
@@ -100,10 +99,10 @@ class Run:
 
 
 def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> Run:
-    """What the ranks of a launch left in its folder. Raises InputError when their outcome is not the unplanned one's, and
-    when a file is missing or torn.
+    """Read the results of a launch from its folder. Raises InputError if the outcome is not the unplanned one's, and if
+    a file is missing or torn.
 
-    cores: processors of the machines that they ran on (default: of this one).
+    cores: processors of the machines that they ran on (default: of this one)
     """
     instructions, outcome = launch.instructions, _read_json(folder / REPORT)
     differences = [Difference(*figures) for figures in outcome["differences"]]
@@ -126,7 +125,7 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What rank 0 wrote."""
+    """Read a file of rank 0."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

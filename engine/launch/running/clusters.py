@@ -1,8 +1,7 @@
-"""The life of a launch on a cluster: written, submitted, asked for, ended, and its results read.
+"""The life of a launch on a cluster: written, submitted, asked for, ended, its nodes' logs and its results read, and
+the cause of a failure as far as the nodes printed it.
 
-Results are files in the run folder, so whoever sees it can read them, whether or not the cluster is there.
-
-What the nodes of a cluster's job print: each one's log, and the cause of a failure as far as they tell it.
+Results are files in the run folder, so anybody who sees it can read them, with or without the cluster.
 """
 
 import contextlib
@@ -34,14 +33,21 @@ from engine.workload import RoutingTrace, Workload
 
 SAID_BY_SLURM = re.compile(r"(?:srun|slurmstepd[^:]*): error: (.+)")
 CONSEQUENCE = re.compile(r"Exited with exit code|Terminated|CANCELLED AT")
-"""What Slurm says once something else has gone wrong."""
+"""Slurm's words after something else has gone wrong."""
 
 SIGNALLED = "SignalException"
-"""How torchrun says that it was told to end. On a cluster the scheduler does that, to ranks as well, and says itself why."""
+"""torchrun's word when it was told to end. On a cluster the scheduler does that, to ranks as well, and gives the reason
+itself."""
+
+JOB = "job.json"
+SUBMISSION = "submission"
+"""An empty file in the run folder, made by the process that submits it: only one can."""
+
+HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
 
 
 def node_lines(folder: Path, handle: str, destination: Destination, node: int) -> Iterator[str]:
-    """What a node's ranks have printed so far, line by line; nothing before they have started."""
+    """The output of a node's ranks so far, line by line; nothing before they have started."""
     if isinstance(destination, Slurm):
         # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
         yield from _lines(folder / log_name(_number(handle), node))
@@ -52,7 +58,7 @@ def node_lines(folder: Path, handle: str, destination: Destination, node: int) -
 
 
 def cause(folder: Path, handle: str, destination: Destination) -> str:
-    """Why a job failed, as far as its nodes have printed it, and where that is, in a sentence."""
+    """The cause of a job's failure, as far as its nodes have printed it, and the place of their logs, in a sentence."""
     failures, printed = Failures(), False
     for node in range(destination.nodes):
         try:
@@ -75,7 +81,7 @@ def cause(folder: Path, handle: str, destination: Destination) -> str:
 
 
 def _take(failures: Failures, lines: list[str], ranks_per_node: int) -> None:
-    """Note what one node's log says."""
+    """Note the failures in one node's log."""
     of_rank = [OF_RANK.fullmatch(line) for line in lines]
     # torchrun counts the ranks of its own node, and nodes are not numbered in the order in which they were asked for.
     first = next((int(mine[1]) // ranks_per_node * ranks_per_node for mine in of_rank if mine), None)
@@ -90,27 +96,25 @@ def _take(failures: Failures, lines: list[str], ranks_per_node: int) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Of a file; none where there is none."""
+    """The lines of a file; none if there is no file."""
     if path.exists():
         with path.open(encoding="utf-8", errors="replace") as lines:
             yield from lines
 
 
 def _number(handle: str) -> str:
-    """The job's, as Slurm has it."""
+    """The job's number at Slurm."""
     return handle.rpartition("/")[2]
 
 
-JOB = "job.json"
-SUBMISSION = "submission"
-"""An empty file in the run folder, made by whoever submits it: only one can."""
-
-HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
-
-
 class ClusterJob(Kept):
-    """What else the run folder of a cluster's job holds: what reading its results takes, and TorchX's handle once it has been
-    submitted. plans: before they were folded onto the ranks; workloads: their names; limit: seconds."""
+    """The rest of a cluster job's run folder: the data for reading its results, and TorchX's handle once it has been
+    submitted.
+
+    plans: before they were folded onto the ranks
+    workloads: names
+    limit: seconds
+    """
 
     destination: Annotated[Slurm | Kubernetes, Field(discriminator="scheduler")]
     plans: tuple[Plan, ...]
@@ -121,8 +125,12 @@ class ClusterJob(Kept):
 
 @dataclass(frozen=True)
 class Status:
-    """How a job stands. state: pending, running, succeeded, failed, cancelled, unknown, or gone when its scheduler knows it no
-    more; message: the scheduler's own words; over: whether nothing will change any more."""
+    """The state of a job.
+
+    state: pending, running, succeeded, failed, cancelled, unknown, or gone if its scheduler knows it no more
+    message: the scheduler's own words
+    over: true if nothing will change any more
+    """
 
     state: str
     message: str
@@ -130,7 +138,7 @@ class Status:
 
     @property
     def text(self) -> str:
-        """The state with the scheduler's words, where they say more."""
+        """The state with the scheduler's words, if they say more."""
         if self.message.lower().startswith(self.state):
             return self.state + self.message[len(self.state) :]
         return f"{self.state}: {self.message}" if self.message else self.state
@@ -138,8 +146,8 @@ class Status:
 
 @contextlib.contextmanager
 def new_run_folder(launch: PreparedLaunch) -> Iterator[Path]:
-    """A run folder of its own in the shared folder, written. It stays, unless what is done with it inside fails and the job has
-    not been submitted. Raises InputError when it cannot be made."""
+    """A run folder of its own in the shared folder, written. It stays, unless the body fails and the job has not been
+    submitted. Raises InputError if it cannot be made."""
     shared = launch.destination.shared
     try:
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=shared))
@@ -156,7 +164,7 @@ def new_run_folder(launch: PreparedLaunch) -> Iterator[Path]:
 
 
 def write(launch: PreparedLaunch, folder: Path) -> None:
-    """Write the run folder: all that the job reads, and what reading its results takes."""
+    """Write the run folder: all that the job and a reader of its results need."""
     write_instructions(folder, launch.instructions, launch.workloads)
     names = tuple(workload.name for workload in launch.workloads)
     job = ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit)
@@ -164,10 +172,10 @@ def write(launch: PreparedLaunch, folder: Path) -> None:
 
 
 def submit(launch: PreparedLaunch, folder: Path) -> str:
-    """Hand a launch whose folder has been written to the cluster's scheduler; returns TorchX's handle of the job.
+    """Hand a launch with a written run folder to the cluster's scheduler and return TorchX's handle of the job.
 
-    Raises InputError when a check failed, the job could never start there, the folder has been submitted before, or the cluster
-    would not have it; MaybeSubmittedError when the job runs, or may run, all the same.
+    Raises InputError if a check failed, the job could never start there, the folder has been submitted before, or the
+    cluster would not have it; MaybeSubmittedError if the job runs, or may run, all the same.
     """
     # Once more: the shared folder may have gone since the launch was prepared.
     replace(launch, checks=(*launch.checks, *destination_checks(launch.destination))).check()
@@ -187,7 +195,8 @@ def submit(launch: PreparedLaunch, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _submitting(folder: Path) -> Iterator[None]:
-    """Inside, this is the only one that submits the folder. A folder that has not been submitted in the end can be again."""
+    """In the body, this is the only process that submits the folder. A folder that was not submitted in the end can be
+    submitted again."""
     if read_job(folder).handle or not _claimed(folder):
         by = read_job(folder).handle
         how = f"has been submitted as {by}" if by else "is being submitted, or has been by what ended before it said so"
@@ -202,7 +211,7 @@ def _submitting(folder: Path) -> Iterator[None]:
 
 
 def _claimed(folder: Path) -> bool:
-    """Whether this is the first to claim the folder's submission for itself."""
+    """True if this is the first to claim the folder's submission for itself."""
     try:
         (folder / SUBMISSION).touch(exist_ok=False)
     except FileExistsError:
@@ -213,7 +222,7 @@ def _claimed(folder: Path) -> bool:
 
 
 def status(handle: str) -> Status:
-    """How a submitted job stands. Raises InputError when its scheduler cannot be asked."""
+    """State of a submitted job. Raises InputError if its scheduler cannot be asked."""
     schedulers = torchx()
     with schedulers.as_input_errors(), schedulers.runner() as runner:
         answer = runner.status(_checked(handle))
@@ -230,20 +239,21 @@ def cancel(handle: str) -> None:
 
 
 def log_lines(folder: Path, node: int) -> Iterator[str]:
-    """What a node's ranks have printed so far, line by line; nothing before they have started."""
+    """The output of a node's ranks so far, line by line; nothing before they have started."""
     job = read_job(folder)
     if job.handle:
         yield from node_lines(folder, job.handle, job.destination, node)
 
 
 def failure(folder: Path, now: Status) -> str:
-    """A sentence on a submitted job that is over and has left no results: how it ended, why, and where that can be read."""
+    """A sentence on a submitted job that is over and has left no results: its end, the cause, and the place of its
+    logs."""
     job = read_job(folder)
     return f"{job.handle} {now.text}; {cause(folder, job.handle, job.destination)}"
 
 
 def read_job(folder: Path) -> ClusterJob:
-    """What `write` and `submit` noted. Raises InputError when the folder is not that of a cluster's job."""
+    """Read the notes of `write` and `submit`. Raises InputError if the folder is not that of a cluster's job."""
     try:
         return ClusterJob.from_json((folder / JOB).read_bytes(), JOB)
     except OSError:
@@ -251,17 +261,18 @@ def read_job(folder: Path) -> ClusterJob:
 
 
 def handle_of(folder: Path) -> str:
-    """TorchX's handle of the job of a run folder. Raises InputError when it was not submitted by `submit`."""
+    """TorchX's handle of the job of a run folder. Raises InputError if it was not submitted by `submit`."""
     if handle := read_job(folder).handle:
         return handle
     raise InputError(f"{folder} was not submitted from here, so its job is not known; ask its scheduler")
 
 
 def collect(folder: Path) -> Run:
-    """What a job that has ended left in its run folder, beside the prediction. Raises InputError while there is none, and
-    when what it computed is wrong."""
+    """Read the results of an ended job from its run folder, with the prediction. Raises InputError while there are
+    none, and if they are wrong."""
     job = read_job(folder)
-    missing = [name for name in _results(job.destination.ranks) if not (folder / name).exists()]
+    results = [REPORT, *(f"events-{rank}.npz" for rank in range(job.destination.ranks))]
+    missing = [name for name in results if not (folder / name).exists()]
     if missing:
         raise InputError(f"{folder} has no {missing[0]} yet: {_why_none(folder, job)}")
     instructions, tokens = read_instructions(folder)
@@ -277,7 +288,7 @@ def collect(folder: Path) -> Run:
 
 
 def _why_none(folder: Path, job: ClusterJob) -> str:
-    """Why a job has left no results so far, as far as its scheduler can be asked."""
+    """The reason why a job has left no results so far, as far as its scheduler can be asked."""
     if job.handle is None:
         return "the job was not submitted from here, has not ended, or has failed (its log says why)"
     try:
@@ -285,11 +296,6 @@ def _why_none(folder: Path, job: ClusterJob) -> str:
     except InputError as error:
         return f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
     return failure(folder, now) if now.over else f"{job.handle} is {now.text}"
-
-
-def _results(ranks: int) -> Iterator[str]:
-    yield REPORT
-    yield from (f"events-{rank}.npz" for rank in range(ranks))
 
 
 def _save(folder: Path, job: ClusterJob) -> None:
@@ -300,7 +306,7 @@ def _save(folder: Path, job: ClusterJob) -> None:
 
 
 def _checked(handle: str) -> str:
-    """The handle, when it is one of ours."""
+    """The handle, if it is one of ours."""
     if not HANDLE.fullmatch(handle):
         raise InputError(f"{handle[:80]!a} is no handle of a job; it looks like slurm://switchyard/1234")
     return handle

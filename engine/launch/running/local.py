@@ -1,15 +1,10 @@
-"""Ranks on this machine: by torchrun, or on the emulated links of a testbed.
-
-A launch by a cluster's scheduler: submitted, watched from this machine, its results read. Whatever happens to the watching,
-the job goes on, and its results can be read from its run folder.
-
-Run a prepared launch, wherever it is to run.
-"""
+"""Run a prepared launch at its destination: on this machine by torchrun, on the emulated links of a testbed, or by a
+cluster's scheduler. A job on a cluster goes on even if this machine stops watching, and its results can be read from
+its run folder."""
 
 import contextlib
 import fcntl
 import itertools
-import json
 import shutil
 import tempfile
 import time
@@ -29,12 +24,22 @@ from engine.launch.running.processes import WORKER, commands_of, run_processes
 from engine.result import Stop
 
 TEMPORARY, IN_USE = "run-", "in-use"
-"""How the folders of launches begin that are kept nowhere, and the file in each that its process holds."""
+"""Prefix of the folders of launches that are kept nowhere, and the file in each that its process holds."""
+
+POLL = 5.0
+"""Seconds between two questions to a cluster's scheduler."""
+
+PATIENCE = 1800.0
+"""Seconds for which the scheduler may leave all questions unanswered, as during an update. The job goes on meanwhile."""
+
+LINES = 2000
+"""Most lines of a node's log that are kept."""
 
 
 def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
-    """Run a launch in `folder` and read its measurements; a testbed exists for as long as its ranks run. Raises InputError
-    when it fails or is stopped, with the reason; what the ranks printed is on standard output, which a job keeps as its log."""
+    """Run a launch in `folder` and read its measurements; a testbed exists for as long as its ranks run. Raises
+    InputError if it fails or is stopped, with the reason; the ranks' output is on standard output, which a job keeps as
+    its log."""
     launch.check()
     ranks = launch.instructions.ranks
     with alone(), launch.testbed or contextlib.nullcontext():
@@ -45,8 +50,8 @@ def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
 
 
 def command_of(launch: PreparedLaunch, folder: Path) -> list[str]:
-    """The exact command as an argument list, in a testbed that of rank 0. Raises InputError where the machine lacks what a
-    testbed needs."""
+    """The exact command as an argument list, in a testbed that of rank 0. Raises InputError if the machine cannot build
+    the testbed."""
     arguments, _ = commands_of(WORKER, launch.instructions.ranks, folder, launch.testbed)[0]
     return list(arguments)
 
@@ -59,7 +64,7 @@ def temporary_folder() -> Iterator[Path]:
         with writing(where := data_folder()), open_to_append(where / "run.lock") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             remove_abandoned(where)
-            # What cannot be removed from a disk that became read-only must not hide why the launch failed.
+            # A folder that stays on a disk that became read-only must not hide why the launch failed.
             folder = held.enter_context(
                 tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True)
             )
@@ -69,7 +74,8 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def remove_abandoned(where: Path) -> None:
-    """Remove the run folders whose launch has ended without doing so: the system gives up what a killed process holds."""
+    """Remove the run folders of launches that ended without doing so: the system releases the locks of a killed
+    process."""
     for path in where.glob(f"{TEMPORARY}*/{IN_USE}"):
         with contextlib.suppress(OSError), path.open("w") as use:
             fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,9 +84,8 @@ def remove_abandoned(where: Path) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold the data folder's only place for a launch: two at once would measure each other. The system gives it up when
-    the process ends, however it ends. Raises InputError when another launch or a calibration is
-    running."""
+    """Hold the data folder's only place for a launch: two at once would measure each other. The system releases it when
+    the process ends, however it ends. Raises InputError if another launch or a calibration is running."""
     with writing(folder := data_folder()):
         place = open_to_append(folder / "launch.lock")
     with place:
@@ -93,21 +98,11 @@ def alone() -> Iterator[None]:
         yield
 
 
-POLL = 5.0
-"""Seconds between two questions to the scheduler."""
-
-PATIENCE = 1800.0
-"""Seconds for which it may leave all questions unanswered, as while it is being updated. The job goes on meanwhile."""
-
-LINES = 2000
-"""Of a node's log that are kept."""
-
-
 def run_on_cluster(launch: PreparedLaunch, seen: Path, stop: Stop, report) -> Run:
-    """Submit a launch, wait for its end and read its results. Raises InputError when it fails or is stopped, which also ends
-    the job on the cluster.
+    """Submit a launch, wait for its end and read its results. Raises InputError if it fails or is stopped, which also
+    ends the job on the cluster.
 
-    seen: the folder into which goes what its nodes print, as of the ranks of a launch here
+    seen: the folder for the output of its nodes, as of the ranks of a launch here
     """
     make_folder(seen)
     nodes = launch.destination.nodes
@@ -123,7 +118,7 @@ def run_on_cluster(launch: PreparedLaunch, seen: Path, stop: Stop, report) -> Ru
 
 
 def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report) -> clusters.Status:
-    """Ask how the job stands until it is over."""
+    """Ask for the job's state until it is over."""
     answered = time.monotonic()
     while True:
         if stop():
@@ -161,7 +156,7 @@ def _end(handle: str) -> NoReturn:
 
 
 def _look(folder: Path, nodes: int, seen: Path) -> list[RankProgress | None]:
-    """Copy the end of what every node has printed so far, and see how far each is by it."""
+    """Copy the end of every node's output so far, and read each node's progress from it."""
     steps: list[RankProgress | None] = []
     for node in range(nodes):
         try:
@@ -169,28 +164,19 @@ def _look(folder: Path, nodes: int, seen: Path) -> list[RankProgress | None]:
         except InputError as error:
             lines = [f"({error})\n"]
         newest_first = (line.partition(PROGRESS)[2] for line in reversed(lines) if PROGRESS in line)
-        steps.append(next(filter(None, map(_progress, itertools.islice(newest_first, 10))), None))
+        steps.append(next(filter(None, map(RankProgress.read, itertools.islice(newest_first, 10))), None))
         write_atomically(log_of(seen, node), "".join(line if line.endswith("\n") else f"{line}\n" for line in lines))
     write_atomically(seen / STANDING, Standing(steps=tuple(steps)).to_json())
     return steps
 
 
-def _progress(text: str) -> RankProgress | None:
-    """What a progress line says; None of a torn one."""
-    try:
-        fields = json.loads(text)
-        done = min(max(float(fields["done"]), 0.0), 1.0)
-        return RankProgress(done=done, message=str(fields["message"]), time=time.time())
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
 def run(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
-    """Run a launch to its end and read what it measured: on this machine, in its testbed, or by its cluster's scheduler.
-    Raises InputError when it fails or is stopped, with the reason.
+    """Run a launch to its end and read its measurements: on this machine, in its testbed, or by its cluster's
+    scheduler. Raises InputError if it fails or is stopped, with the reason.
 
-    folder: its own; of a launch on a cluster what was seen of it, the run folder is in the destination's shared one. report:
-    called with progress as a job's
+    folder: its own; for a launch on a cluster the logs seen from here, as the run folder is in the destination's shared
+        one
+    report: called with progress as a job's
     """
     run_there = run_here if launch.destination is None else run_on_cluster
     return run_there(launch, folder, stop, report)

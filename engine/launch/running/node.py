@@ -1,7 +1,8 @@
-"""One node of a job on several: starts torchrun with the place where the nodes meet.
+"""One node of a job on several: starts torchrun with the meeting place of the nodes.
 
-A scheduler says where a job's first node is in an environment variable. torchrun reads none and there is no shell to fill it
-in, so this module does: `python -m engine.launch.running.node VARIABLE PORT NODE SECONDS [other arguments of torchrun]...`
+A scheduler gives a job's first node in an environment variable. torchrun reads none and there is no shell to fill it
+in, so this module does: `python -m engine.launch.running.node VARIABLE PORT NODE SECONDS [other arguments of
+torchrun]...`
 """
 
 import os
@@ -10,24 +11,20 @@ from collections.abc import Mapping
 
 
 def torchrun(arguments: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The argument list that starts torchrun on this node: VARIABLE names the first node, which is NODE 0; SECONDS are how
-    long nodes wait for each other. Raises KeyError when the scheduler did not set the variable.
+    """The argument list that starts torchrun on this node. Raises KeyError if the scheduler did not set the variable.
 
-    The first node meets itself, for which it needs no name. That it keeps the meeting place is said, not guessed from names,
-    so that a port in use is an error at once.
+    The first node meets itself, for which it needs no name. It is told explicitly to keep the meeting place, not left
+    to guess from names, so that a port in use is an error at once.
+
+    arguments: VARIABLE, which names the first node; PORT; NODE, 0 for the first; SECONDS that nodes wait for each
+        other; and others
     """
     variable, port, node, seconds, *others = arguments
     head = "localhost" if node == "0" else environment[variable]
-    meeting = [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"{head}:{port}",
-        "--rdzv-conf",
-        f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}",
-    ]
+    settings = f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{port}", "--rdzv-conf", settings]
     if "SLURMD_NODENAME" in environment:
-        # Slurm's name of this node is one that the others know; that cannot be said of what a node calls itself.
+        # The others know Slurm's name of this node; its own name of itself they may not.
         meeting += ["--local-addr", environment["SLURMD_NODENAME"]]
     return [sys.executable, "-m", "torch.distributed.run", *meeting, *others]
 

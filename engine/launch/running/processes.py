@@ -1,8 +1,7 @@
-"""The processes of a launch: run to their end, watched, and nothing of them left behind."""
+"""The processes of a launch: run to their end, watched, and none of them left behind."""
 
 import contextlib
 import ctypes
-import json
 import math
 import os
 import re
@@ -15,13 +14,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from engine.errors import InputError
 from engine.launch.places.testbed import Testbed
-from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs
+from engine.launch.rank.failure import STACK, TORCHRUN_LOGS, Failures, RankLogs, RankProgress
 from engine.launch.rank.instructions import PROGRESS
 from engine.launch.rank.settings import threads
 from engine.result import Stop
@@ -33,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 """The project's folder, in which ranks are started."""
 
 FOR_EVERY_RANK = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
-"""Environment variables that ranks have wherever they run, and the torchrun that starts them."""
+"""Environment variables of all ranks everywhere, and of the torchrun that starts them."""
 
 MOST_PRINTED = 2**28
 """Bytes that the ranks of a launch may print in all."""
@@ -42,23 +40,25 @@ OF_RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 """A rank's line as torchrun passes it on."""
 
 PATIENCE = 2.0
-"""Seconds that torchrun has to end by itself once a rank has said why it fails, before all is ended."""
+"""Seconds that torchrun has to end by itself once a rank has reported a failure, before all is ended."""
 TO_END = 0.3
-"""Seconds that it has when it is told to: it takes one to put itself away, half of what a person is promised; killed, it takes
-its ranks along."""
+"""Seconds that it has after it is told to end: it takes one to put itself away, half of the time promised to a person;
+killed, it takes its ranks along."""
 
 Command = tuple[Sequence[str], Mapping[str, str]]
-"""The argument list of a process, and what it needs in its environment beside what all need: RANK where it is one rank."""
+"""The argument list of a process, and its environment variables in addition to the common ones: RANK if it is one rank."""
 
 
 def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder: Path, stop: Stop, report) -> None:
-    """Run the ranks of a launch, or what starts them, until all have ended well. Raises InputError as soon as one fails,
-    when the launch is stopped, and when it takes too long. Nothing is left running, also when this process dies.
+    """Run the ranks of a launch, or the process that starts them, until all have ended well. Raises InputError as soon
+    as one fails, if the launch is stopped, and if it takes too long. Nothing is left running, also if this process
+    dies.
 
-    What a rank prints goes to its file in the folder, see `rank.logs`, and but for progress to standard output. Only rank
-    0's progress is reported.
+    A rank's output goes to its file in the folder, see `rank.failure`, and except progress to standard output. Only
+    rank 0's progress is reported.
 
-    ranks: how many share the processors of this machine; limit: seconds.
+    ranks: number that share the processors of this machine
+    limit: seconds
     """
     deadline = time.monotonic() + limit
     output = _Output(RankLogs(folder, ranks), report)
@@ -87,7 +87,7 @@ def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder:
 
 
 def _rank_of(command: Command) -> int | None:
-    """Which rank a command starts; None: all of them, by torchrun."""
+    """The rank that a command starts; None: all of them, by torchrun."""
     _, environment = command
     return int(environment["RANK"]) if "RANK" in environment else None
 
@@ -100,7 +100,7 @@ def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
         "TMPDIR": str(folder),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",  # a suspended rank does not end when it is asked to
     }
-    # torchrun has ranks to end; a rank may be suspended, and then dies of nothing else.
+    # torchrun has ranks to end; a rank may be suspended, and then only SIGKILL ends it.
     last = partial(_die_with_parent, signal.SIGTERM if _rank_of(command) is None else signal.SIGKILL)
     return subprocess.Popen(
         arguments,
@@ -113,7 +113,7 @@ def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
         encoding="utf-8",
         errors="replace",
         preexec_fn=last,
-        start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends what it started
+        start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends its processes
     )
 
 
@@ -125,8 +125,8 @@ def _wait(
     deadline: float,
     limit: float,
 ) -> list[int | None]:
-    """Watch the processes until all have ended, one has ended badly or a rank has said why it fails; returns their exit
-    codes, None for those that still run. Raises InputError when they are to be ended before that."""
+    """Watch the processes until all have ended, one has ended badly or a rank has reported a failure; returns their
+    exit codes, None for those that still run. Raises InputError if they are to be ended before that."""
     saved, patience = 0.0, math.inf
     while None in (codes := [process.poll() for process in processes]) and not any(codes):
         if stop():
@@ -147,8 +147,8 @@ def _wait(
 
 
 def commands_of(module: str, ranks: int, folder: Path, testbed: Testbed | None) -> list[Command]:
-    """What runs a module on `ranks` ranks of this machine, with the folder as its only argument: torchrun, or on emulated
-    links every rank by itself in its network namespace, because torchrun starts all its ranks in one."""
+    """The commands that run a module on `ranks` ranks of this machine, with the folder as its only argument: torchrun,
+    or on emulated links every rank by itself in its network namespace, because torchrun starts all its ranks in one."""
     if testbed is None:
         return [(torchrun(ranks, module, folder), {"GLOO_SOCKET_IFNAME": "lo"})]
     rank_alone = [sys.executable, "-m", module, str(folder)]
@@ -157,21 +157,8 @@ def commands_of(module: str, ranks: int, folder: Path, testbed: Testbed | None) 
 
 def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
     """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        "--tee",
-        "3",
-        "--log-dir",
-        str(folder / TORCHRUN_LOGS),
-        "--module",
-        module,
-        str(folder),
-    ]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*start, "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder)]
 
 
 def _kept_by_torchrun(folder: Path) -> int:
@@ -184,32 +171,33 @@ def _kept_by_torchrun(folder: Path) -> int:
 
 
 class _Output:
-    """What the processes of a launch print: passed on, and searched for what ended them."""
+    """The output of a launch's processes: passed on, and searched for the cause of their end."""
 
     def __init__(self, logs: RankLogs, report) -> None:
         self.logs, self.report, self.printed = logs, report, 0
         self.failures = Failures()
 
     def reader(self, process: subprocess.Popen[str], rank: int | None) -> threading.Thread:
-        """A thread that relays what a process prints, already running."""
+        """A thread that relays the output of a process, already running."""
         thread = threading.Thread(target=self.relay, args=(process.stdout, rank), daemon=True)
         thread.start()
         return thread
 
     def relay(self, stream, rank: int | None) -> None:
-        """Read a process to its end. rank: whose it is; None: torchrun's, which says whose a line is."""
+        """Read the output of a process to its end. rank: that of the process; None: torchrun, which names the rank of a
+        line."""
         for line in stream:
             self.printed += len(line)
             mine = OF_RANK.fullmatch(line) if rank is None else None
-            with contextlib.suppress(OSError):  # a log on a full disk: who stopped reading would stop the ranks
+            with contextlib.suppress(OSError):  # a log on a full disk: without a reader the ranks would stop
                 self._take(*((int(mine[1]), mine[2]) if mine else (rank, line)))
 
     def _take(self, rank: int | None, line: str) -> None:
-        progress = _progress(line)
+        progress = RankProgress.read(line.removeprefix(PROGRESS)) if line.startswith(PROGRESS) else None
         if progress is not None and rank is not None:
             self.logs.progress(rank, progress)
             if rank == 0:
-                self.report(progress["done"], progress["message"], None, None)
+                self.report(progress.done, progress.message, None, None)
             return
         line = self.failures.take(rank, line)
         if rank is not None:
@@ -244,7 +232,7 @@ def _processes_of(folder: Path) -> Iterator[psutil.Process]:
 
 
 def _hung(folder: Path) -> str:
-    """What can be said of ranks that do not end. They are asked to print where they are, which goes to the log."""
+    """A note on ranks that do not end. They are asked to print their stacks, which goes to the log."""
     suspended = []
     for process in _processes_of(folder):
         with contextlib.suppress(psutil.Error, KeyError):
@@ -254,16 +242,6 @@ def _hung(folder: Path) -> str:
             process.send_signal(STACK)
     time.sleep(0.5)
     return "".join(f"; rank {rank} is suspended" for rank in sorted(suspended, key=int))
-
-
-def _progress(line: str) -> dict[str, Any] | None:
-    """What a progress line says; None for any other, also for one that another process's output has run into."""
-    if not line.startswith(PROGRESS):
-        return None
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        progress = json.loads(line.removeprefix(PROGRESS))
-        return {"done": float(progress["done"]), "message": str(progress["message"])}
-    return None
 
 
 def _die_with_parent(number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""TorchX's schedulers for Slurm and Kubernetes, with what they get wrong put right (TorchX 0.7.0)."""
+"""TorchX's schedulers for Slurm and Kubernetes, with their faults put right (TorchX 0.7.0)."""
 
 import contextlib
 import os
@@ -20,18 +20,19 @@ from engine.launch.running import slurm
 SESSION = "switchyard"
 
 MORE_SLURM_STATES = {"CONFIGURING": AppState.PENDING, "SIGNALING": AppState.RUNNING}
-"""Of a job in the queue, which TorchX never asks."""
+"""States of a job in the queue, which TorchX never asks."""
 
 COMPLETING = "COMPLETING"
-"""Of a part whose processes are ended. On a node that does not answer that takes until it is given up."""
+"""State of a part with its processes being ended. On a node that does not answer that takes until it is given up."""
 
 FIRST = (AppState.RUNNING, AppState.PENDING, AppState.FAILED, AppState.CANCELLED, AppState.SUCCEEDED, AppState.UNKNOWN)
-"""Which state of a part is that of the whole job: nothing is over, and no log complete, before all parts have ended."""
+"""States of parts in order of precedence for that of the whole job: nothing is over, and no log complete, before all
+parts have ended."""
 
 
 class SlurmJobs(SlurmScheduler):
-    """TorchX gives up on a job that was cancelled, whose state reads "CANCELLED by 1000", takes the state of a job's last node
-    for that of the job, needs a cluster with accounting, and keeps what Slurm says of a job that it refuses to itself."""
+    """TorchX gives up on a cancelled job with the state "CANCELLED by 1000", takes the state of a job's last node for
+    that of the job, needs a cluster with accounting, and hides Slurm's words on a job that it refuses."""
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         request = dryrun_info.request
@@ -70,8 +71,8 @@ class SlurmJobs(SlurmScheduler):
 
 
 class KubernetesJobs(KubernetesScheduler):
-    """TorchX knows no credentials but those in a kubeconfig and goes on without any, breaks on a job that is completing, and
-    takes a job that is gone, and a pod that has not started, for errors."""
+    """TorchX knows no credentials but those in a kubeconfig and goes on without any, breaks on a job that is
+    completing, and takes a job that is gone, and a pod that has not started, for errors."""
 
     def _api_client(self):
         if self._client is None:
@@ -124,7 +125,7 @@ def runner() -> Runner:
 
 @contextlib.contextmanager
 def as_input_errors() -> Iterator[None]:
-    """Turn what can go wrong between this machine and a cluster into one line for a person."""
+    """Turn the errors between this machine and a cluster into one line for a person."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,5 @@
-"""What Slurm's own commands answer: how a job stands, what a partition has, and whether a job would be taken."""
+"""Questions to Slurm's own commands: the state of a job, the nodes of a partition, and the refusal of a job that could
+never start."""
 
 import math
 import re
@@ -14,10 +15,10 @@ ANSWER_LIMIT = 60.0
 """Seconds that a command has to answer. It asks a controller that is away several times before it gives up."""
 
 UNKNOWN_JOB = "Invalid job id"
-"""How Slurm says that it does not know a job (any more). Whatever else goes wrong says nothing of the job."""
+"""Slurm's words for a job that it does not know (any more). Any other error says nothing of the job."""
 
 PREFIX = re.compile(r"^[\w:]+ error: ")
-"""Which part of Slurm says that something is wrong."""
+"""The part of Slurm that reports an error."""
 
 NO_REASON = ("", "None", "(null)")
 
@@ -25,7 +26,7 @@ SMALL_MEMORY = 1000
 """MB of a node's configured memory up to which TorchX takes it for not configured, and asks for none."""
 
 GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
-"""How many GPUs a node's generic resources count, of each type."""
+"""Number of GPUs in a node's generic resources, of each type."""
 
 
 class MaybeSubmittedError(InputError):
@@ -33,7 +34,7 @@ class MaybeSubmittedError(InputError):
 
 
 class Word(NamedTuple):
-    """Slurm's word on one node of a job, such as PENDING, and why it stands like that, where Slurm says."""
+    """Slurm's word on one node of a job, such as PENDING, and the reason if Slurm gives one."""
 
     state: str
     reason: str = ""
@@ -43,7 +44,11 @@ class Word(NamedTuple):
 
 
 class NodeKind(NamedTuple):
-    """Nodes of a partition that are configured alike. memory: MB; minutes: for which the partition lets a job run."""
+    """Nodes of a partition that are configured alike.
+
+    minutes: for which the partition lets a job run
+    memory: MB
+    """
 
     partition: str
     default: bool
@@ -55,8 +60,8 @@ class NodeKind(NamedTuple):
 
 
 def asked(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """What a command of Slurm answers. Raises FileNotFoundError where it is not installed, and InputError when it says nothing
-    for `ANSWER_LIMIT`. text: its standard input."""
+    """The answer of a command of Slurm. Raises FileNotFoundError if it is not installed, and InputError if it says
+    nothing for `ANSWER_LIMIT`. text: its standard input."""
     try:
         return subprocess.run(command, input=text or "", capture_output=True, text=True, timeout=ANSWER_LIMIT)
     except subprocess.TimeoutExpired:
@@ -64,7 +69,7 @@ def asked(command: Sequence[str], text: str | None = None) -> subprocess.Complet
 
 
 def fault_of(answer: subprocess.CompletedProcess[str]) -> str:
-    """Why a command failed, in its own words, on one line."""
+    """The reason why a command failed, in its own words, on one line."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line] or lines
     if not errors:
@@ -73,10 +78,11 @@ def fault_of(answer: subprocess.CompletedProcess[str]) -> str:
 
 
 def words_on(job: str) -> list[Word]:
-    """Slurm's word on every node of a job, none when it does not know the job any more: of its queue, which keeps a job that
-    has ended for some minutes, and after that of its accounting, where there is one.
+    """Slurm's word on every node of a job, none if it does not know the job any more: of its queue, which keeps a job
+    that has ended for some minutes, and after that of its accounting, if there is one.
 
-    Raises InputError when it cannot be asked, which says nothing of the job, and FileNotFoundError where it is not installed.
+    Raises InputError if it cannot be asked, which says nothing of the job, and FileNotFoundError if it is not
+    installed.
     """
     queue = asked(["squeue", "--noheader", "--states=all", "--format=%T %r", f"--jobs={job}"])
     if queue.returncode == 0 and queue.stdout.strip():
@@ -96,8 +102,8 @@ def _word(line: str) -> Word:
 
 
 def refuse_impossible(destination: Slurm, limit: float) -> None:
-    """Raise InputError for a job that no partition asked for could ever start: Slurm takes it and lets it wait for ever. What
-    is only busy or down now does not count, and what Slurm does not tell is left to it.
+    """Raise InputError for a job that no partition asked for could ever start: Slurm takes it and lets it wait for
+    ever. Nodes that are only busy or down now count as there, and anything that Slurm does not tell is left to it.
 
     limit: of the job, in seconds
     """
@@ -120,7 +126,7 @@ def refuse_impossible(destination: Slurm, limit: float) -> None:
 
 
 def _kinds(text: str) -> list[NodeKind]:
-    """What sinfo prints, one line a kind of node."""
+    """Read sinfo's output, one line a kind of node."""
     kinds = []
     for line in text.splitlines():
         name, longest, nodes, cpus, memory, gres = line.split("|")
@@ -132,7 +138,7 @@ def _kinds(text: str) -> list[NodeKind]:
 
 
 def _minutes(text: str) -> float:
-    """Of `[days-]hours:minutes:seconds`, of `minutes:seconds`, or of a word for no limit."""
+    """Minutes of `[days-]hours:minutes:seconds`, of `minutes:seconds`, or of a word for no limit."""
     days, _, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in (days or "0", *parts)):
@@ -142,7 +148,7 @@ def _minutes(text: str) -> float:
 
 
 def _fault(kinds: Sequence[NodeKind], destination: Slurm, minutes: int) -> str | None:
-    """Why a partition of these nodes can never run the job; None when it can."""
+    """The reason why a partition of these nodes can never run the job; None if it can."""
     longest = kinds[0].minutes
     if minutes > longest:
         return f"lets a job run for {longest:g} minutes, and this one has a limit of {minutes}; choose a shorter time limit"

@@ -28,17 +28,18 @@ ROLE = "switchyard"
 
 NODE = "engine.launch.running.node"
 IN_IMAGE = "/switchyard"
-"""Where the project is in its image, as the Dockerfile has it."""
+"""Folder of the project in its image, as in the Dockerfile."""
 
 EXPORTED = re.compile(
     "HOME|LANG|LC_[A-Z]+|LD_LIBRARY_PATH|LOGNAME|PATH|PYTHONPATH|TZ|USER|(FI|GLOO|NCCL|OFI_NCCL|TORCH_NCCL|UCX)_[A-Z0-9_]+"
 )
-"""What of this machine's environment a job on Slurm gets: where programs and libraries are, and how the network is to be used.
-Everything else stays here, for there are passwords and keys in it; Slurm would take all, and keep it with the job."""
+"""Environment variables of this machine for a job on Slurm: the places of programs and libraries, and the use of the
+network. All others stay here, for there are passwords and keys in them; Slurm would take all, and keep them with the
+job."""
 
 
 def torchx() -> ModuleType:
-    """`engine.launch.running.schedulers`. Raises InputError where TorchX is not installed."""
+    """`engine.launch.running.schedulers`. Raises InputError if TorchX is not installed."""
     try:
         from engine.launch.running import schedulers
     except ImportError as error:
@@ -51,9 +52,9 @@ def torchx() -> ModuleType:
 
 def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
     """The launch as TorchX's application: one role, played once on every node, that runs torchrun by an argument list.
+    Raises InputError if the launch was prepared for another number of ranks, or if the job would not see the folder.
 
-    folder: the run folder on this machine, in the destination's shared folder. Raises InputError when the launch was
-    prepared for another number of ranks, or when the job would not see the folder.
+    folder: the run folder on this machine, in the destination's shared folder
     """
     specs, destination, instructions = torchx().specs, launch.destination, launch.instructions
     if instructions.ranks != destination.ranks:
@@ -74,7 +75,7 @@ def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
     # torchrun leaves a folder for its logs behind, wherever it is told to.
     literal = [_literally(destination, text) for text in ("--log-dir", seen, "--module", WORKER, seen)]
     on_slurm = isinstance(destination, Slurm)
-    unit = 2**20 if on_slurm else 10**6  # what Slurm and Kubernetes call M
+    unit = 2**20 if on_slurm else 10**6  # M at Slurm and at Kubernetes
     role = specs.Role(
         name=ROLE,
         image=destination.image,
@@ -92,7 +93,7 @@ def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
 
 
 def request_for(launch: PreparedLaunch, folder: Path) -> "AppDryRunInfo":
-    """TorchX's request for the job, completed with what TorchX has no word for."""
+    """TorchX's request for the job, completed with settings that TorchX has no word for."""
     app, destination = app_of(launch, folder), launch.destination
     with torchx().runner() as runner:
         if isinstance(destination, Slurm):
@@ -108,14 +109,14 @@ def request_for(launch: PreparedLaunch, folder: Path) -> "AppDryRunInfo":
 
 
 def dry_run(launch: PreparedLaunch, folder: Path) -> str:
-    """What would be submitted, to the letter: sbatch's script or Kubernetes' YAML. Takes no cluster and none of its tools."""
+    """The exact text of the submission: sbatch's script or Kubernetes' YAML. Takes no cluster and none of its tools."""
     request = request_for(launch, folder).request
     return request.materialize() if isinstance(launch.destination, Slurm) else str(request)
 
 
 def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
-    """The script's own log and folder; an account; of the environment only what ranks need; no second start, which would
-    overwrite what the first one measured."""
+    """Complete the script: its own log and folder; an account; only the environment variables that ranks need; no
+    second start, which would overwrite the first one's measurements."""
     inside = seen.replace("%", "%%")  # Slurm's patterns begin with %
     request.cmd += [f"--chdir={seen}", f"--output={inside}/{batch_log_name('%j')}"]
     exported = sorted(filter(EXPORTED.fullmatch, os.environ))
@@ -145,8 +146,8 @@ def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
 
 
 def _completed_for_kubernetes(text: str, name: str, limit: float) -> dict:
-    """The request under a name that says which run it is, instead of a random one; with a time limit, an end for all pods
-    when one fails, and as the user who wrote the run folder, so that the job may write into it."""
+    """The request under a name that tells its run, instead of a random one; with a time limit, an end for all pods when
+    one fails, and as the user who wrote the run folder, so that the job may write into it."""
     resource = yaml.safe_load(text)
     resource = yaml.safe_load(text.replace(resource["metadata"]["name"], name))
     resource["spec"]["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
@@ -159,21 +160,21 @@ def _completed_for_kubernetes(text: str, name: str, limit: float) -> dict:
 
 
 def _literally(destination: Destination, text: str) -> str:
-    """The text so that it arrives as it is: TorchX fills in `$name`, Kubernetes `$(NAME)`, and both take `$$` for `$`."""
+    """The text escaped to arrive unchanged: TorchX fills in `$name`, Kubernetes `$(NAME)`, and both take `$$` for `$`."""
     escaped = text if isinstance(destination, Slurm) else text.replace("$", "$$")
     return escaped.replace("$", "$$")
 
 
 def job_name(launch: PreparedLaunch, folder: Path) -> str:
-    """Of a job: the same for the same launch in the same folder."""
+    """Name of a job: the same for the same launch in the same folder."""
     return f"{ROLE}-{hashlib.sha256(f'{folder} {launch.instructions.digest}'.encode()).hexdigest()[:12]}"
 
 
 def batch_log_name(job: str) -> str:
-    """The file in the run folder that has what Slurm and the script say."""
+    """The file in the run folder with the output of Slurm and the script."""
     return f"slurm-{job}.out"
 
 
 def log_name(job: str, node: int) -> str:
-    """The file in the run folder that has what a node's ranks print on Slurm."""
+    """The file in the run folder with the output of a node's ranks on Slurm."""
     return f"slurm-{job}-{ROLE}-{node}.out"

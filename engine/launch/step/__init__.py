@@ -1,4 +1,4 @@
-"""A planned training step as a real one: operators with their gradients, collectives beside them, and a reference.
+"""A planned training step as a real one: operators with their gradients, collectives in parallel, and a reference.
 
-What runs it is `run.StepExecutor`; how large it is, and how to make it small enough, is in `sizes`.
+`run.StepExecutor` runs it; `sizes` has its memory and FLOP, and makes it small enough.
 """

@@ -6,10 +6,23 @@ import torch
 from torch import Tensor
 
 from engine.launch.rank.context import RankContext
-from engine.launch.step import nodes as dense
-from engine.launch.step import nodes as moe
 from engine.launch.step.layout import Choice, Layout
-from engine.launch.step.nodes import Node
+from engine.launch.step.nodes import (
+    ActivatedExperts,
+    ActivatedLinear,
+    Aggregate,
+    Attention,
+    Combine,
+    Dispatch,
+    Embedding,
+    Experts,
+    Gate,
+    LayerNorm,
+    Linear,
+    Loss,
+    Node,
+    Residual,
+)
 from engine.launch.step.operators import causal_mask
 from engine.launch.step.weights import Weight
 from engine.model import MoEModel
@@ -30,7 +43,7 @@ def text(context: RankContext, rank: int) -> tuple[Tensor, Tensor]:
 def layouts_of(
     plan: Plan, step: TrainingStep, choices: Sequence[Choice], groups: int, rank: int, device: torch.device
 ) -> dict[int, Layout]:
-    """The exchange of every MoE layer, by model layer. Layers that route alike share one."""
+    """{model layer: exchange} of every MoE layer. Layers that route alike share one."""
     size = plan.placement.gpus // groups
     group = list(range(rank // size * size, rank // size * size + size))
     filled = plan.overlap is None or not plan.overlap.irregular
@@ -58,8 +71,8 @@ class Builder:
         self.tokens = self.step.tokens * context.instructions.ranks
 
     def nodes(self, graph: OperatorGraph) -> dict[str, Node]:
-        """All nodes by name, in program order. An operator reads what a gradient flows back to; what it merely waits for (a
-        dispatch for the gate's choice) it has from elsewhere."""
+        """All nodes by name, in program order. An operator's inputs are the dependencies that a gradient flows back to;
+        results that it merely waits for (a dispatch for the gate's choice) come from elsewhere."""
         read: dict[str, list[str]] = {}
         for dependency in graph.dependencies:
             if dependency.gradient:
@@ -77,31 +90,29 @@ class Builder:
         layout = self.layouts.get(operator.layer)
         first = name.endswith("_up")
         if kind == "embedding":
-            return dense.Embedding(name, weight, self.ids)
+            return Embedding(name, weight, self.ids)
         if kind == "layer_norm":
-            return dense.LayerNorm(name, inputs)
+            return LayerNorm(name, inputs)
         if kind == "attention":
-            return dense.Attention(name, inputs, self.mask, self.step.heads)
+            return Attention(name, inputs, self.mask, self.step.heads)
         if kind == "residual":
-            return dense.Residual(name, inputs)
+            return Residual(name, inputs)
         if kind in ("qkv", "projection"):
             tied = name == HEAD and self.step.tied_embeddings
-            return dense.Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
+            return Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
         if kind in ("dense_ffn", "shared_experts"):
-            return (
-                dense.Linear(name, inputs, weight) if first else dense.ActivatedLinear(name, inputs, weight, self.gated)
-            )
+            return Linear(name, inputs, weight) if first else ActivatedLinear(name, inputs, weight, self.gated)
         if kind == "gate":
-            return moe.Gate(name, inputs, weight, layout.chosen)
+            return Gate(name, inputs, weight, layout.chosen)
         if kind == "dispatch":
-            return moe.Dispatch(name, inputs, layout)
+            return Dispatch(name, inputs, layout)
         if kind == "experts" and first:
-            return moe.Experts(name, inputs, weight, layout)
+            return Experts(name, inputs, weight, layout)
         if kind == "experts":
-            return moe.ActivatedExperts(name, inputs, weight, layout, self.gated)
+            return ActivatedExperts(name, inputs, weight, layout, self.gated)
         if kind == "combine":
-            return moe.Combine(name, inputs, layout)
+            return Combine(name, inputs, layout)
         if kind == "aggregate":
-            combine, gate = sorted(inputs, key=lambda node: isinstance(node, moe.Gate))
-            return moe.Aggregate(name, [combine, gate], layout)
-        return dense.Loss(name, inputs, self.targets, self.tokens)
+            combine, gate = sorted(inputs, key=lambda node: isinstance(node, Gate))
+            return Aggregate(name, [combine, gate], layout)
+        return Loss(name, inputs, self.targets, self.tokens)

@@ -1,8 +1,7 @@
-"""Does the planned step give what the unplanned one gives? A plan changes when and where, never what.
+"""Comparison of a planned step with the same step without any plan: one process, the tokens of all ranks, PyTorch's own
+gradients. A plan changes the time and place of work, never its result.
 
-The same training step without any plan: one process, the tokens of all ranks, PyTorch's own gradients.
-
-Shares with the ranks the weights, the text and which expert takes which token, and none of their arithmetic.
+The reference shares with the ranks the weights, the text and the experts of every token, and none of their arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,12 @@ from engine.overlap.transformer import EMBEDDING, HEAD
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """loss: mean over all tokens; hidden: [token of all ranks, d], what the head reads; gradients: of every dense weight by
-    operator, and of experts [expert, …]."""
+    """The outcome of an unplanned step.
+
+    loss: mean over all tokens
+    hidden: [token of all ranks, d], input of the head
+    gradients: {operator: gradient} of every dense weight, and of experts [expert, …]
+    """
 
     loss: Tensor
     hidden: Tensor
@@ -36,8 +39,11 @@ class Reference:
 def reference_step(
     graph: OperatorGraph, source: Source, ids: Tensor, targets: Tensor, choices: Sequence[Choice], dtype: torch.dtype
 ) -> Reference:
-    """ids, targets: int64[token], rank after rank; dtype: to compute in; the weights are those of the source, rounded to its
-    own type."""
+    """Run a step without a plan; the weights are those of the source, rounded to its own type.
+
+    ids, targets: int64[token], rank after rank
+    dtype: format to compute in
+    """
     model, step = source.model, source.step
     weights: dict[str, Tensor] = {}
     for operator in graph.of_phase("forward"):
@@ -96,10 +102,12 @@ def reference_step(
 
 @dataclass(frozen=True, eq=False)
 class StepOutcome:
-    """What a rank has after a step, and what it was made from.
+    """A rank's result of a step, and its inputs.
 
-    hosts: of every MoE layer, by model layer, the experts of every rank; weights: by operator, with their gradients; loss:
-    this rank's part; hidden: [token, d], what the head read
+    hosts: {model layer: experts of every rank} of the MoE layers
+    weights: {operator: weight}, with their gradients
+    loss: this rank's part
+    hidden: [token, d], input of the head
     """
 
     context: RankContext
@@ -114,8 +122,13 @@ class StepOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A tensor of the step and who has it. name: of what it is a part; ranks: all that hold a copy; own: this rank's, None
-    where it has none; wanted: finds it in a reference"""
+    """A tensor of the step and its holders.
+
+    name: the operator or quantity that it is a part of
+    ranks: all ranks that hold a copy
+    own: this rank's copy, None if it has none
+    wanted: finds the tensor in a reference
+    """
 
     name: str
     shape: torch.Size
@@ -125,10 +138,10 @@ class Shared:
 
 
 def difference(outcome: StepOutcome) -> Difference | None:
-    """On rank 0 how far the step's loss, final hidden states and gradients are from the reference's: of the tensor that is
-    nearest to what is allowed (an expert is a tensor). None elsewhere.
+    """On rank 0 the difference of the step's loss, final hidden states and gradients from the reference's: that of the
+    tensor nearest to its allowed error (an expert is a tensor). None elsewhere.
 
-    Rank 0 computes the reference and sends every tensor to those who have it, one at a time: all copies are compared, of
+    Rank 0 computes the reference and sends every tensor to its holders, one at a time: all copies are compared, of
     gradients that were added up too. Numbers shorter than 32 bits are compared with a reference in 32 bits, see
     `engine.launch.rank.difference`.
     """
@@ -164,8 +177,8 @@ def _reference(outcome: StepOutcome, dtype: torch.dtype) -> Reference:
 
 
 def _bounds(outcome: StepOutcome, reference: Reference) -> Iterator[float]:
-    """How far the loss may be off, then each of `_tensors`, on rank 0. All experts of an operator may be off alike: of one that
-    had few tokens the few roundings cancel by luck in one computation and not in another."""
+    """Allowed errors of the loss and then of each of `_tensors`, on rank 0. All experts of an operator share one: for
+    an expert with few tokens the few roundings cancel by luck in one computation and not in another."""
     context = outcome.context
     rounded = None if context.dtype == wide(context.dtype) else _reference(outcome, context.dtype)
     tensors = [Shared("loss", torch.Size(), [0], None, lambda whole: whole.loss), *_tensors(outcome)]
@@ -177,7 +190,7 @@ def _bounds(outcome: StepOutcome, reference: Reference) -> Iterator[float]:
 
 
 def _tensors(outcome: StepOutcome) -> Iterator[Shared]:
-    """What is compared besides the loss, in the same order on all ranks."""
+    """The tensors compared in addition to the loss, in the same order on all ranks."""
     context, graph = outcome.context, outcome.graph
     step, model = context.instructions.step, context.instructions.model
     for rank in range(context.ranks):
@@ -210,7 +223,7 @@ def _tensors(outcome: StepOutcome) -> Iterator[Shared]:
 def _compared(
     context: RankContext, tensors: Sequence[Shared], limits: Sequence[float], reference: Reference | None
 ) -> Iterator[Difference]:
-    """The difference of every tensor that this rank has. limits: of each, how far it may be off"""
+    """The difference of every tensor that this rank has. limits: allowed error of each tensor."""
     for tensor, limit in zip(tensors, limits, strict=True):
         received = _from_zero(context, None if reference is None else tensor.wanted(reference), tensor)
         if received is not None:

@@ -1,29 +1,23 @@
-"""Where the rows of an all-to-all lie: in the buffers of the rank that owns the tokens and of the rank that has the expert.
+"""The experts of every token of a step, and the rows of its all-to-alls in the buffers of the token's and of the
+expert's rank. Experts are replayed, so that all ranks know all sizes and exchange none.
 
-At home rows are ordered by the expert's rank, expert and slot; at the host by expert, source and slot, so that every expert's
-rows lie together. In transit they are ordered by rank, expert and slot. The slots of a source for an expert hold its
-tokens in the order of the batch; where a buffer is filled up, the empty slots lie evenly between them. Thus both ways of
-cutting give parts of about equal size, and each part is a run of slots: equal runs (a cut along the capacity, as Tutel
-and PipeMoE do), or the tokens of some sequences (Lancet's irregular cut, figure 5). As tokens were dropped from the whole
-batch, a part has what the parts before it left room for: capacity is passed on.
+At home rows are ordered by the expert's rank, expert and slot; at the host by expert, source and slot, so that every
+expert's rows are contiguous. In transit they are ordered by rank, expert and slot. The slots of a source for an expert
+hold its tokens in the order of the batch; in a buffer that is filled up, the empty slots lie evenly between them. Thus
+both ways of cutting give parts of about equal size, and each part is a run of slots: equal runs (a cut along the
+capacity, as Tutel and PipeMoE do), or the tokens of some sequences (Lancet's irregular cut, figure 5).
 
-Which tokens an expert drops (Lancet §2.3, figure 5): it takes at most `capacity` tokens of a batch, first come, first
-served.
-
-When a batch is cut into parts, capacity passing gives a part what the parts before it have left (`route_parts` of the
-simulation), and the same tokens are dropped. That is exact only where the order of service is the order of the parts: token
-by token, each taking all its experts. A gate that serves the first choices of the whole batch before any second choice
-(GShard), or tokens by their importance (batch-prioritised routing), serves later parts before it is done with earlier ones;
-no capacity that is passed forwards tells a part how much they will take, so such a gate has to see the whole batch
+An expert takes at most `capacity` tokens of a batch, first come, first served (Lancet §2.3, figure 5). When a batch is
+cut into parts, capacity passing gives a part the room left by the parts before it (`route_parts` of the simulation),
+and the same tokens are dropped. That is exact only if the order of service is the order of the parts: token by token,
+each taking all its experts. A gate that serves the first choices of the whole batch before any second choice (GShard),
+or tokens by their importance (batch-prioritised routing), serves later parts before it is done with earlier ones; no
+capacity that is passed forwards tells a part how much they will take, so such a gate has to see the whole batch
 (`operator_axes.GATES`).
-
-Which experts the tokens of a step take, on every rank: replayed, so that all ranks know all sizes and exchange none.
-
-Tensors that are made and read in parts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -40,19 +34,20 @@ from engine.model import MoEModel
 from engine.training import TrainingStep
 
 Service = Literal["token", "choice"]
-"""token: a token takes all its experts before the next one does; choice: all first choices, then all second ones."""
+"""token: a token takes all its experts before the next one does
+choice: all first choices, then all second ones"""
 
 
 def kept(
     experts: NDArray[np.integer], num_experts: int, capacity: int | NDArray[np.int64], service: Service = "token"
 ) -> NDArray[np.bool_]:
-    """bool[token, choice]: whether the expert takes the token, in an uncut batch.
+    """bool[token, choice], true if the expert takes the token in an uncut batch. Raises InputError for bad input.
 
-    experts: integers [token, choice], the experts of a token in order of choice, below 0 for none; capacity: tokens, one
-    number or int64[expert]. Raises InputError for bad input.
+    experts: integers [token, choice], the experts of a token in order of choice, below 0 for none
+    capacity: tokens, one number or int64[expert]
     """
     experts = checked_experts(experts, num_experts)
-    # In the order of service, stably sorted by expert: the place within an expert's run is how many came before.
+    # In the order of service, stably sorted by expert: the place within an expert's run is the number of earlier tokens.
     ordered = experts.T if service == "choice" else experts
     served = ordered.ravel()
     by_expert = np.argsort(served, kind="stable")
@@ -76,8 +71,12 @@ def checked_experts(experts: NDArray[np.integer], num_experts: int) -> NDArray[n
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One MoE layer. experts: int64[rank, token, k], below 0 for none; kept: bool[rank, token, k], False where the expert's
-    capacity was used up; capacity: rows of a rank's buffer for an expert, None for as many as come."""
+    """The choices of one MoE layer.
+
+    experts: int64[rank, token, k], below 0 for none
+    kept: bool[rank, token, k], False if the expert's capacity was used up
+    capacity: rows of a rank's buffer for an expert, None if unlimited
+    """
 
     experts: np.ndarray
     kept: np.ndarray
@@ -87,10 +86,10 @@ class Choice:
 def choices(model: MoEModel, step: TrainingStep, ranks: int, recorded: Tokens | None) -> list[Choice]:
     """The choice of every MoE layer.
 
-    Balanced: expert after expert, so that every rank gives each as many tokens as any other, give or take one. Recorded: every
-    rank's recorded tokens in their order, evenly spaced or repeated to as many as the step has; a rank without any
-    routes like a balanced one. Dropped is what the capacity does not hold, token by token in the order of the batch, or
-    all first choices before any second ones where the gate looks at the whole batch.
+    Balanced: expert after expert, so that every rank gives each as many tokens as any other, give or take one.
+        Recorded: every rank's recorded tokens in their order, evenly spaced or repeated to the number of the step; a
+        rank without any routes like a balanced one. Tokens beyond the capacity are dropped, token by token in the order
+        of the batch, or all first choices before any second ones if the gate looks at the whole batch.
     """
     layers, tokens, k = len(model.moe_layers), step.tokens, model.experts_per_token
     copy = np.arange(ranks * tokens * k).reshape(ranks, tokens, k)
@@ -116,7 +115,7 @@ def choices(model: MoEModel, step: TrainingStep, ranks: int, recorded: Tokens | 
 
 
 class Cut(Protocol):
-    """How a tensor's rows are divided into parts."""
+    """A division of a tensor's rows into parts."""
 
     count: int
 
@@ -127,7 +126,7 @@ class Cut(Protocol):
 
 @dataclass(frozen=True)
 class Slices:
-    """Parts that lie one after another. bounds: rows, [part + 1]."""
+    """Contiguous parts. bounds: rows, [part + 1]."""
 
     bounds: tuple[int, ...]
 
@@ -143,7 +142,7 @@ class Slices:
 
 
 class Rows:
-    """Parts whose rows lie anywhere. rows: int64 of each part, every row of the whole in one of them."""
+    """Parts with rows anywhere. rows: int64 of each part, every row of the whole in one of them."""
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
         self.rows, self.count = tuple(rows), len(rows)
@@ -157,8 +156,8 @@ class Rows:
 
 
 class Value:
-    """What an operator makes, part by part. Who reads it as it was made gets the parts as they are; who reads it whole or cut
-    in another way has it put together first, once."""
+    """An operator's result, part by part. A reader under the same cut gets the parts as they are; for a reader of the
+    whole or of another cut it is put together first, once."""
 
     def __init__(self) -> None:
         self.clear()
@@ -170,12 +169,12 @@ class Value:
         self._whole: Tensor | None = None
 
     def put(self, cut: Cut, index: int, part: Tensor | Callable[[], Tensor]) -> None:
-        """A part, or what makes it when it is first read."""
+        """Set a part, or a function that makes it when it is first read."""
         self._cut = cut
         self._parts[index] = part
 
     def room(self, cut: Slices, index: int, like: Tensor, width: int) -> Tensor:
-        """Uninitialised memory for a part of a matrix, beside the other parts, so that nothing has to be moved later."""
+        """Uninitialised memory for a part of a matrix, next to the other parts, so that nothing has to be moved later."""
         if cut.count == 1:
             part = like.new_empty((len(like), width))
             self.put(cut, index, part)
@@ -186,7 +185,7 @@ class Value:
         return self._parts[index]
 
     def has(self, cut: Cut, index: int) -> bool:
-        """Whether there is anything to get a part from."""
+        """True if there is anything to get a part from."""
         return self._whole is not None or (cut == self._cut and index in self._parts)
 
     def get(self, cut: Cut, index: int) -> Tensor:
@@ -199,7 +198,7 @@ class Value:
         return part
 
     def whole(self) -> Tensor:
-        """All of it."""
+        """All parts as one tensor."""
         if self._whole is None:
             self._whole = self._cut.whole([self.get(self._cut, index) for index in range(self._cut.count)])
             self._parts.clear()
@@ -208,16 +207,17 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The rows of an exchange in parts.
+    """The rows of an exchange in parts; every list has an item for each part.
 
-    home, host: how the rows of the two sides are cut; sent, received: rows of every part to and from every rank of the
-        group in a dispatch (a combine has them the other way round)
-    to_host: of every part, where each row at the host lies in transit; to_transit: the inverse
-    rows: of every part, how the host's experts share its rows
-    tokens: of every part, the tokens that go into it: first, last + 1
-    token_of_row, padding: of every part at home, the token in each row counted from the part's first, and the rows without
-    row_of_copy, kept: of every part, the row in it of its tokens' copies, int64[token, k], and whether they have one;
-        only where parts have tokens of their own
+    home, host: the cuts of the rows of the two sides
+    sent, received: rows to and from every rank of the group in a dispatch (a combine has them the other way round)
+    to_host: position in transit of each row at the host
+    to_transit: the inverse
+    rows: the division of the host's rows among its experts
+    tokens: first token and last + 1
+    token_of_row, padding: at home, the token in each row counted from the part's first, and the rows without
+    row_of_copy, kept: int64[token, k], the row of each copy of its tokens, and true if there is one; only if parts have
+        tokens of their own
     """
 
     home: Rows | Slices
@@ -237,8 +237,11 @@ class Parts:
 class Layout:
     """The exchange of one MoE layer, seen by one rank.
 
-    choice: all ranks' choices; group: the ranks among which tokens are exchanged, which hold every expert once; hosted:
-    the experts of each of them, ascending; rank: this one; filled: whether buffers are filled up to the capacity.
+    choice: all ranks' choices
+    group: the ranks among which tokens are exchanged, which hold every expert once
+    hosted: the experts of each of them, ascending
+    rank: this one
+    filled: true if buffers are filled up to the capacity
     """
 
     def __init__(
@@ -293,7 +296,7 @@ class Layout:
         bounds = self.token_bounds(count)
         runs = [self._counts(slice(first, last)) for first, last in pairwise(bounds)]
         before = np.concatenate([np.zeros_like(equal[:1]), np.cumsum(runs, axis=0)])
-        # Behind the last token of the parts so far, and not behind the first one of the parts to come.
+        # After the last token of the parts so far, and not after the first one of the parts to come.
         least = np.where(before > 0, self._place(before - 1) + 1, 0)
         most = np.where(before < self.real, self._place(before), self.slots)
         return np.clip(equal, least, most)
@@ -308,7 +311,7 @@ class Layout:
 
     @cached_property
     def _copies(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(row of every copy at home int64[token, k], token of every row, copy of every row int64[row]), 0 where there is
+        """(row of every copy at home int64[token, k], token of every row, copy of every row int64[row]), 0 if there is
         none."""
         experts, kept = self.experts[self.me], self.kept[self.me]
         flat = np.flatnonzero(kept.ravel())
@@ -326,7 +329,7 @@ class Layout:
 
     @cached_property
     def copy_of_row(self) -> Tensor:
-        """int64[row] at home: token · k + choice; 0 where the row is empty."""
+        """int64[row] at home: token · k + choice; 0 if the row is empty."""
         return self._tensor(np.maximum(self._copies[2], 0))
 
     @cached_property
@@ -342,23 +345,7 @@ class Layout:
         split = self.token_bounds(count) if along == "batch" else None
         host_first = _starts(self.slots[:, own].T.ravel()).reshape(len(own), len(self.slots))  # [own expert, source]
         place = np.zeros(max(1, len(token_of_row)), dtype=np.int64)
-        columns: dict[str, list] = {
-            name: []
-            for name in (
-                "home",
-                "host",
-                "sent",
-                "received",
-                "to_host",
-                "to_transit",
-                "rows",
-                "tokens",
-                "token_of_row",
-                "padding",
-                "row_of_copy",
-                "kept",
-            )
-        }
+        columns: dict[str, list] = {field.name: [] for field in fields(Parts)}
         for part in range(count):
             begin, size = bounds[part], bounds[part + 1] - bounds[part]
             home = _runs(self._home[order] + begin[me, order], size[me, order])
@@ -393,7 +380,7 @@ class Layout:
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """int64: where runs of these lengths begin when they lie one after another."""
+    """int64: starts of contiguous runs of these lengths."""
     return np.cumsum(lengths) - lengths
 
 

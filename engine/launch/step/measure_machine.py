@@ -1,4 +1,4 @@
-"""A short measurement of the machine before a training step is launched, in the step's own sizes: what
+"""A short measurement of the machine before a training step is launched, in the step's own sizes, as
 `engine.launch.rank.measure_machine` does for a forward pass."""
 
 import numpy as np
@@ -13,20 +13,21 @@ from engine.overlap.operator_graph import Gemm, OperatorGraph
 from engine.overlap.transformer import transformer_step
 
 SHAPES = 8
-"""GEMMs that are measured, from the smallest to the largest of the step."""
+"""GEMMs measured, from the smallest to the largest of the step."""
 PARTS = (0.25, 0.5, 1.0)
-"""Of an all-to-all and of a pass over memory, which a plan may cut."""
+"""Parts of an all-to-all and of a pass over memory, which a plan may cut."""
 REDUCED = (1 / 512, 1 / 64, 1 / 8, 1.0)
 """Parts of the largest gradient whose all-reduces are measured."""
 
 
 def measure_machine_for_step(context: RankContext) -> dict[str, list]:
-    """Median seconds of the slowest rank, all ranks at work: {"gemm" | "memory" | "network" | "all_reduce":
-    [[size, seconds], ...]}.
+    """Median seconds of the slowest rank, all ranks at work: {"gemm" | "memory" | "network" | "all_reduce": [[size,
+    seconds], ...]}. The last two include their copies if a GPU's tensors pass through the host.
 
-    gemm: products of the step's shapes, size = m·n·k; memory: layer norms of parts of a rank's tokens, size in bytes read
-    and written; network: every rank sends as much to every other one, size in bytes that one rank sends; all_reduce: size
-    in bytes of the buffer; both with their copies where a GPU's tensors pass through the host.
+    gemm: products of the step's shapes, size = m·n·k
+    memory: layer norms of parts of a rank's tokens, size in bytes read and written
+    network: every rank sends as much to every other one, size in bytes that one rank sends
+    all_reduce: size in bytes of the buffer
     """
     graph = transformer_step(context.instructions.model, context.instructions.step, context.ranks)
     measured = {
@@ -59,11 +60,8 @@ def _gemm(context: RankContext, shape: Gemm) -> list[float]:
 
 
 def _memory(context: RankContext, part: float) -> list[float]:
-    x = torch.ones(
-        (rows_of(part, context.instructions.step.tokens), context.instructions.model.d_model),
-        dtype=context.dtype,
-        device=context.device,
-    )
+    shape = (rows_of(part, context.instructions.step.tokens), context.instructions.model.d_model)
+    x = torch.ones(shape, dtype=context.dtype, device=context.device)
     seconds = seconds_of(lambda: torch.nn.functional.layer_norm(x, x.shape[1:]), context, REPEATS)
     return [2.0 * x.nbytes, seconds]
 

@@ -1,30 +1,32 @@
-"""The collectives of a step, beside its computation: when each starts, and that no two ranks wait for each other.
+"""The collectives of a step, in parallel with its computation: the start of each, and the proof that no two ranks wait
+for each other.
 
-All-to-alls and all-reduces have a lane each, with a stream of its own on a GPU, and process groups of their own; under "fifo"
-one lane has both. A lane has its collectives in a fixed order and one in flight at a time. The next one starts as soon as the
-tasks before it in the program are over and the policy lets it, by whoever ends the last of what it waits for, be that
-the main thread, which computes, or the thread of a lane, which does nothing but wait for what is in flight.
+All-to-alls and all-reduces have a lane each, with a stream of its own on a GPU, and process groups of their own; under
+"fifo" one lane has both. A lane has its collectives in a fixed order and one in flight at a time. The next one starts
+as soon as the tasks before it in the program are over and the policy lets it, started by the thread that ends the last
+of them: the main thread, which computes, or the thread of a lane, which only waits for the collective in flight.
 
-Why no deadlock: the order of a lane is the same on all ranks, as it comes from the program alone. All-to-alls are chained in
-the program. All-reduces, and under "fifo" all collectives, are ordered by the last computation that they wait for, which is
-the order in which they become ready, because every rank computes in program order. A computation waits only for
-collectives whose own computations come before it (the update, which is last, for all), and so do collectives for
-collectives; and an all-to-all never waits for an all-reduce unless they share a lane. So take, of computations and
-collectives in this order, the first that is not over on all ranks: all that it waits for is over, and every rank comes to it.
-All-to-alls hold all-reduces back, and so do announcements of them, but these end by the same argument whatever the
-all-reduces do, and then every rank starts its next one.
+Why no deadlock: the order of a lane is the same on all ranks, as it comes from the program alone. All-to-alls are
+    chained in the program. All-reduces, and under "fifo" all collectives, are ordered by the last computation that they
+    wait for, which is the order in which they become ready, because every rank computes in program order. A computation
+    waits only for collectives that wait for earlier computations (the update, which is last, for all), and so do
+    collectives for collectives; and an all-to-all never waits for an all-reduce unless they share a lane. So take, of
+    computations and collectives in this order, the first that is not over on all ranks: everything that it waits for is
+    over, and every rank comes to it. All-to-alls hold all-reduces back, and so do announcements of them, but these end
+    by the same argument whatever the all-reduces do, and then every rank starts its next one.
 
-This is also why, unlike in the simulation, an all-to-all does not wait for a micro-op that happens to be in flight: one rank
-may have started that micro-op while another, where the all-to-all is in flight already, holds it back. If the first now
-waited for the micro-op's end, both would wait forever. The two share the network for the rest of one micro-op, which is what
-micro-ops are small for.
+This is also why, unlike in the simulation, an all-to-all does not wait for a micro-op that happens to be in flight: one
+rank may have started that micro-op while another, on which the all-to-all is in flight already, holds it back. If the
+first now waited for the micro-op's end, both would wait forever. The two share the network for the rest of one
+micro-op, which is why micro-ops are small.
 
-Over NCCL a fixed order of every lane is not enough: kernels of different communicators may have to wait for a place on the
-device, and two ranks that start an all-to-all and an all-reduce in different orders then wait for each other. There all
-collectives start in one order on all ranks, that in which the simulation starts them, which stands in for the policy: what a
-rank is late with holds back what comes after it. NCCL is told to keep the device to the order of the host (see `settings`), as
-a collective is handed over before what it waits for is over on the device. No deadlock: take the first in that order that is
-not over on all ranks. What it waits for ended in the simulation before it started, so it comes earlier.
+Over NCCL a fixed order of every lane is not enough: kernels of different communicators may have to wait for a place on
+    the device, and two ranks that start an all-to-all and an all-reduce in different orders then wait for each other.
+    There all collectives start in one order on all ranks, that in which the simulation starts them, which stands in for
+    the policy: a rank that is late with one holds back all later ones. NCCL is told to keep the device to the order of
+    the host (see `settings`), as a collective is handed over before the tasks that it waits for are over on the device.
+    No deadlock: take the first in that order that is not over on all ranks. The tasks that it waits for ended in the
+    simulation before it started, so they come earlier.
 """
 
 import threading
@@ -38,12 +40,16 @@ import torch
 from engine.simulate.streams import ALL_TO_ALL, COMPUTE, Tasks, run_streams
 
 POLL = 5e-5
-"""Seconds between two looks at a GPU, which does not say by itself that it is done."""
+"""Seconds between two looks at a GPU, which does not report by itself that it is done."""
 
 
 @dataclass(eq=False)
 class Lane:
-    """Collectives in their order. started: how many; flying: waits for the one in flight, if there is one."""
+    """Collectives in their order.
+
+    started: number started
+    flying: waits for the one in flight, if there is one
+    """
 
     tasks: Sequence[int]
     stream: torch.cuda.Stream | None
@@ -56,9 +62,13 @@ class Lane:
 
 
 class Network:
-    """The collectives of a program. launch: starts a collective and returns what waits until it is over, on a GPU until the
-    current stream has been told to wait for it; streams: of two lanes, on a GPU; one_order: whether all start in one order
-    (see the top of this file)."""
+    """The collectives of a program.
+
+    launch: starts a collective and returns a function that waits until it is over, on a GPU until the current stream
+        has been told to wait for it
+    streams: of two lanes, on a GPU
+    one_order: true if all start in one order (see the top of this file)
+    """
 
     def __init__(
         self,
@@ -93,7 +103,7 @@ class Network:
             thread.start()
 
     def begin(self, task: int) -> None:
-        """A computation is about to start: wait for the collectives that it needs."""
+        """Wait for the collectives that a computation needs, before it starts."""
         needed = [before for before in self.before[task] if self.stream[before] != COMPUTE]
         with self._state:
             self._wait_until(lambda: all(before in self._done for before in needed))
@@ -102,7 +112,7 @@ class Network:
                 self._begun[task] = self._event()
 
     def finish(self, task: int) -> None:
-        """A computation is over, on a GPU: given to the current stream."""
+        """Note that a computation is over, on a GPU: given to the current stream."""
         with self._state:
             self._done[task] = self._event()
             self._advance()
@@ -117,7 +127,7 @@ class Network:
             thread.join()
 
     def fail(self, failure: BaseException) -> None:
-        """Let nobody wait any more."""
+        """Release all that wait."""
         with self._state:
             self._failure = self._failure or failure
             self._state.notify_all()
@@ -137,12 +147,12 @@ class Network:
                         lane.flying = None
                         self._advance()
         except StepError:
-            pass  # whoever failed has said so
+            pass  # the failed thread has reported it
         except BaseException as failure:
             self.fail(failure)
 
     def _advance(self) -> None:
-        """Start what may start, all-to-alls first. With the state locked, as is all below."""
+        """Start all collectives that may start, all-to-alls first. With the state locked, as in all methods below."""
         started = True
         while started:
             started = False
@@ -173,7 +183,7 @@ class Network:
             return task == self.launches[sum(lane.started for lane in self._lanes)]
         if self.stream[task] == ALL_TO_ALL or self.policy in ("fair", "fifo"):
             return True
-        # On a GPU the thread that hands out work is far ahead; what counts is what the GPU has got to.
+        # On a GPU the thread that hands out work is far ahead; the progress of the GPU counts.
         if not all(self._over(before) for before in self.before[task]):
             return False
         while self._landed < len(self.exchanges) and self._over(self.exchanges[self._landed]):
@@ -220,7 +230,7 @@ def last_computations(tasks: Tasks) -> dict[int, int]:
 
 
 def orders_of(tasks: Tasks, policy: str, launches: Sequence[int] | None = None) -> list[list[int]]:
-    """The collectives of every lane in their order (see the top of this file). launches: the one order of all, if any"""
+    """The collectives of every lane in their order (see the top of this file). launches: the one order of all, if any."""
     ordered = launches
     if ordered is None:
         last = last_computations(tasks)

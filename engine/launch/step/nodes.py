@@ -1,8 +1,5 @@
-"""Operators of the step with their tensors: what each reads and writes, forward and backward, whole or in parts.
-
-The operators of an MoE layer with their tensors. Its all-to-alls have no work of their own but to hand rows over: the
-operator before an all-to-all packs what is sent, the one after it puts what came in order.
-"""
+"""Operators of the step with their tensors, forward and backward, whole or in parts. An all-to-all only hands rows
+over: the operator before it packs them, and the one after it puts them in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.launch.rank.layer import activated
 from engine.launch.step import operators as ops
 from engine.launch.step.layout import Cut, Layout, Parts, Slices, Value
 from engine.launch.step.operators import Share, experts, experts_dw, experts_dx
@@ -18,21 +16,25 @@ from engine.launch.step.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Which part of a stretch of operators that are cut alike. along: "batch" or "capacity"; tokens: how they are cut
-    along the batch."""
+    """One part of a stretch of operators that are cut alike.
+
+    along: "batch" or "capacity"
+    tokens: the cut along the batch
+    index: the part
+    """
 
     along: str
     tokens: Slices
     index: int
 
     def rows(self, layout: Layout) -> Parts:
-        """The rows of an exchange, cut as the stretch is."""
+        """The rows of an exchange, cut like the stretch."""
         return layout.parts(self.along, self.tokens.count)
 
 
 class Node:
-    """One operator of the forward pass, and its dX and dW. `output` is what it makes; `gradients` are those of what it reads,
-    one for each of `inputs`, written by its dX."""
+    """One operator of the forward pass, and its dX and dW. `output` is its result; `gradients` are those of its
+    `inputs`, one each, written by its dX."""
 
     def __init__(self, name: str, inputs: Sequence["Node"]) -> None:
         self.name, self.inputs = name, tuple(inputs)
@@ -40,10 +42,16 @@ class Node:
         self.gradients = tuple(Value() for _ in inputs)
         self.readers: list[Value] = []
         """The gradients of the output, one from every operator that reads it and passes one back."""
-        self._summed = Value()
+        self._kept: list[Value] = []
+        self._summed = self.keep()
+
+    def keep(self) -> Value:
+        """A value that is forgotten after dX and dW."""
+        self._kept.append(Value())
+        return self._kept[-1]
 
     def cut(self, at: At) -> Cut:
-        """How the output is cut in a stretch."""
+        """The cut of the output in a stretch."""
         return at.tokens
 
     def read(self, at: At, place: int = 0) -> Tensor:
@@ -58,8 +66,8 @@ class Node:
         self.gradients[place].put(self.inputs[place].cut(at), at.index, gradient)
 
     def incoming(self, at: At) -> Tensor:
-        """A part of the gradient of the output: where several operators read it, theirs are added up when it is first
-        asked for, and kept for the other of dX and dW."""
+        """A part of the gradient of the output: if several operators read it, theirs are added up at the first request,
+        and kept for the other of dX and dW."""
         cut = self.cut(at)
         if len(self.readers) == 1:
             return self.readers[0].get(cut, at.index)
@@ -80,20 +88,21 @@ class Node:
         raise NotImplementedError
 
     def forget_output(self) -> None:
-        """Nobody reads the output any more."""
+        """Forget the output, when all have read it."""
         self.output.clear()
 
     def forget_backward(self) -> None:
-        """dX and dW have run."""
-        self._summed.clear()
+        """Forget the values of `keep`, when dX and dW have both run."""
+        for value in self._kept:
+            value.clear()
 
     def forget_gradients(self) -> None:
-        """Nobody reads the gradients of the inputs any more."""
+        """Forget the gradients of the inputs, when all have read them."""
         for gradient in self.gradients:
             gradient.clear()
 
     def forget(self) -> None:
-        """Be as new."""
+        """Forget everything."""
         self.forget_output()
         self.forget_backward()
         self.forget_gradients()
@@ -117,7 +126,7 @@ class Embedding(Node):
 class LayerNorm(Node):
     def __init__(self, name: str, inputs: Sequence[Node]) -> None:
         super().__init__(name, inputs)
-        self.mean, self.rstd = Value(), Value()
+        self.mean, self.rstd = self.keep(), self.keep()
 
     def forward(self, at: At) -> None:
         normed, mean, rstd = ops.layer_norm(self.read(at))
@@ -128,11 +137,6 @@ class LayerNorm(Node):
     def dx(self, at: At) -> None:
         mean, rstd = (value.get(at.tokens, at.index) for value in (self.mean, self.rstd))
         self.pass_back(at, ops.layer_norm_dx(self.incoming(at), self.read(at), mean, rstd))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.mean.clear()
-        self.rstd.clear()
 
 
 class Linear(Node):
@@ -147,7 +151,7 @@ class Linear(Node):
         return self.weight.value.t() if self.transposed else self.weight.value
 
     def factor(self, at: At) -> Tensor:
-        """What is multiplied by the weights."""
+        """The input of the product with the weights."""
         return self.read(at)
 
     def forward(self, at: At) -> None:
@@ -168,28 +172,24 @@ class ActivatedLinear(Linear):
 
     def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, gated: bool) -> None:
         super().__init__(name, inputs, weight)
-        self.gated, self.activated = gated, Value()
+        self.gated, self.activated = gated, self.keep()
 
     def factor(self, at: At) -> Tensor:
         return self.activated.get(at.tokens, at.index)
 
     def forward(self, at: At) -> None:
-        self.activated.put(at.tokens, at.index, ops.activate(self.read(at), self.gated))
+        self.activated.put(at.tokens, at.index, activated(self.read(at), self.gated))
         super().forward(at)
 
     def dx(self, at: At) -> None:
         da = torch.mm(self.incoming(at), self.matrix.t())
-        self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.activated.clear()
+        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
 
 
 class Attention(Node):
     def __init__(self, name: str, inputs: Sequence[Node], mask: Tensor, heads: int) -> None:
         super().__init__(name, inputs)
-        self.mask, self.heads, self.probability = mask, heads, Value()
+        self.mask, self.heads, self.probability = mask, heads, self.keep()
 
     def forward(self, at: At) -> None:
         mixed, probability = ops.attention(self.read(at), self.mask, self.heads)
@@ -197,12 +197,8 @@ class Attention(Node):
         self.probability.put(at.tokens, at.index, probability)
 
     def dx(self, at: At) -> None:
-        # Never cut: of the backward pass only what is between two all-to-alls is.
+        # Never cut: in the backward pass only operators between two all-to-alls are.
         self.pass_back(at, ops.attention_dx(self.incoming(at), self.read(at), self.probability.whole(), self.heads))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.probability.clear()
 
 
 class Residual(Node):
@@ -223,7 +219,7 @@ class Loss(Node):
 
     def __init__(self, name: str, inputs: Sequence[Node], target: Tensor, tokens: int) -> None:
         super().__init__(name, inputs)
-        self.target, self.tokens, self.log = target, tokens, Value()
+        self.target, self.tokens, self.log = target, tokens, self.keep()
 
     def forward(self, at: At) -> None:
         total, log = ops.cross_entropy(self.read(at), self.target)
@@ -234,17 +230,13 @@ class Loss(Node):
         log, dtype = self.log.get(at.tokens, at.index), self.read(at).dtype
         self.pass_back(at, ops.cross_entropy_dx(log, self.target, self.tokens, dtype))
 
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.log.clear()
-
 
 class Gate(Node):
-    """Its output are the weights of the chosen experts, its input's gradient flows through these only."""
+    """The gate: its output are the weights of the chosen experts, and its input's gradient flows through these only."""
 
     def __init__(self, name: str, inputs: Sequence[Node], router: Weight, chosen: Tensor) -> None:
         super().__init__(name, inputs)
-        self.router, self.chosen, self.scores = router, chosen, Value()
+        self.router, self.chosen, self.scores = router, chosen, self.keep()
 
     def forward(self, at: At) -> None:
         weights, scores = ops.gate(self.read(at), self.router.value, at.tokens.part(self.chosen, at.index))
@@ -261,13 +253,10 @@ class Gate(Node):
     def dw(self, at: At) -> None:
         ops.add_product(self.read(at).t(), self._dlogits(at), self.router.gradient, self.router.is_first_write())
 
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.scores.clear()
-
 
 class AllToAll(Node):
-    """An all-to-all of rows, forward and for its gradient backward. `pack` gives what is sent, `arrived` takes what came."""
+    """An all-to-all of rows, forward and for its gradient backward. `pack` returns the rows to send, `arrived` takes
+    those received."""
 
     def __init__(self, name: str, inputs: Sequence[Node], layout: Layout, to_host: bool) -> None:
         super().__init__(name, inputs)
@@ -286,7 +275,7 @@ class AllToAll(Node):
         raise NotImplementedError
 
     def _at_host(self, at: At, value: Value, rows: Tensor) -> None:
-        """Rows that have arrived become a part of a value, in the host's order when they are first read."""
+        """Make arrived rows a part of a value, put into the host's order when they are first read."""
         parts = at.rows(self.layout)
         value.put(parts.host, at.index, lambda: rows.index_select(0, parts.to_host[at.index]))
 
@@ -359,11 +348,11 @@ class Experts(Node):
         return at.rows(self.layout).host
 
     def share(self, at: At) -> Share:
-        """How the experts share the rows."""
+        """The division of the rows among the experts."""
         return at.rows(self.layout).rows[at.index]
 
     def factor(self, at: At) -> Tensor:
-        """What is multiplied by the weights."""
+        """The input of the product with the weights."""
         return self.read(at)
 
     def forward(self, at: At) -> None:
@@ -382,22 +371,18 @@ class ActivatedExperts(Experts):
 
     def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, layout: Layout, gated: bool) -> None:
         super().__init__(name, inputs, weight, layout)
-        self.gated, self.activated = gated, Value()
+        self.gated, self.activated = gated, self.keep()
 
     def factor(self, at: At) -> Tensor:
         return self.activated.get(self.cut(at), at.index)
 
     def forward(self, at: At) -> None:
-        self.activated.put(self.cut(at), at.index, ops.activate(self.read(at), self.gated))
+        self.activated.put(self.cut(at), at.index, activated(self.read(at), self.gated))
         super().forward(at)
 
     def dx(self, at: At) -> None:
         da = experts_dx(self.incoming(at), self.weight.value, self.share(at))
-        self.pass_back(at, ops.activate_dx(da, self.read(at), self.gated))
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.activated.clear()
+        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
 
 
 class Aggregate(Node):

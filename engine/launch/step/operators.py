@@ -1,14 +1,13 @@
-"""The operators of a transformer on tensors: what each computes, and by hand the gradients of its input (dX) and of its weights
-(dW), apart from each other, so that a dW can run at another time than its dX.
+"""The operators of a transformer on tensors: the result of each, and by hand the gradients of its input (dX) and of its
+weights (dW), separately, so that a dW can run at another time than its dX.
 
 Tokens are rows, whole sequences next to each other. No operator has a bias and no layer norm a weight, as in
-`engine.overlap.transformer`. Softmax of gate and loss is taken in 32 bits at least; kernels of layer norm and attention do so
-by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.launch.rank.layer`) belongs to its second product:
-that one reads what the first wrote, and its dX is what the first product's dX and dW both read.
+`engine.overlap.transformer`. Softmax of gate and loss is taken in 32 bits at least; kernels of layer norm and attention
+do so by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.launch.rank.layer`) belongs to its second
+product, which reads the first one's output; its dX is the input of the first product's dX and dW.
 
-Products of many experts, each with rows of its own: in one kernel where PyTorch has it, else one GEMM after another.
-
-x: [row, k], rows ordered by expert; w: [expert, k, n].
+Products of many experts, each with rows of its own, run in one kernel where PyTorch has it, else one GEMM after
+another. There x is [row, k] with rows ordered by expert, and w is [expert, k, n].
 """
 
 from dataclasses import dataclass
@@ -45,15 +44,8 @@ def layer_norm_dx(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     return aten.native_layer_norm_backward(dy, x, list(x.shape[1:]), mean, rstd, None, None, wanted)[0]
 
 
-def activate(h: Tensor, gated: bool) -> Tensor:
-    """[row, inner] of [row, 2 · inner] (SwiGLU) or of [row, inner] (SiLU)."""
-    if not gated:
-        return torch.nn.functional.silu(h)
-    left, right = h.chunk(2, dim=1)
-    return torch.nn.functional.silu(left) * right
-
-
-def activate_dx(da: Tensor, h: Tensor, gated: bool) -> Tensor:
+def activated_dx(da: Tensor, h: Tensor, gated: bool) -> Tensor:
+    """The gradient of `layer.activated`, like its input h."""
     if not gated:
         return aten.silu_backward(da, h)
     left, right = h.chunk(2, dim=1)
@@ -73,7 +65,7 @@ def _tokens(parts: list[Tensor], sequence: int, heads: int) -> Tensor:
 
 
 def causal_mask(sequence: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[position, position]: minus infinity where one would look ahead."""
+    """[position, position]: minus infinity at positions that would look ahead."""
     return torch.full((sequence, sequence), float("-inf"), dtype=dtype, device=device).triu_(1)
 
 
@@ -98,9 +90,12 @@ def attention_dx(dy: Tensor, qkv: Tensor, probability: Tensor, heads: int) -> Te
 
 
 def gate(x: Tensor, router: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(weights [token, k], scores [token, expert]), both wide. Softmax scores over all experts; chosen: int64[token, k], the
-    experts that a token takes, below 0 for none. One choice weighs its score (Switch, Fedus et al. 2022, §2.1), several
-    their scores over the sum of these (GShard, Lepikhin et al. 2021, §2.2), dropped or not."""
+    """(weights [token, k], scores [token, expert]), both wide. Softmax scores over all experts. One choice weighs its
+    score (Switch, Fedus et al. 2022, §2.1), several their scores over the sum of these (GShard, Lepikhin et al. 2021,
+    §2.2), dropped or not.
+
+    chosen: int64[token, k], the experts that a token takes, below 0 for none
+    """
     scores = torch.softmax((x @ router).to(wide(x.dtype)), dim=1)
     picked = torch.where(chosen >= 0, scores.gather(1, chosen.clamp(min=0)), 0)
     return (picked if chosen.shape[1] == 1 else picked / _sum(picked)), scores
@@ -111,8 +106,8 @@ def _sum(picked: Tensor) -> Tensor:
 
 
 def gate_logits_dx(dweights: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
-    """[token, expert], the gradient of the gate's product, which its dX and its dW both start from. Nothing flows through
-    the choice itself."""
+    """[token, expert], the gradient of the gate's product, from which its dX and its dW both start. Nothing flows
+    through the choice itself."""
     taken = chosen >= 0
     index = chosen.clamp(min=0)
     picked = torch.where(taken, scores.gather(1, index), 0)
@@ -126,8 +121,12 @@ def gate_logits_dx(dweights: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
 
 
 def aggregate(rows: Tensor, weights: Tensor, row_of_copy: Tensor, kept: Tensor) -> Tensor:
-    """[token, d]: the weighted sum of a token's copies. rows: [row, d]; row_of_copy: int64[token, k], any row where
-    kept: bool[token, k] is False."""
+    """[token, d]: the weighted sum of a token's copies.
+
+    rows: [row, d]
+    row_of_copy: int64[token, k], any row if the copy is not kept
+    kept: bool[token, k]
+    """
     tokens, k = row_of_copy.shape
     if not len(rows):
         return rows.new_zeros((tokens, rows.shape[1]))
@@ -139,8 +138,11 @@ def aggregate(rows: Tensor, weights: Tensor, row_of_copy: Tensor, kept: Tensor) 
 
 
 def aggregate_dx(dy: Tensor, weights: Tensor, token_of_row: Tensor, copy_of_row: Tensor, padding: Tensor) -> Tensor:
-    """[row, d], the gradient of the copies. token_of_row, copy_of_row (token · k + choice): int64[row], any where
-    padding: int64, the rows without a token, has the row."""
+    """[row, d], the gradient of the copies.
+
+    token_of_row, copy_of_row (token · k + choice): int64[row], any value for rows in `padding`
+    padding: int64, the rows without a token
+    """
     scale = weights.reshape(-1).index_select(0, copy_of_row).to(dy.dtype).index_fill_(0, padding, 0)
     return dy.index_select(0, token_of_row).mul_(scale[:, None])
 
@@ -155,7 +157,7 @@ def aggregate_dweights(dy: Tensor, rows: Tensor, row_of_copy: Tensor, kept: Tens
 
 
 def spread(x: Tensor, token_of_row: Tensor, padding: Tensor) -> Tensor:
-    """[row, d]: the rows that a GPU sends, zero where there is no token."""
+    """[row, d]: the rows that a GPU sends, zero for those without a token."""
     return x.index_select(0, token_of_row).index_fill_(0, padding, 0)
 
 
@@ -179,8 +181,11 @@ def cross_entropy_dx(log: Tensor, target: Tensor, tokens: int, dtype: torch.dtyp
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """How the rows are shared among the experts. counts: rows of each; ends: int32[expert] on the rows' device, where each
-    expert's rows end."""
+    """The division of rows among the experts.
+
+    counts: rows of each
+    ends: int32[expert] on the rows' device, the end of each expert's rows
+    """
 
     counts: list[int]
     ends: Tensor
@@ -197,12 +202,12 @@ def experts(x: Tensor, w: Tensor, share: Share) -> Tensor:
 
 
 def experts_dx(dy: Tensor, w: Tensor, share: Share) -> Tensor:
-    """[row, k]"""
+    """[row, k], the gradient of the input."""
     return experts(dy, w.transpose(1, 2), share)
 
 
 def experts_dw(x: Tensor, dy: Tensor, share: Share, to: Tensor, fresh: bool) -> None:
-    """Write the gradients [expert, k, n] to `to`, or add them to what is there."""
+    """Write the gradients [expert, k, n] to `to`, or add them to those already there."""
     if _in_one_kernel(x, to):
         gradients = torch.nn.functional.grouped_mm(x.t(), dy, offs=share.ends)
         if fresh:

@@ -1,9 +1,4 @@
-"""A rank executes a planned training step: the tasks of the very program that was simulated, with real tensors.
-
-How a step's collectives start, whose tensors may have to pass through the host's memory.
-
-The process groups of a step: all-to-alls and all-reduces never wait in line behind each other.
-"""
+"""Execution of a planned training step on a rank: the tasks of the simulated program itself, with real tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,21 +30,22 @@ from engine.simulate.training.step import event_kind
 def start_collective(
     context: RankContext, collective: Callable[..., dist.Work], tensors: Sequence[Tensor]
 ) -> Callable[[], object]:
-    """Start a collective on tensors of the rank's device; what is returned waits until it is over, on a GPU until the current
-    stream has been told to wait for it.
+    """Start a collective on tensors of the rank's device. The function returned waits until it is over, on a GPU until
+    the current stream has been told to wait for it.
 
-    Where a GPU's tensors are sent over Gloo, all of it happens in that wait, not in the way of whoever starts it: what is sent
-    is copied to the host and what came from there, as a part of what the collective costs.
+    If a GPU's tensors are sent over Gloo, all of it happens in that wait, not in the way of the caller: the copies to
+    the host and back are a part of the collective's cost.
 
-    collective: takes the tensors and starts; tensors: what is sent first, what is received last, of an all-reduce one for both
+    collective: takes the tensors and starts
+    tensors: the one sent first, the one received last; one for both of an all-reduce
     """
     if context.communication_device == context.device:
         return collective(*tensors).wait
 
     def over() -> None:
         sent, *received = tensors
-        # The first copy keeps this thread until it is complete, as Gloo waits for no stream. The second one need not: what
-        # comes after it comes on the same stream.
+        # The first copy keeps this thread until it is complete, as Gloo waits for no stream. The second one need not: its
+        # readers are on the same stream.
         there = [page_locked(sent).copy_(sent), *map(page_locked, received)]
         collective(*there).wait()
         tensors[-1].copy_(there[-1], non_blocking=True)
@@ -58,25 +54,25 @@ def start_collective(
 
 
 class Groups:
-    """Making them is collective. exchanging: the ranks among which this rank exchanges tokens; count: how many such groups
-    there are, each of which holds every expert once, in the same order."""
+    """The process groups of a step: all-to-alls and all-reduces have their own, so that they never queue behind each
+    other. Making them is collective. `exchanging` is the group in which this rank exchanges tokens.
+
+    count: number of such groups, each of which holds every expert once, in the same order
+    """
 
     def __init__(self, context: RankContext, count: int) -> None:
         everyone, size = list(range(context.ranks)), context.ranks // count
         self.exchanging, self._all = context.groups(2)
         self._alike = self._all
         if count > 1:
-            self.exchanging = self._own(
-                context, [everyone[first : first + size] for first in range(0, context.ranks, size)]
-            )
+            blocks = [everyone[first : first + size] for first in range(0, context.ranks, size)]
+            self.exchanging = self._own(context, blocks)
             self._alike = self._own(context, [everyone[first::size] for first in range(size)])
-        for group in (self.exchanging, self._all, self._alike):
-            dist.all_reduce(
-                torch.zeros(1, device=context.communication_device), group=group
-            )  # connects, which no step should pay for
+        for group in (self.exchanging, self._all, self._alike):  # connects, which no step should pay for
+            dist.all_reduce(torch.zeros(1, device=context.communication_device), group=group)
 
     def of_gradients(self, of_experts: bool) -> dist.ProcessGroup:
-        """Those who add up a gradient: all ranks, or those that have the same experts."""
+        """The group that adds up a gradient: all ranks, or those that have the same experts."""
         return self._alike if of_experts else self._all
 
     @staticmethod
@@ -158,7 +154,7 @@ class StepExecutor:
         self._log()
 
     def difference(self) -> float | None:
-        """How much the last step's loss, final hidden state and gradients differ from those of the reference, see
+        """Difference of the last step's loss, final hidden state and gradients from those of the reference, see
         `check.difference`; None on all ranks but 0."""
         outcome = StepOutcome(
             self.context, self.graph, self.source, self.choices, self.hosts, self.weights, self.loss, self.hidden
@@ -167,7 +163,7 @@ class StepExecutor:
 
     @property
     def hidden(self) -> Tensor:
-        """[token, d]: what the head read in the last step."""
+        """[token, d]: the input of the head in the last step."""
         return self.nodes["layer_norm"].output.whole()
 
     @property
@@ -197,7 +193,7 @@ class StepExecutor:
         return bound_tasks
 
     def _gradients(self) -> dict[int, Tensor]:
-        """What every all-reduce adds up: gradients that are reduced at once lie side by side."""
+        """The buffer of every all-reduce: gradients that are reduced at once lie side by side."""
         names = {
             task: tuple(gradient.name.removeprefix("all_reduce.") for gradient in piece.gradients)
             for task, piece in self.program.pieces.items()
@@ -207,13 +203,12 @@ class StepExecutor:
         reduced = {}
         for task, piece in self.program.pieces.items():
             buffer = buffers[names[task]]
-            reduced[task] = buffer[
-                len(buffer) * piece.part // piece.parts : len(buffer) * (piece.part + 1) // piece.parts
-            ]
+            begin, end = (len(buffer) * part // piece.parts for part in (piece.part, piece.part + 1))
+            reduced[task] = buffer[begin:end]
         return reduced
 
     def _last_uses(self) -> dict[int, list[Callable[[], None]]]:
-        """What can be forgotten after a computation, so that activations do not stay for the whole step."""
+        """{computation: functions that forget values after it}, so that activations do not stay for the whole step."""
         last = dict.fromkeys(self.nodes, 0)
         for task, bound in self._bound.items():
             if bound.node is not None:
@@ -225,8 +220,8 @@ class StepExecutor:
         computations = np.flatnonzero(self.program.tasks.stream == COMPUTE)
         forgotten: dict[int, list[Callable[[], None]]] = {}
 
-        def forget(task: int, what: Callable[[], None]) -> None:
-            forgotten.setdefault(int(computations[np.searchsorted(computations, task)]), []).append(what)
+        def forget(task: int, action: Callable[[], None]) -> None:
+            forgotten.setdefault(int(computations[np.searchsorted(computations, task)]), []).append(action)
 
         for name, node in self.nodes.items():
             if name not in ("layer_norm", "loss"):  # which are compared with the reference
@@ -236,7 +231,7 @@ class StepExecutor:
         return forgotten
 
     def _compute(self, task: int) -> None:
-        """One computation, with the packing of what it hands to the network."""
+        """Run one computation, with the packing of the rows that it hands to the network."""
         self.network.begin(task)
         recorder, bound = self.context.recorder, self._bound[task]
         start = recorder.mark()
@@ -263,7 +258,7 @@ class StepExecutor:
         node.arrived(bound.at, backward, received)
 
     def _launch(self, task: int) -> Callable[[], None]:
-        """Start a collective; what it returns waits for its end, in a thread of the network."""
+        """Start a collective; the function returned waits for its end, in a thread of the network."""
         mark = self.context.recorder.mark
         collective, tensors = self._collective(task)
         begin = mark()
@@ -276,7 +271,7 @@ class StepExecutor:
         return over
 
     def _collective(self, task: int) -> tuple[Callable[..., dist.Work], list[Tensor]]:
-        """(what starts it, the tensors that it takes: what is sent first, what comes last)."""
+        """(function that starts it, its tensors: the one sent first, the one received last)."""
         if task in self._reduced:
             group = self.groups.of_gradients(self.program.pieces[task].gradients[0].groups > 1)
             return lambda gradients: dist.all_reduce(gradients, group=group, async_op=True), [self._reduced[task]]

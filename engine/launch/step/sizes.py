@@ -1,7 +1,8 @@
-"""How large a step is on every rank, before it runs, and how to make it small enough for the machine at hand.
+"""The memory and FLOP of a step on every rank before it runs, a step small enough for the machine at hand, and its
+planning problem.
 
-The planning problem that a launched step answers: as many alike GPUs as there are ranks. Only the order of the tasks is
-taken from it, which no time and no bandwidth has a part in.
+The problem has as many alike GPUs as there are ranks. Only the order of the tasks is taken from it, on which no time
+and no bandwidth has any influence.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.rank.instructions import POOL_STRIDE
 from engine.model import MoEModel
-from engine.overlap.operator_graph import Gemm
 from engine.overlap.transformer import transformer_step
 from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
@@ -31,7 +31,8 @@ def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostMode
 
 
 def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:
-    """How many groups of ranks hold all experts each. Raises InputError for what no rank can execute."""
+    """Number of groups of ranks that hold all experts each. Raises InputError for a plan or step that no rank can
+    execute."""
     placement = plan.placement
     if plan.goal is not Goal.TRAINING:
         raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
@@ -65,22 +66,15 @@ def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> i
 
 
 def step_flops(model: MoEModel, step: TrainingStep, plan: Plan) -> float:
-    """FLOP of the matrix products of one step on a rank, forward and backward, when routing is balanced; of filled buffers
-    the empty rows count, as they are computed too."""
+    """FLOP of the matrix products of one step on a rank, forward and backward, with balanced routing; the empty rows of
+    filled buffers count, as they are computed too."""
     graph = transformer_step(model, step, plan.placement.gpus // expert_groups(plan.placement))
     copies, rows = step.tokens * model.experts_per_token, step.capacity(model) * model.experts
     fill = rows / copies if step.capacity_factor and not _irregular(plan) else 1.0
-    return float(
-        sum(
-            (fill if operator.kind == "experts" else 1.0) * _flops(gemm)
-            for operator in graph.operators
-            for gemm in operator.gemms
-        )
+    products = (
+        (gemm, fill if operator.kind == "experts" else 1.0) for operator in graph.operators for gemm in operator.gemms
     )
-
-
-def _flops(gemm: Gemm) -> float:
-    return 2.0 * gemm.count * gemm.m * gemm.n * gemm.k
+    return float(sum(share * (2.0 * gemm.count * gemm.m * gemm.n * gemm.k) for gemm, share in products))
 
 
 def _irregular(plan: Plan) -> bool:
@@ -88,22 +82,20 @@ def _irregular(plan: Plan) -> bool:
 
 
 def step_bytes(problem: Problem, plan: Plan) -> np.ndarray:
-    """float64[rank]: bytes that a rank of the plan needs at once: weights, gradients, momentum and the random numbers that
-    weights are made of, and what the forward pass keeps for the backward pass. The problem has a step.
-
-    Of several plans in one launch see `further_plan_bytes`.
-    """
+    """float64[rank]: bytes that a rank of the plan needs at once: weights, gradients, momentum, the random numbers that
+    weights are made of, and activations kept for the backward pass. The problem has a step. For several plans in one
+    launch see `further_plan_bytes`."""
     state = step_state_bytes(problem, plan.placement) + pool_bytes(problem.model, problem.step)
-    # Weights are made one by one beside those that they go to, in memory that the allocator keeps afterwards.
+    # Weights are made one by one and then copied, in memory that the allocator keeps afterwards.
     state += max(_widest(problem.model, problem.step) * problem.model.bytes_per_number, problem.model.bytes_per_expert)
-    # Nothing is kept when gradients are compared: with what rank 0 sends, their difference and its magnitude.
+    # No activation is kept when gradients are compared: then there are rank 0's tensor, the difference and its magnitude.
     largest = max(_widest(problem.model, problem.step), _first_matrix(problem.model))
     return state + np.maximum(_kept_bytes(problem, plan.placement, _irregular(plan)), 3 * 4.0 * largest)
 
 
 def further_plan_bytes(problem: Problem, before: Sequence[Plan], plan: Plan) -> np.ndarray:
-    """float64[rank]: what a plan needs besides in a launch that has those before it: gradients of its own, and the rest of
-    its experts on a rank where none of them has the same ones in a layer."""
+    """float64[rank]: additional bytes of a plan in a launch with the plans before it: gradients of its own, and the
+    rest of its experts on a rank if none of them has the same ones in a layer."""
     model, placement = problem.model, plan.placement
     added = np.zeros(placement.gpus)
     for layer, row in enumerate(placement.experts_of_gpu):
@@ -116,21 +108,21 @@ def further_plan_bytes(problem: Problem, before: Sequence[Plan], plan: Plan) -> 
 
 
 def staged_bytes(problem: Problem, plan: Plan) -> float:
-    """Page-locked memory of the fullest rank, if all its collectives pass through the host: for what it sends and receives, and
-    for all its gradients, each rounded up to a power of two."""
+    """Page-locked bytes of the fullest rank, if all its collectives pass through the host: for the rows that it sends
+    and receives, and for all its gradients, each rounded up to a power of two."""
     traffic = route(problem, plan.placement, _irregular(plan)).traffic
     exchanged = max(float(traffic.sum(axis=axis).max()) for axis in (1, 2))
     return 2.0 * (2 * exchanged + float(gradient_bytes(problem, plan).max()))
 
 
 def gradient_bytes(problem: Problem, plan: Plan) -> np.ndarray:
-    """float64[rank]: of all weights of a plan."""
+    """float64[rank]: bytes of the gradients of all weights of a plan."""
     model = problem.model
     return step_state_bytes(problem, plan.placement) * model.bytes_per_number / bytes_per_parameter(model)
 
 
 def reference_bytes(model: MoEModel, step: TrainingStep, ranks: int) -> float:
-    """Bytes that rank 0 needs besides for the comparison: weights of all experts with their gradients, and the activations
+    """Additional bytes of rank 0 for the comparison: weights of all experts with their gradients, and the activations
     of all ranks' tokens, in 32 bits."""
     model = model.model_copy(update={"dtype": "fp32"})
     alone = step_problem(model, step.model_copy(update={"batch": step.batch * ranks}), 1)
@@ -142,7 +134,7 @@ def reference_bytes(model: MoEModel, step: TrainingStep, ranks: int) -> float:
 
 
 def pool_bytes(model: MoEModel, step: TrainingStep) -> float:
-    """The random numbers that weights are made of, and the routers."""
+    """Bytes of the random numbers that weights are made of, and of the routers."""
     layers = len(model.moe_layers)
     # One for every expert, at most five for the other matrices of a layer, and those of embedding and head.
     windows = POOL_STRIDE * (layers * model.experts + 5 * model.layers + 3)
@@ -151,7 +143,7 @@ def pool_bytes(model: MoEModel, step: TrainingStep) -> float:
 
 
 def _widest(model: MoEModel, step: TrainingStep) -> int:
-    """Numbers of the largest matrix that is no expert's."""
+    """Numbers of the largest matrix of any operator but experts."""
     inner = max(step.dense_d_ff, model.shared_experts * model.d_ff) * (model.ffn_matrices - 1)
     return model.d_model * max(step.vocabulary, 3 * model.d_model, inner)
 
@@ -162,17 +154,17 @@ def _first_matrix(model: MoEModel) -> int:
 
 
 def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.ndarray:
-    """float64[rank]: what is kept from the forward pass, and the gradients of the operator that has most of them."""
+    """float64[rank]: bytes kept from the forward pass, and the gradients of the operator that has most of them."""
     model, step = problem.model, problem.step
     number, wide, width, tokens = model.bytes_per_number, max(model.bytes_per_number, 4.0), model.d_model, step.tokens
     routing = route(problem, placement, irregular)
     received = np.nan_to_num(routing.rows).sum(axis=2)  # [layer, rank]
     sent = routing.traffic.sum(axis=2) / model.bytes_per_token
     matrices, scores = model.ffn_matrices, tokens * step.heads * step.sequence_length * number
-    # Both norms, queries, keys and values, both sums, what attention mixed and its projection; and the probabilities.
+    # Both norms, queries, keys and values, both sums, the mixed values and their projection; and the probabilities.
     attention = 9 * tokens * width * number + scores
     dense = tokens * (matrices * step.dense_d_ff + width) * number
-    # What came in the experts' order, their inner rows before and after activation, their results; the same back at home.
+    # Arrived rows in the experts' order, their inner rows before and after activation, their results; and these at home.
     experts = (received * (2 * width + matrices * model.d_ff) + sent * width) * number
     experts += tokens * (width * number + model.experts * wide)
     if model.shared_experts:
@@ -183,8 +175,9 @@ def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.n
 
 
 def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budget: float) -> TrainingStep:
-    """The step with fewer and shorter sequences, so that a rank of no plan has more than `flop_budget` FLOP to do, or as few
-    as the plans allow: no part of a batch has less than a sequence, no part of an expert's buffer less than a row.
+    """The step with fewer and shorter sequences, so that a rank of no plan has more than `flop_budget` FLOP to do, or
+    as few as the plans allow: no part of a batch has less than a sequence, no part of an expert's buffer less than a
+    row.
 
     Sequences are left out first, which keeps all operators in proportion; then they are shortened. A step that fits
     stays as it is.
@@ -199,12 +192,11 @@ def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budg
     sequences, rows = ([part for cut in cuts for part in cut[which]] for which in (0, 1))
     least = min(step.batch, max(sequences, default=1))
     one_sequence = step.model_copy(update={"batch": 1})
-    affordable = int(
-        flop_budget / max(step_flops(model, one_sequence, plan) for plan in plans)
-    )  # FLOP grow with the batch
+    # FLOP grow with the batch.
+    affordable = int(flop_budget / max(step_flops(model, one_sequence, plan) for plan in plans))
     batch = min(step.batch, max(least, affordable))
     together = lcm(*sequences) if sequences else 1
-    batch = batch // together * together or batch  # equal parts where there are enough sequences
+    batch = batch // together * together or batch  # equal parts, if there are enough sequences
     small = step.model_copy(update={"batch": batch})
     # Tokens of a rank so that each of its experts' buffers has a row for every part.
     tokens = max(rows, default=1) * model.experts / (model.experts_per_token * (step.capacity_factor or 1))
@@ -220,7 +212,7 @@ def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budg
 
 
 def _cuts(plan: Plan, model: MoEModel, step: TrainingStep) -> tuple[list[int], list[int]]:
-    """(parts into which the plan cuts the batch, those into which it cuts the experts' buffers)."""
+    """(parts into which the plan cuts the batch, parts into which it cuts the experts' buffers)."""
     along: tuple[list[int], list[int]] = ([], [])
     if plan.pipeline is not None:
         along[1].extend(plan.pipeline.forward + plan.pipeline.backward)

@@ -1,8 +1,8 @@
 """The weights of a step on one rank, their gradients and momentum, and the update.
 
-A step is repeated, and every repetition must do the same work on the same numbers: its gradients are compared with those of a
-reference that starts from the weights that the seed gives. So the update is really applied, and before the next step the
-weights are made anew from the pool of random numbers, which no clock counts; no second copy of them is kept.
+A step is repeated, and every repetition must do the same work on the same numbers: its gradients are compared with
+those of a reference that starts from the weights of the seed. So the update is really applied, and before the next step
+the weights are made anew from the pool of random numbers, which no clock counts; no second copy of them is kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,12 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 class Source:
-    """Where the weights of a launch's model come from: any rank can make any of them. Use `source_of`."""
+    """The source of the weights of a launch's model: any rank can make any of them. Use `source_of`."""
 
     def __init__(self, context: RankContext, graph: OperatorGraph) -> None:
         model, step = context.instructions.model, context.instructions.step
-        dense = [
-            operator.name
-            for operator in graph.of_phase("forward")
-            if operator.parameters and operator.kind != "experts"
-        ]
+        forward = graph.of_phase("forward")
+        dense = [operator.name for operator in forward if operator.parameters and operator.kind != "experts"]
         self.begin = {name: POOL_STRIDE * place for place, name in enumerate(dense)}
         self.model, self.step = model, step
         self.held = context.weights(model, len(model.moe_layers))
@@ -42,7 +39,7 @@ class Source:
         self.pool = pool.to(context.device, context.dtype)
 
     def shape(self, operator: Operator) -> tuple[int, int]:
-        """Of the matrix of a forward operator; of experts, of one of them."""
+        """Shape of the matrix of a forward operator; for experts, of one of them."""
         model, width, inward = self.model, self.model.d_model, self.model.ffn_matrices - 1
         if operator.kind == "embedding":
             return self.step.vocabulary, width
@@ -56,8 +53,7 @@ class Source:
         return width, self.step.vocabulary if operator.name == HEAD else columns
 
     def dense(self, operator: Operator) -> Tensor:
-        """The weights of any other operator than experts, in memory of their own. Scaled so that activations keep their
-        size."""
+        """The weights of any operator but experts, in memory of their own. Scaled so that activations keep their size."""
         moe = self.model.moe_layers
         if operator.kind == "gate":
             return self.held.router[moe.index(operator.layer)].clone()
@@ -67,7 +63,7 @@ class Source:
         return self.pool[begin : begin + rows * columns].view(rows, columns) * fan_in**-0.5
 
     def is_tied(self, operator: Operator) -> bool:
-        """Whether an operator shares the embedding's matrix."""
+        """True if an operator shares the embedding's matrix."""
         return operator.name == HEAD and self.step.tied_embeddings
 
     def experts(self, operator: Operator, chosen: Sequence[int]) -> Tensor:
@@ -88,8 +84,8 @@ def source_of(context: RankContext, graph: OperatorGraph) -> Source:
 
 
 class Parameter:
-    """One tensor of weights and its momentum. Where the numbers are shorter than 32 bits, the update works on a copy in 32
-    bits. experts: which ones the tensor has, None for what is no expert's."""
+    """One tensor of weights and its momentum. If the numbers are shorter than 32 bits, the update works on a copy in 32
+    bits. experts: the experts of the tensor, None for any other operator."""
 
     def __init__(self, operator: Operator, experts: Sequence[int] | None, source: Source) -> None:
         self.operator, self.chosen, self.source = operator, experts, source
@@ -102,7 +98,7 @@ class Parameter:
         self.reset()
 
     def reset(self) -> None:
-        """Be as at the start: the weights of the seed, no momentum."""
+        """Restore the start: the weights of the seed, no momentum."""
         source, operator = self.source, self.operator
         if self.chosen is None:
             self.value.copy_(source.dense(operator))
@@ -123,7 +119,7 @@ class Parameter:
 
 
 class Weight:
-    """A parameter with the gradient that one executor has of it."""
+    """A parameter with one executor's gradient of it."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -135,13 +131,13 @@ class Weight:
         return self.parameter.value
 
     def begin(self) -> None:
-        """Before a step."""
+        """Begin a step."""
         self._written = False
         if self.parameter.changed:
             self.parameter.reset()
 
     def is_first_write(self) -> bool:
-        """Whether nothing has been written to the gradient in this step; asked by who is about to write."""
+        """True if nothing has been written to the gradient in this step; asked right before a write."""
         written, self._written = self._written, True
         return not written
 
@@ -150,8 +146,8 @@ class Weight:
 
 
 def weights_of(graph: OperatorGraph, source: Source, hosted: dict[int, list[int]]) -> dict[str, Weight]:
-    """The weights of all forward operators that have some of their own, by operator. hosted: the experts of this rank in every
-    MoE layer, by model layer."""
+    """{operator: weight} of all forward operators with weights of their own. hosted: {model layer: experts of this
+    rank}."""
     known = source.parameters
     weights: dict[str, Weight] = {}
     for operator in graph.of_phase("forward"):
@@ -165,8 +161,8 @@ def weights_of(graph: OperatorGraph, source: Source, hosted: dict[int, list[int]
 
 
 def lay_out_gradients(weights: dict[str, Weight], together: Iterable[Sequence[str]]) -> list[Tensor]:
-    """Give all weights memory for their gradients, those that are reduced together side by side. together: names of operators;
-    returns the memory of each of them, flat."""
+    """Give all weights memory for their gradients, those that are reduced together side by side, and return the memory
+    of each group, flat. together: groups of operator names."""
     buffers = []
     for names in together:
         buffer = weights[names[0]].value.new_zeros(sum(weights[name].value.numel() for name in names))

@@ -1,6 +1,6 @@
 """The first tables: workspaces, plans, reviews, comments, decisions, runs.
 
-Written out, not taken from `engine.store.tables`: those will change, what a database of this version has will not.
+Written out, not taken from `engine.store.tables`: those will change, the tables of a database of this version will not.
 """
 
 import sqlalchemy as sa

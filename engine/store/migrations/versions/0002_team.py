@@ -1,6 +1,5 @@
-"""What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes. And what
-a login knows those by who save, ask and decide; what a comment points to; when the
-thresholds of a verdict were changed; and when a person last looked at a review."""
+"""Columns for the list of saved plans, as the inputs and figures of a row can be megabytes; logins of those who save,
+ask and decide; places of comments; changes of a verdict's thresholds; and persons' last looks at reviews."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -40,7 +39,8 @@ def upgrade() -> None:
 
 
 def _sum_up() -> None:
-    """Of plans that are there: what was kept with them. What was deployed was not simulated then, so they have no gain."""
+    """Fill the columns of existing plans from their kept data. Their baseline was not simulated then, so they have no
+    gain."""
     saved_plan = sa.table(
         "saved_plan",
         *(sa.column(name, sa.JSON) for name in ("inputs", "figures")),
