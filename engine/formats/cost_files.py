@@ -1,4 +1,4 @@
-"""Times out of files, whatever they are: which of the formats with times has which reader."""
+"""Measured times and fitted lines out of files: the reader of every format that has times."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +37,9 @@ OF_ONE_PAIR = (
 
 
 def read_costs(path: Path) -> CostProfile | MeasuredTimes:
-    """Fitted lines or measured times, told by content: either of them as saved, what `calibrate` writes, measured times as a
-    table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises InputError."""
+    """Fitted lines or measured times, told by content: either of them as saved, a calibration that `calibrate` wrote, measured
+    times as a table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises
+    InputError."""
     with one_clear_line(path):
         format = identify(path)
         if format.name not in _READERS:
@@ -59,7 +60,7 @@ def read_collectives(path: Path) -> tuple[CollectiveTimes, ...]:
 
 
 def findings_of_times(path: Path) -> list[Finding]:
-    """What is to be said of a file of times: what of it was left out, or why nothing can be read off it."""
+    """Findings on a file of times: the parts that were left out, or the reason why nothing can be read off it."""
     try:
         costs = read_costs(path)
     except InputError as error:
@@ -71,5 +72,5 @@ def findings_of_times(path: Path) -> list[Finding]:
 
 
 def is_of_one_pair(path: Path) -> bool:
-    """Whether a file has nccl-tests between two GPUs, which draw a cluster with those of other pairs."""
+    """True if a file has nccl-tests between two GPUs, which draw a cluster together with those of other pairs."""
     return identify(path).name == "nccl-tests" and bool(nccl_pairs.pairs_in(path))

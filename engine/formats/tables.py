@@ -210,7 +210,7 @@ def _by_columns(table: Table) -> Workload:
             continue
         if missing := [name for name in form.needed if name not in at]:
             raise table.source.fault(
-                f"column '{missing[0]}' is missing; {form.what} needs {', '.join(form.needed)} "
+                f"column '{missing[0]}' is missing; {form.title} needs {', '.join(form.needed)} "
                 f"(found: {', '.join(table.header)[:120]})"
             )
         names = [name for name in form.needed + form.optional if name in at]

@@ -182,10 +182,10 @@ def _tells(glance: Glance) -> bool:
     return glance.record.get("record_type") in (STATS, META, *_MARKERS)
 
 
-FORMATS = (Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads)),)
+LOADS = Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads))
 
 
-ASCEND_NAME = "torch-loads"
+TENSOR_NAME = "torch-loads"
 _TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 _PROTOCOL_BYTES = 2
 
@@ -195,13 +195,11 @@ def read_tensor(source: Source) -> ExpertLoad:
     counts = array_of(source.path, load_torch_file(source.path), "the tensor")
     if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
         raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
-    return loads_of_table(source, counts, ASCEND_NAME)
+    return loads_of_table(source, counts, TENSOR_NAME)
 
 
-def _tells_ascend_loads(glance: Glance) -> bool:
+def _is_tensor(glance: Glance) -> bool:
     return glance.pickled[_PROTOCOL_BYTES:].startswith(_TENSOR)
 
 
-ASCEND_FORMATS = (
-    Format(ASCEND_NAME, "a tensor of expert loads", "loads", _tells_ascend_loads, of_one_file(read_tensor)),
-)
+TENSOR = Format(TENSOR_NAME, "a tensor of expert loads", "loads", _is_tensor, of_one_file(read_tensor))
