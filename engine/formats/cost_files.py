@@ -9,7 +9,7 @@ from engine.errors import InputError
 from engine.formats.format import BELONGS
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.recognition import identify
-from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
+from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object
 from engine.workload import Finding
 
 
@@ -63,12 +63,12 @@ def findings_of_times(path: Path) -> list[Finding]:
     """Findings on a file of times: the parts that were left out, or the reason why nothing can be read off it."""
     try:
         costs = read_costs(path)
-    except InputError as error:
-        return [Finding(severity="error", code="no-times", message=str(error))]
+    except InputError as refused:
+        return [error("no-times", str(refused))]
     notes = list(costs.notes or ()) if isinstance(costs, MeasuredTimes) else []
     if is_of_one_pair(path):
         notes.append(f"{OF_ONE_PAIR}, or give them to detect --pairs")
-    return [Finding(severity="ok", code="times", message=note) for note in notes]
+    return [ok("times", note) for note in notes]
 
 
 def is_of_one_pair(path: Path) -> bool:

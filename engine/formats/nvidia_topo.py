@@ -1,11 +1,11 @@
-"""What `nvidia-smi topo -m` prints: which links join the GPUs of one machine.
+"""The text of `nvidia-smi topo -m`: which links join the GPUs of one machine.
 
 A head `GPU0 GPU1 … NIC0 … CPU Affinity …`, one row for every GPU and NIC, then a legend. A cell is X (itself), NV# (so many
 NVLinks), or a path over PCIe: PIX and PXB over switches, PHB over the host bridge, NODE and SYS (SOC in old drivers) between
 bridges and sockets. Network cards are called NIC0 … or by their names, mlx5_0.
 
 The text does not name the GPUs, so their type must come from elsewhere: from the person, or from the lines of `nvidia-smi -L`
-(`GPU 0: NVIDIA H200 (UUID: …)`) where the file has them too, before or after the matrix.
+(`GPU 0: NVIDIA H200 (UUID: …)`) if the file has them too, before or after the matrix.
 """
 
 import re
@@ -36,9 +36,13 @@ _LISTED = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: .*)?")
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The matrix of one machine. nvlinks: int64[gpu, gpu], 0 between GPUs that talk over PCIe and on the diagonal; nics: how
-    many network cards; names: of the GPUs, () where the file does not have them; across: whether a pair's path over PCIe
-    crosses sockets (SYS)."""
+    """The matrix of one machine.
+
+    nvlinks: int64[gpu, gpu]; 0 between GPUs that talk over PCIe and on the diagonal
+    nics: number of network cards
+    names: of the GPUs, () if the file does not have them
+    across: True if a pair's path over PCIe crosses sockets (SYS)
+    """
 
     nvlinks: np.ndarray
     nics: int
@@ -47,7 +51,7 @@ class Topology:
 
 
 def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn:
-    """The machine as a cluster of one node, with notes on what the text does not say; raises InputError.
+    """The machine as a cluster of one node, with notes on the facts that the text lacks; raises InputError.
 
     types: the catalogue's type of all GPUs, or one for each; None: as the lines of `nvidia-smi -L` in the file say
     """
@@ -139,7 +143,7 @@ def _nvlinks(cell: str) -> int:
 
 
 def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:
-    """The catalogue's type of every GPU; raises InputError when it is neither given nor in the file."""
+    """The catalogue's type of every GPU; raises InputError if it is neither given nor in the file."""
     count = len(topology.nvlinks)
     if types is not None:
         chosen = [types] * count if isinstance(types, str) else list(types)

@@ -16,12 +16,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from engine.errors import InputError, one_line
 from engine.formats.number_lists import loads
 from engine.model import MoEModel
+from engine.workload import Finding
 
 MAX_FILE_BYTES = 200 * 1024**2
 MAX_UNPACKED_BYTES = 2 * 1024**3
@@ -69,6 +71,21 @@ def fault(path: Path, text: str, place: str = "") -> InputError:
     """The InputError `FILE, PLACE: TEXT` on one line."""
     where = f"{path.name or path}, {place}" if place else path.name or path
     return InputError(one_line(f"{where}: {text}"))
+
+
+def ok(code: str, message: str, **further: Any) -> Finding:
+    """A finding that is good to know. further: the other fields of `Finding`"""
+    return Finding(severity="ok", code=code, message=message, **further)
+
+
+def warning(code: str, message: str, **further: Any) -> Finding:
+    """A finding that plans may be wrong. further: the other fields of `Finding`"""
+    return Finding(severity="warning", code=code, message=message, **further)
+
+
+def error(code: str, message: str, **further: Any) -> Finding:
+    """A finding that plans would be wrong. further: the other fields of `Finding`"""
+    return Finding(severity="error", code=code, message=message, **further)
 
 
 def quoted(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, settings
 
 from engine.errors import InputError
-from engine.formats import check_recording, number_lists, read_workload
+from engine.formats import check_recording, read_workload, scan_lists
 from engine.workload import Workload
 from tests.cases.examples import examples
 
@@ -26,7 +26,7 @@ LONGEST_LINE = 1000
 
 any_input = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 _PROCESS = Path("/proc/self")
-number_lists.compile_ahead()  # which `make` does after installing, and is no part of those seconds
+scan_lists.compile_ahead()  # which `make` does after installing, and is no part of those seconds
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Can a recording be trusted? What a person should know before planning on it, and how to mend it: one file a kind of fault."""
+"""Can a recording be trusted? Findings that a person should know before planning on it, with the remedy of each."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ __all__ = ["check_recording", "limited_groups"]
 
 
 def check_recording(workload: Workload, model: MoEModel | None = None) -> list[Finding]:
-    """Findings on a workload, those of its reader first, never empty. Layers are MoE layers, as in the workload.
+    """The findings on a workload, those of its reader first, never empty. Layers are MoE layers, as in the workload.
 
     model: the model that was recorded; without it slot ids and the numbering of layers cannot be checked
     """

@@ -34,7 +34,7 @@ from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.pair_cluster import PairTimes
 from engine.errors import InputError
 from engine.formats.format import FileSet, Format, Glance
-from engine.formats.source import check_size, check_there, fault, one_clear_line, quoted
+from engine.formats.source import check_size, check_there, error, fault, ok, one_clear_line, quoted
 from engine.workload import Finding
 
 OPERATIONS = {"alltoall_perf": "all_to_all", "all_reduce_perf": "all_reduce", "sendrecv_perf": "send_receive"}
@@ -306,16 +306,13 @@ def findings_of_pairs(paths: Sequence[Path]) -> list[Finding]:
     """What is to be said of a set of logs: how many pairs it has, what was left out, or why nothing can be read off it."""
     try:
         pairs, notes = read_pairs(paths)
-    except InputError as error:
-        return [Finding(severity="error", code="no-pairs", message=str(error))]
+    except InputError as refused:
+        return [error("no-pairs", str(refused))]
     gpus, hosts = len(pairs.hosts), len(set(pairs.hosts))
     count, all_pairs = int(np.isfinite(pairs.rate).sum()) // 2, gpus * (gpus - 1) // 2
     covers = f"{count} of the {all_pairs} pairs of {gpus} GPUs on {hosts} host{'s' * (hosts > 1)} were measured"
     severity = "ok" if count == all_pairs else "warning"
-    return [
-        Finding(severity=severity, code="pairs", message=covers),
-        *(Finding(severity="ok", code="pairs", message=note) for note in notes),
-    ]
+    return [Finding(severity=severity, code="pairs", message=covers), *(ok("pairs", note) for note in notes)]
 
 
 def _share(path: Path, test: NcclTest) -> float | None:

@@ -15,7 +15,7 @@ import numpy as np
 from engine.formats.arrays import routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
-from engine.formats.source import Source
+from engine.formats.source import Source, ok, warning
 from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "megatron-router-trace"
@@ -167,77 +167,57 @@ def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
 
 def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]:
     if len(stages.layers) > 1:
-        yield Finding(
-            severity="ok",
-            code="pipeline-stages",
-            message=(f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another."),
+        yield ok(
+            "pipeline-stages",
+            f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another.",
         )
     missing = sorted(set(range(ranks[-1].rank + 1)) - {records.rank for records in ranks})
     if missing:
-        yield Finding(
-            severity="warning",
-            code="missing-ranks",
-            message=(
-                f"The files of {len(missing)} ranks are missing (first: rank {missing[0]}), so their tokens are not counted; "
-                "add them."
-            ),
+        yield warning(
+            "missing-ranks",
+            f"The files of {len(missing)} ranks are missing (first: rank {missing[0]}), so their tokens are not counted; "
+            "add them.",
         )
     if stages.model_layers is None:
-        yield Finding(
-            severity="warning",
-            code="layer-numbering",
-            message=(
-                "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
-                "(--model)."
-            ),
+        yield warning(
+            "layer-numbering",
+            "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
+            "(--model).",
         )
 
 
 def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterator[Finding]:
     if copies:
-        yield Finding(
-            severity="warning",
-            code="tensor-parallel-copies",
-            message=(
-                f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
-                "out."
-            ),
+        yield warning(
+            "tensor-parallel-copies",
+            f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
+            "out.",
         )
     if recomputed:
-        yield Finding(
-            severity="warning",
-            code="recomputed-copies",
-            message=(
-                f"{recomputed} micro-batches were recorded twice in a step, as recomputing activations does; the second is "
-                "left out."
-            ),
+        yield warning(
+            "recomputed-copies",
+            f"{recomputed} micro-batches were recorded twice in a step, as recomputing activations does; the second is "
+            "left out.",
         )
     if batches.incomplete:
-        yield Finding(
-            severity="warning",
-            code="incomplete-steps",
-            message=(
-                f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
-                "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded."
-            ),
+        yield warning(
+            "incomplete-steps",
+            f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
+            "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded.",
         )
 
 
 def _about_files(ranks: Sequence[Records]) -> Iterator[Finding]:
     if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in ranks):
-        yield Finding(
-            severity="warning",
-            code="mtp-left-out",
-            message=(
-                f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
-                "the decoder's."
-            ),
+        yield warning(
+            "mtp-left-out",
+            f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
+            "the decoder's.",
         )
     if any(records.sidecars for records in ranks):
-        yield Finding(
-            severity="ok",
-            code="sidecars",
-            message="Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
+        yield ok(
+            "sidecars",
+            "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
         )
 
 

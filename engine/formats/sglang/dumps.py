@@ -25,7 +25,7 @@ import numpy as np
 from engine.formats import torch_files
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, MAX_SPLIT, expert_load, first
 from engine.formats.format import Format, Glance
-from engine.formats.source import MAX_FILE_BYTES, Source, quoted
+from engine.formats.source import MAX_FILE_BYTES, Source, error, ok, quoted, warning
 from engine.formats.step_spans import split_steps
 from engine.workload import ExpertLoad, Finding, Origin
 
@@ -150,10 +150,10 @@ def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
             f"Rank {apart[0]} ended with another placement of experts than rank {reference.rank}: the balancer moved "
             "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off."
         )
-        findings.append(Finding(severity="error", code="balancer-moved", message=message))
+        findings.append(error("balancer-moved", message))
     if drafts := sum(dump.drafts for dump in by_rank):
         message = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
-        findings.append(Finding(severity="ok", code="draft-model-left-out", message=message))
+        findings.append(ok("draft-model-left-out", message))
     return findings
 
 
@@ -166,7 +166,7 @@ def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
         f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
         "parallelism: every token is counted once, and which rank held it is left open."
     )
-    return [Finding(severity="ok", code="copies-dropped", message=message)]
+    return [ok("copies-dropped", message)]
 
 
 def find_missing(ranks: Sequence[int]) -> list[Finding]:
@@ -178,7 +178,7 @@ def find_missing(ranks: Sequence[int]) -> list[Finding]:
     message = (
         f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
     )
-    return [Finding(severity="warning", code="ranks-missing", message=message)]
+    return [warning("ranks-missing", message)]
 
 
 def recording_of(path: Path) -> str:
@@ -225,35 +225,26 @@ def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray
     findings = []
     if (mtp := extra[extra >= model.layers]).size:
         findings.append(
-            Finding(
-                severity="ok",
-                code="mtp-layer-left-out",
-                message=(
-                    f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
-                    "MTP layer, which is placed by itself."
-                ),
+            ok(
+                "mtp-layer-left-out",
+                f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
+                "MTP layer, which is placed by itself.",
             )
         )
     if (dense := extra[extra < model.layers]).size:
         findings.append(
-            Finding(
-                severity="warning",
-                code="counts-in-dense-layers",
-                message=(
-                    f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
-                    "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording."
-                ),
+            warning(
+                "counts-in-dense-layers",
+                f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
+                "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording.",
             )
         )
     if (missing := np.flatnonzero(expected & ~used)).size:
         findings.append(
-            Finding(
-                severity="warning",
-                code="layers-missing",
-                message=(
-                    f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
-                    "it; record again, or plan without it."
-                ),
+            warning(
+                "layers-missing",
+                f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
+                "it; record again, or plan without it.",
             )
         )
     return np.flatnonzero(used & expected), findings

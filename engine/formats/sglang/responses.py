@@ -18,7 +18,7 @@ from engine.formats.format import Format, Glance
 from engine.formats.json_lines import lines, parse_value
 from engine.formats.routed_experts import decode_int32
 from engine.formats.sglang.dumps import moe_rows
-from engine.formats.source import MAX_FILE_BYTES, Source, without_ids
+from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
 from engine.model import MoEModel
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
@@ -71,7 +71,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         message = (
             f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
         )
-        findings = [*findings, Finding(severity="warning", code="tokens-not-captured", message=message)]
+        findings = [*findings, warning("tokens-not-captured", message)]
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
         phase=None if any(phase is None for phase in phases) else np.concatenate(phases),

@@ -21,7 +21,7 @@ from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SPLIT,
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.sglang.dumps import moe_rows
-from engine.formats.source import Source, quoted, read_json_object
+from engine.formats.source import Source, quoted, read_json_object, warning
 from engine.formats.step_spans import sum_spans
 from engine.workload import ExpertLoad, Finding, Origin
 
@@ -105,7 +105,7 @@ def _in_time(counts: np.ndarray) -> tuple[np.ndarray, list[Finding]]:
             "in it; only with --expert-distribution-recorder-buffer-size -1 are steps in order. Totals are right "
             "either way; what is judged over time may begin in the middle of the recording."
         )
-        return used, [Finding(severity="warning", code="step-order", message=message)]
+        return used, [warning("step-order", message)]
     # The longest run of empty steps, around the end too, is what was not filled: the oldest step follows it.
     following = np.roll(used, -1)
     gap = (following - used - 1) % steps

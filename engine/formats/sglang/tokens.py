@@ -31,7 +31,7 @@ from engine.formats.arrays import MAX_K, MAX_RANKS, MAX_SPLIT, routing_trace, tr
 from engine.formats.format import Format, Glance
 from engine.formats.sglang import dumps
 from engine.formats.sglang.dumps import Dump, moe_rows
-from engine.formats.source import Source, quoted
+from engine.formats.source import Source, error, ok, quoted, warning
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace, TrafficMatrix
 
 EXTEND, DECODING, MIXED, IDLE, TARGET_VERIFY = 1, 2, 3, 4, 5
@@ -143,7 +143,7 @@ def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
             f"The traffic is of {written} of {passes} passes: SGLang's recorder keeps one list for all, so only the "
             "last pass is left. For more, record the tokens and let the studio count what they send."
         )
-        findings = (Finding(severity="warning", code="traffic-of-last-pass", message=message),)
+        findings = (warning("traffic-of-last-pass", message),)
     return replace(matrix, origin=Origin(format=name, findings=findings))
 
 
@@ -330,13 +330,13 @@ def _find_in_passes(passes: list[Pass]) -> list[Finding]:
     findings = []
     if unrouted := sum(part.unrouted for part in passes):
         message = f"{unrouted} tokens without any choice are left out: padding, or never captured."
-        findings.append(Finding(severity="ok", code="tokens-without-choices", message=message))
+        findings.append(ok("tokens-without-choices", message))
     if verified := sum(len(part.experts) for part in passes if part.verifies):
         message = (
             f"{verified} tokens are drafts under verification (speculative decoding): those that were rejected are "
             "among them, as they were routed too, and which sequence a draft is of is a guess from its position."
         )
-        findings.append(Finding(severity="ok", code="drafts-verified", message=message))
+        findings.append(ok("drafts-verified", message))
     return findings
 
 
@@ -356,7 +356,7 @@ def _find_moves(experts: np.ndarray) -> list[Finding]:
         "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
         "dump before it moves."
     )
-    return [Finding(severity="error", code="balancer-moved", message=message, rows=(int(rows[0]), int(rows[-1]) + 1))]
+    return [error("balancer-moved", message, rows=(int(rows[0]), int(rows[-1]) + 1))]
 
 
 def _members(path: Path) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from engine.formats.arrays import expert_load, fold_slots
 from engine.formats.format import Format
 from engine.formats.placements import tensorrt_llm
 from engine.formats.placements.plan_source import PlanSource
-from engine.formats.source import Source, fault, quoted
+from engine.formats.source import Source, error, fault, ok, quoted, warning
 from engine.formats.step_spans import split_steps
 from engine.formats.tensorrt_llm.files import (
     Counts,
@@ -126,22 +126,22 @@ def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Findi
             f"{ids} ids are counted, taken for experts: right if the model has {ids} experts and no load balancer was on. "
             "With a balancer they are slots; open the model (--model) first, which decides."
         )
-        return (Finding(severity="warning", code="slots-or-experts", message=message),)
+        return (warning("slots-or-experts", message),)
     if slots is None:
         message = (
             f"The {ids} ids counted are the model's experts, unless a load balancer without redundant slots had moved them "
             "while this was recorded."
         )
-        return (Finding(severity="ok", code="slots-or-experts", message=message),)
+        return (ok("slots-or-experts", message),)
     message = f"The {ids} ids counted are slots; {slots.path.name} says which expert each held, and those of one expert add up."
-    folded = Finding(severity="ok", code="slots-or-experts", message=message)
+    folded = ok("slots-or-experts", message)
     if not slots.updates:
         return (folded,)
     message = (
         f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was recorded, so "
         "slots held other experts than it says; record with layer_updates_per_iter 0."
     )
-    return (folded, Finding(severity="error", code="balancer-moved", message=message))
+    return (folded, error("balancer-moved", message))
 
 
 MOST_NUMBERS = 2**25
@@ -315,51 +315,37 @@ def _about_layers(source: Source, recorded: np.ndarray, decoder: np.ndarray, tot
     if len(further):
         copies = total[further].sum()
         numbers = ", ".join(map(str, recorded[further][:4].tolist()))
-        yield Finding(
-            severity="warning",
-            code="mtp-left-out",
-            message=(
-                f"Layer {numbers} comes after the model's last one, as that of multi-token prediction (MTP) does; its "
-                f"{copies:.0f} token copies are left out. A plan for it needs a row of its own."
-            ),
+        yield warning(
+            "mtp-left-out",
+            f"Layer {numbers} comes after the model's last one, as that of multi-token prediction (MTP) does; its "
+            f"{copies:.0f} token copies are left out. A plan for it needs a row of its own.",
         )
     if source.model and (missing := sorted(set(source.model.moe_layers) - set(recorded.tolist()))):
-        yield Finding(
-            severity="error",
-            code="missing-layers",
-            message=(
-                f"{len(missing)} MoE layers of {source.model.name} are not in the recording (first: model layer {missing[0]}); "
-                "add the files of all ranks, or record again."
-            ),
+        yield error(
+            "missing-layers",
+            f"{len(missing)} MoE layers of {source.model.name} are not in the recording (first: model layer {missing[0]}); "
+            "add the files of all ranks, or record again.",
         )
 
 
 def _about_ranks(sums: Sums, copies: np.ndarray, sources: bool, meta: Meta | None) -> Iterator[Finding]:
     if copies.max() > 1:
-        yield Finding(
-            severity="warning",
-            code="tensor-parallel-copies",
-            message=(
-                f"{copies.max()} ranks counted the same tokens, as tensor-parallel ranks do without attention data "
-                "parallelism; they count once here. Which rank a token came from is not known."
-            ),
+        yield warning(
+            "tensor-parallel-copies",
+            f"{copies.max()} ranks counted the same tokens, as tensor-parallel ranks do without attention data "
+            "parallelism; they count once here. Which rank a token came from is not known.",
         )
         return
     missing = sorted(set(range(sums.ranks[-1] + 1)) - set(sums.ranks))
     if missing or (meta and meta.ranks and len(sums.ranks) < meta.ranks):
         expected = max(meta.ranks or 0 if meta else 0, sums.ranks[-1] + 1)
-        yield Finding(
-            severity="warning",
-            code="missing-ranks",
-            message=(
-                f"Files of {len(sums.ranks)} of {expected} ranks are here, so some tokens are not counted; add those of the "
-                "others."
-            ),
+        yield warning(
+            "missing-ranks",
+            f"Files of {len(sums.ranks)} of {expected} ranks are here, so some tokens are not counted; add those of the "
+            "others.",
         )
     elif sources:
-        yield Finding(
-            severity="ok", code="source-ranks", message="Every rank counted its own tokens, so sources are as recorded."
-        )
+        yield ok("source-ranks", "Every rank counted its own tokens, so sources are as recorded.")
 
 
 def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Finding]:
@@ -374,26 +360,20 @@ def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Findi
             copies[layer] = copies.get(layer, 0) + tokens * meta.experts_per_token
         for at, layer in enumerate(sums.layers.tolist()):
             if copies[layer] != (counted := sums.by_rank[place, at].sum()):
-                yield Finding(
-                    severity="error",
-                    code="conservation",
-                    message=(
-                        f"Rank {rank} counts {counted:.0f} token copies in model layer {layer}, but its tokens × k are "
-                        f"{copies[layer]}; record again."
-                    ),
+                yield error(
+                    "conservation",
+                    f"Rank {rank} counts {counted:.0f} token copies in model layer {layer}, but its tokens × k are "
+                    f"{copies[layer]}; record again.",
                 )
                 return
-    yield Finding(
-        severity="ok", code="conservation", message="The counts of ranks add up to tokens × k in every layer."
-    )
+    yield ok("conservation", "The counts of ranks add up to tokens × k in every layer.")
 
 
 def _about_files(files: Files) -> Iterator[Finding]:
     if files.further:
-        yield Finding(
-            severity="ok",
-            code="further-tensors",
-            message=f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
+        yield ok(
+            "further-tensors",
+            f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
         )
 
 

@@ -22,7 +22,7 @@ from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
 from engine.formats.number_lists import NUMBERS, array_of_lists
-from engine.formats.source import Source, quoted
+from engine.formats.source import Source, ok, quoted, warning
 from engine.formats.step_spans import StepSpans
 from engine.formats.torch_files import array_of
 from engine.formats.torch_files import load as load_torch_file
@@ -151,21 +151,17 @@ def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
     """kept: which recorded layer each layer of the loads is"""
     if seen.moved:
         times = f"{len(seen.moved)} times, first " if len(seen.moved) > 1 else ""
-        yield Finding(
-            severity="warning",
-            code="balancer-moved",
-            message=(
-                f"The balancer moved experts while this was recorded ({times}before step {seen.moved[0]}). Each line is folded "
-                "by its own map, so the loads hold; but no single placement served them, and tokens may have been counted "
-                "under the map before. Record with online rebalancing off."
-            ),
+        yield warning(
+            "balancer-moved",
+            f"The balancer moved experts while this was recorded ({times}before step {seen.moved[0]}). Each line is folded "
+            "by its own map, so the loads hold; but no single placement served them, and tokens may have been counted "
+            "under the map before. Record with online rebalancing off.",
             layers=tuple(layer for layer, recorded in enumerate(kept) if recorded in seen.layers_moved),
         )
     if any(later <= earlier for earlier, later in zip(seen.steps, seen.steps[1:], strict=False)):
-        yield Finding(
-            severity="warning",
-            code="steps-restart",
-            message="Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
+        yield warning(
+            "steps-restart",
+            "Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
         )
     if seen.others:
         kinds = ", ".join(f"{quoted(kind)} ({count})" for kind, count in seen.others.most_common(4))
@@ -175,7 +171,7 @@ def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
             message=f"Lines of other types were left out: {kinds}.",
         )
     if seen.empty:
-        yield Finding(severity="ok", code="idle-steps", message=f"{seen.empty} lines without any tokens were left out.")
+        yield ok("idle-steps", f"{seen.empty} lines without any tokens were left out.")
 
 
 def _tells(glance: Glance) -> bool:

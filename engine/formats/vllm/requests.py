@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.formats.arrays import Place, model_layers_of, routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.numpy_files import array_names, read_member
-from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, without_ids
+from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, warning, without_ids
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
 
@@ -112,13 +112,10 @@ def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
 
 def _phases_unknown(silent: int, requests: int) -> Finding:
     which = "None" if silent == requests else f"{requests - silent} alone"
-    return Finding(
-        severity="warning",
-        code="phase-unknown",
-        message=(
-            f"{which} of {requests} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
-            "the answers' usage, or prompt_token_ids, when recording."
-        ),
+    return warning(
+        "phase-unknown",
+        f"{which} of {requests} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
+        "the answers' usage, or prompt_token_ids, when recording.",
     )
 
 

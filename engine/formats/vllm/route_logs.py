@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first, model_layers_named, routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.json_lines import columns, line_of_row
-from engine.formats.source import Source, quoted, without_ids
+from engine.formats.source import Source, error, ok, quoted, warning, without_ids
 from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "route-log"
@@ -127,10 +127,9 @@ def _recorded_experts(sources: Sequence[Source]) -> int | None:
 
 def _findings(layers: list[_Layer]) -> Iterator[Finding]:
     numbers = ", ".join(str(layer.number) for layer in layers[:8]) + (" …" if len(layers) > 8 else "")
-    yield Finding(
-        severity="ok",
-        code="layers-logged",
-        message=f"Layer {numbers} was logged; a plan from this recording is of no other layer."
+    yield ok(
+        "layers-logged",
+        f"Layer {numbers} was logged; a plan from this recording is of no other layer."
         if len(layers) == 1
         else f"{len(layers)} layers were logged: {numbers}.",
     )
@@ -139,25 +138,19 @@ def _findings(layers: list[_Layer]) -> Iterator[Finding]:
     if apart:
         layer = layers[apart[0]]
         token = int((layer.place_in_pass != reference.place_in_pass).argmax())
-        yield Finding(
-            severity="error",
-            code="layers-not-aligned",
-            message=(
-                f"Layers {reference.number} and {layer.number} were logged over other forward passes (they part at token "
-                f"{token}): a row is not one token. Loads of each layer hold, affinity between layers does not; log every "
-                "layer while the same requests are served one at a time, in the same order."
-            ),
+        yield error(
+            "layers-not-aligned",
+            f"Layers {reference.number} and {layer.number} were logged over other forward passes (they part at token "
+            f"{token}): a row is not one token. Loads of each layer hold, affinity between layers does not; log every "
+            "layer while the same requests are served one at a time, in the same order.",
             rows=(token, len(layer.place_in_pass)),
             layers=tuple(apart),
         )
     elif len({layer.source.path for layer in layers}) > 1:
-        yield Finding(
-            severity="warning",
-            code="layers-of-several-runs",
-            message=(
-                "Each layer was logged in a run of its own. Their passes have the same numbers of tokens, but nothing else "
-                "shows that a row is the same token in every layer; affinity between layers holds only if it is."
-            ),
+        yield warning(
+            "layers-of-several-runs",
+            "Each layer was logged in a run of its own. Their passes have the same numbers of tokens, but nothing else "
+            "shows that a row is the same token in every layer; affinity between layers holds only if it is.",
         )
 
 
