@@ -1,16 +1,13 @@
-"""The recorder's dumps of single passes (`.pt`, modes `per_pass` and `per_token`), one file a rank: what both have in common.
+"""The recorder's dumps of single passes (`.pt`, modes `per_pass` and `per_token`), one file a rank, and the reader of the
+first kind.
 
 `{"records": [{forward_pass_id, rank, gatherer_key, …}], "last_physical_to_logical_map": int[decoder layer, slot]}`
-(srt/eplb/expert_distribution.py). What is recorded is of physical slots; the map that folds them to logical experts is
-that of the moment of the dump.
+(srt/eplb/expert_distribution.py). Records are of physical slots; the map that folds them to logical experts is that of the
+moment of the dump. Recorders number all decoder layers, dense ones too.
 
-Which rows of SGLang's tables are MoE layers: its recorders number all decoder layers, dense ones too.
-
-The recorder's counts of every pass (`.pt`, mode `per_pass`), one file a rank: `global_physical_count` int[decoder
-layer, slot].
-
-A rank counts the choices of its own tokens over all slots; only in DeepEP's low-latency mode it counts what its own slots
-receive, and zero for all others, so that the ranks' sum is right and a single rank is not.
+In mode `per_pass` a record has `global_physical_count` int[decoder layer, slot]. A rank counts the choices of its own tokens
+over all slots; only in DeepEP's low-latency mode it counts the copies that its own slots receive, and zero for all others, so
+that the ranks' sum is right and a single rank is not.
 """
 
 import hashlib
@@ -32,15 +29,19 @@ from engine.workload import ExpertLoad, Finding, Origin
 MAX_MAP = 2**22
 """Slots of all layers together; 61 layers of 1024 slots are a hundred times fewer."""
 MAX_BYTES = 4 * MAX_FILE_BYTES
-"""Of all ranks' files together."""
+"""Limit of all ranks' files together."""
 PRIMARY = "primary"
 _DUMP_OF_RANK = re.compile(r"expert_distribution_recorder_(?P<time>\d+(?:\.\d+)?)_(?P<rank>\d+)\.pt")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The dump of one rank. records: of the model itself, in the order of its passes; drafts: how many records of a draft model
-    were left out; logical_of_slot: int64[decoder layer, slot]"""
+    """The dump of one rank.
+
+    records: of the model itself, in the order of its passes
+    drafts: number of records of a draft model, which were left out
+    logical_of_slot: int64[decoder layer, slot]
+    """
 
     source: Source
     rank: int
@@ -56,7 +57,7 @@ class Dump:
         return f"rank {self.rank}, forward pass {record['forward_pass_id']}"
 
     def digest(self, key: str) -> bytes:
-        """Of the passes and the tensors under this key: what ranks that hold the same tokens have in common."""
+        """A digest of the passes and the tensors under this key, equal for ranks that hold the same tokens."""
         hasher = hashlib.blake2b()
         for record in self.records:
             numbers = torch_files.array_of(self.source.path, record.get(key), f"{self.place(record)}, {key}")
@@ -142,7 +143,7 @@ def _check_alike(dump: Dump, other: Dump) -> None:
 
 
 def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
-    """What there is to say of how the ranks folded slots to experts, and of what was left out."""
+    """Findings on ranks that folded slots to experts by different maps, and on records that were left out."""
     by_rank = list(dumps)
     reference, findings = by_rank[0], []
     if apart := [dump.rank for dump in by_rank if (dump.logical_of_slot != reference.logical_of_slot).any()]:
@@ -158,7 +159,11 @@ def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
 
 
 def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
-    """kept: ranks that are counted; copies: ranks with the same tokens as one of these"""
+    """The finding on copies.
+
+    kept: number of ranks that are counted
+    copies: ranks with the same tokens as one of these
+    """
     if not copies:
         return []
     ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
@@ -170,7 +175,7 @@ def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
 
 
 def find_missing(ranks: Sequence[int]) -> list[Finding]:
-    """What there is to say where the files of some ranks below the highest are not there."""
+    """The finding on ranks below the highest that have no file."""
     missing = sorted(set(range(max(ranks, default=0))) - set(ranks))
     if not missing:
         return []
@@ -182,13 +187,13 @@ def find_missing(ranks: Sequence[int]) -> list[Finding]:
 
 
 def recording_of(path: Path) -> str:
-    """What the dumps of all ranks at one moment have in common. Each rank puts its own clock into the name: in a folder,
-    the dumps until a rank comes again are one recording."""
+    """The name of the first dump of the recording. Each rank puts its own clock into the name: in a folder, the dumps until a
+    rank comes again are one recording."""
     return grouped_by_rank(path, _DUMP_OF_RANK)
 
 
 def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
-    """The name of the first file of the recording that the file is of. pattern: of names, with the groups `time` and `rank`"""
+    """The name of the first file of a file's recording. pattern: of names, with the groups `time` and `rank`"""
     if not pattern.fullmatch(path.name):
         return path.name
     return _recordings(path.parent, path.parent.stat().st_mtime_ns, pattern).get(path.name, path.name)
@@ -196,7 +201,7 @@ def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
 
 @lru_cache(maxsize=8)
 def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[str, str]:
-    """By the name of a dump in the folder, the name of the first dump of its recording."""
+    """The name of the first dump of the recording, by the name of every dump in the folder."""
     matches = [match for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     recording, ranks, first_of = "", set(), {}
     for match in sorted(matches, key=lambda match: (float(match["time"]), int(match["rank"]))):
@@ -211,10 +216,10 @@ MOST_MTP_LAYERS = 4
 
 
 def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray, list[Finding]]:
-    """int64[...]: the rows to keep, and what there is to say of the others. Without a model of these sizes, every row with
-    tokens is an MoE layer; with one, rows that it has no experts in are left out.
+    """(the rows to keep, int64[...], findings on the others). Without a model of these sizes, every row with tokens is an MoE
+    layer; with one, the rows of its dense layers are left out.
 
-    used: bool[decoder layer], whether a row has any tokens
+    used: bool[decoder layer]; True for a row with tokens
     experts: logical experts per layer of the recording
     """
     model = source.model
@@ -293,13 +298,13 @@ def read_passes(sources: Sequence[Source]) -> ExpertLoad:
 
 
 def _spans(dump: Dump) -> np.ndarray:
-    """int64[span]: the first pass of every span of equally many passes. Ranks pass in step, so those of one serve for all."""
+    """The first pass of every span of equally many passes, int64[span]. Ranks pass in step, so those of one serve for all."""
     passes = np.unique([record["forward_pass_id"] for record in dump.records])
     return np.array([span[0] for span in split_steps(passes, dump.logical_of_slot.size)])
 
 
 def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
-    """float64[span, decoder layer, slot]"""
+    """The counts of a rank, float64[span, decoder layer, slot]."""
     physical = np.zeros((len(spans), *dump.logical_of_slot.shape))
     for record in dump.records:
         place = f"{dump.place(record)}, {COUNT}"
@@ -317,7 +322,7 @@ def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
 
 
 def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
-    """float64[span, decoder layer, expert] from float64[span, decoder layer, slot]."""
+    """The counts of experts, float64[span, decoder layer, expert], from those of slots, float64[span, decoder layer, slot]."""
     layers, experts = len(logical_of_slot), int(logical_of_slot.max()) + 1
     key = (np.arange(layers)[:, None] * experts + logical_of_slot).ravel()
     folded = [np.bincount(key, span.ravel(), layers * experts).reshape(layers, experts) for span in physical]
@@ -325,7 +330,7 @@ def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
 
 
 def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:
-    """Whether every rank counted its own slots alone; raises InputError where it did and ranks are missing.
+    """True if every rank counted its own slots alone; raises InputError if it did and ranks are missing.
 
     slots_used: by rank, bool[slot]
     """
@@ -348,7 +353,7 @@ def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:
 
 
 def _by_rank(loads: dict[int, np.ndarray]) -> np.ndarray | None:
-    """float64[rank, decoder layer, expert], None for a single rank, or for more numbers than are kept apart."""
+    """The loads by rank, float64[rank, decoder layer, expert]; None for a single rank, and for too many to keep apart."""
     load = next(iter(loads.values()))
     if len(loads) < 2 or (max(loads) + 1) * load.size > MAX_SPLIT:
         return None

@@ -1,14 +1,14 @@
 """Expert loads that vLLM writes with the open pull request #41141 ("offline EPLB"), as JSON lines.
 
 * `{"record_type": "eplb_load_stats", "version": 1, "step", "expert_load": [layer][slot], "p2l_map": [layer][slot]}`, one every
-  so many steps, with `num_ranks` in the older form. Loads are of physical slots; the map beside them says which expert each is.
+  so many steps, with `num_ranks` in the older form. Loads are of physical slots; the map with them says which expert each is.
 * The newer form begins with one `{"record_type": "eplb_load_meta", "version", "model", "num_ranks", "num_groups", "num_nodes",
   "num_layers", "num_redundant_experts"}`.
 
-Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; what is of another type is left out.
+Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; lines of another type are left out.
 
-Expert loads as the script of vLLM-Ascend (@182b75e) that makes static placements takes them: a tensor [layer, expert] of
-counts in what `torch.save` writes, with nothing beside it.
+The script of vLLM-Ascend (@182b75e) that makes static placements takes expert loads as a tensor [layer, expert] of counts,
+saved by `torch.save` and nothing else with it.
 """
 
 from collections import Counter
@@ -35,8 +35,16 @@ _MARKERS = ("session_metadata", "bench_run_start")
 
 @dataclass
 class _Seen:
-    """What the lines before said. logical_of_slot: int64[layer, slot], the map of the last line with loads; moved: steps at
-    whose line another map began; layers_moved: layers in which it differed"""
+    """The facts of the lines so far.
+
+    meta: the line of metadata
+    logical_of_slot: int64[layer, slot]; the map of the last line with loads
+    moved: steps at which another map began
+    layers_moved: layers in which it differed
+    steps: of the lines with loads
+    empty: number of lines with loads of 0
+    others: number of lines by other types
+    """
 
     meta: dict | None = None
     logical_of_slot: np.ndarray | None = None
@@ -75,7 +83,7 @@ def read_loads(source: Source) -> ExpertLoad:
 
 
 def _folded(source: Source, seen: _Seen) -> Iterator[np.ndarray]:
-    """float64[layer, expert] of every line with loads."""
+    """The loads of every line that has any, float64[layer, expert]."""
     for number, record in records(source.path, arrays=True):
         place, kind = f"line {number}", record.get("record_type")
         if kind == META:
@@ -94,7 +102,7 @@ def _folded(source: Source, seen: _Seen) -> Iterator[np.ndarray]:
 
 
 def _fold(source: Source, record: dict, seen: _Seen, place: str) -> np.ndarray:
-    """float64[layer, expert] of one line: the loads of all slots of an expert together."""
+    """The loads of one line, float64[layer, expert]: those of all slots of an expert together."""
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         raise source.fault(f"needs a whole number 'step', not {quoted(step)}", place)
@@ -137,7 +145,7 @@ def _take_map(source: Source, record: dict, logical: np.ndarray, seen: _Seen, pl
 
 
 def _table(source: Source, record: dict, key: str, place: str) -> np.ndarray:
-    """float64[layer, slot]"""
+    """The lists under a key as float64[layer, slot]; raises InputError."""
     table = array_of_lists(record.get(key), 2, NUMBERS)
     if table is None or not table.size or len(table) > MAX_LAYERS:
         raise source.fault(
@@ -148,7 +156,7 @@ def _table(source: Source, record: dict, key: str, place: str) -> np.ndarray:
 
 
 def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
-    """kept: which recorded layer each layer of the loads is"""
+    """The findings on all lines. kept: the recorded layer of each layer of the loads"""
     if seen.moved:
         times = f"{len(seen.moved)} times, first " if len(seen.moved) > 1 else ""
         yield warning(

@@ -1,7 +1,7 @@
-"""Routing that was recorded request by request, as one trace.
+"""Routing that was recorded request by request, as one trace; and such requests in `.npz` archives.
 
-Routing of single requests in `.npz` archives, one a request: `routed_experts` int[token, layer, k] as vLLM's offline
-`CompletionOutput` holds it, optionally `prompt_token_ids`, which say how many of the tokens are of the prompt.
+An archive holds one request: `routed_experts` int[token, layer, k] as vLLM's offline `CompletionOutput` has it, optionally
+`prompt_token_ids`, which say how many of the tokens are of the prompt.
 """
 
 import zipfile
@@ -20,11 +20,11 @@ from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
 @dataclass(frozen=True)
 class Request:
-    """What one request, or one choice of its answer, was routed to.
+    """The routing of one request, or of one choice of its answer.
 
-    experts: int[row, layer, k], -1 = no choice; rows of the prompt first
-    prompt_rows: how many rows are of the prompt; None: the recording does not say
-    source, place: where it was read, for messages
+    experts: int[row, layer, k]; -1 = no choice; rows of the prompt first
+    prompt_rows: number of rows of the prompt; None: the recording does not say
+    source, place: the file and the place in it, for messages
     """
 
     experts: np.ndarray
@@ -34,10 +34,10 @@ class Request:
 
 
 def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[Finding, ...] = ()) -> RoutingTrace:
-    """One trace, a sequence a request in their order; its phases where every request says where its prompt ends. Layers that
-    the open model knows as dense are left out.
+    """One trace with a sequence for each request in their order; with phases if every request says where its prompt ends.
+    Layers that the open model knows as dense are left out.
 
-    Raises InputError where requests differ in layers or k, or hold more than 2 GB together.
+    Raises InputError if requests differ in layers or k, or hold more than 2 GB together.
     """
     held: list[Request] = []
     size = 0
@@ -74,7 +74,7 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
 
 
 def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
-    """Places in the file and answer of each request. ends: int64[request], the token after its last"""
+    """Places in the file and answer of each request. ends: int64[request]; the token after its last"""
 
     def place(index: tuple[int, ...]) -> str:
         number = int(np.searchsorted(ends, index[0], side="right"))
@@ -91,14 +91,14 @@ def _sizes(request: Request) -> str:
 
 
 def _phases(requests: list[Request], rows: np.ndarray) -> np.ndarray:
-    """int8[token]"""
+    """The phase of every token, int8[token]."""
     prompt = np.array([request.prompt_rows for request in requests])
     row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
     return np.where(row_of_token < np.repeat(prompt, rows), PREFILL, DECODE).astype(np.int8)
 
 
 def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
-    """The trace with its layers numbered as in the open model; where it holds all decoder layers, without the dense ones."""
+    """The trace with its layers numbered as in the open model; without the dense ones if it holds all decoder layers."""
     numbers = model_layers_of(source, trace.layers)
     if numbers is None or source.model is None:
         return trace
@@ -124,7 +124,7 @@ _EXPERTS, _PROMPT = "routed_experts", "prompt_token_ids"
 
 
 def read_requests(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace, a sequence a file; cut into prefill and decode where every file has the ids of its prompt."""
+    """A trace with a sequence for each file; cut into prefill and decode if every file has the ids of its prompt."""
     return trace_of_requests((_request(source) for source in in_order(sources)), NAME)
 
 

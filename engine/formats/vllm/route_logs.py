@@ -27,7 +27,11 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Layer:
-    """What was logged of one layer. experts: int16[token, k]; place_in_pass: int64[token], the token_idx"""
+    """The log of one layer.
+
+    experts: int16[token, k]
+    place_in_pass: int64[token]; the token_idx
+    """
 
     source: Source
     number: int
@@ -38,7 +42,7 @@ class _Layer:
 def read_routes(sources: Sequence[Source]) -> RoutingTrace:
     """A trace of the layers in all files; requests are not told apart.
 
-    Raises InputError where layers have other numbers of tokens, or one is there twice.
+    Raises InputError if layers have other numbers of tokens, or one is there twice.
     """
     layers: dict[int, _Layer] = {}
     for source in sources:
@@ -67,7 +71,7 @@ def read_routes(sources: Sequence[Source]) -> RoutingTrace:
 
 
 def _layers(source: Source) -> Iterator[_Layer]:
-    """What one file holds, a layer at a time."""
+    """The layers in one file."""
     table = columns(source.path, _SCHEMA)
     row_of_line = np.flatnonzero(pc.fill_null(pc.equal(table["type"], "route"), False).to_numpy(zero_copy_only=False))
     if not len(row_of_line):
@@ -86,7 +90,7 @@ def _layers(source: Source) -> Iterator[_Layer]:
 
 
 def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -> np.ndarray:
-    """int64[line]"""
+    """The numbers under a key, int64[line]; raises InputError for a line without one."""
     if table[key].null_count:
         row = pc.index(pc.is_null(table[key]), True).as_py()
         raise source.fault(f"needs a whole number '{key}'", line_of_row(source.path, int(row_of_line[row])))
@@ -94,7 +98,7 @@ def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -
 
 
 def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.ndarray:
-    """int16[line, k]"""
+    """The choices of every line, int16[line, k]; raises InputError."""
     lengths = pc.fill_null(pc.list_value_length(table["topk_ids"]), 0).to_numpy()
     k = int(lengths[0])
     odd = lengths != k
@@ -120,7 +124,7 @@ def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.nda
 
 
 def _recorded_experts(sources: Sequence[Source]) -> int | None:
-    """Experts per layer, where one of the first lines says it."""
+    """Experts per layer, if one of the first lines says it."""
     said = [Glance(source.path).record.get("num_experts") for source in sources]
     return next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
 
