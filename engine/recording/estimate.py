@@ -1,4 +1,4 @@
-"""How large a recording becomes: bytes from the model, the tokens and the forward passes, with the sum that led there."""
+"""Estimates of the size of a recording: bytes from the model, the tokens and the forward passes, with the sum behind them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ SGLANG_SLOTS = 8
 
 @dataclass(frozen=True)
 class Run:
-    """What is recorded.
+    """A run to record.
 
     tokens: prompt and generated tokens, all requests together
     passes: forward passes (steps)
-    ranks: that each write a file
+    ranks: those that each write a file
     """
 
     model: MoEModel
@@ -26,7 +26,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Estimate:
-    """bytes: of all files, or of what goes over the network; sum: how they come about, for people."""
+    """An estimated size.
+
+    bytes: of all files, or over the network
+    sum: the calculation, for people
+    """
 
     bytes: float
     sum: str
@@ -93,7 +97,7 @@ def _megatron(run: Run) -> Estimate:
 
 
 def _digits(experts: int) -> float:
-    """Mean digits of an expert's id."""
+    """The mean number of digits of an expert's id."""
     return sum(len(str(expert)) for expert in range(experts)) / experts
 
 
@@ -109,12 +113,14 @@ ESTIMATES: dict[str, Callable[[Run], Estimate]] = {
     "megatron": _megatron,
     "pytorch": _npz,
 }
-"""By the key of a way to record, see `guide`."""
+"""The estimates by the key of a way to record, see `guide`."""
 
 
 def estimate(way: str, model: MoEModel, tokens: int, passes: int = 1000, ranks: int = 1) -> Estimate:
-    """How large a recording becomes in one of the ways of `guide`; an estimate, without the few kilobytes of headers.
+    """The size of a recording in one of the ways of `guide`, without the few kilobytes of headers.
 
-    tokens: prompt and generated tokens; passes: forward passes; ranks: that write a file each
+    tokens: prompt and generated tokens
+    passes: forward passes
+    ranks: those that write a file each
     """
     return ESTIMATES[way](Run(model, tokens, passes, ranks))

@@ -1,13 +1,4 @@
-"""How to record with each engine: the same words for the Workload page and for docs/recording.md.
-
-The texts are in `guide_sglang.py`, `guide_vllm.py` and `guide_others.py`; this file says what they consist of.
-
-How to record with TensorRT-LLM, Megatron-Core and any PyTorch model: the texts of their parts of the guide.
-
-How to record with SGLang: the texts of its part of the guide.
-
-How to record with vLLM and vLLM-Ascend: the texts of their parts of the guide.
-"""
+"""The guide to recording with each engine: the same words for the Workload page and for docs/recording.md."""
 
 from typing import Literal
 
@@ -20,13 +11,13 @@ class Way(Frozen):
     """One way to record with an engine.
 
     key: names it, and its estimate in `estimate.ESTIMATES`
-    start: what to start the engine with, or to run, as one would type it
-    then: what to do while it runs, as one would type it; "" when there is nothing to do
-    ours: our command that does the same, "" where there is none
-    gives: what comes out, and what a plan can do with it
-    size: what its size grows with
-    traps: what has led to wrong plans
-    source: where this was read
+    start: the command that starts the engine, or the program to run, as one would type it
+    then: commands to type while it runs; "" if there is nothing to do
+    ours: our command that does the same, "" if there is none
+    gives: the files that come out, and their use for a plan
+    size: the factors of its size
+    traps: mistakes that have led to wrong plans
+    source: the pages or files that say so
     """
 
     key: str = Field(pattern=r"^[a-z-]+$")
@@ -42,7 +33,7 @@ class Way(Frozen):
 
 
 class EngineGuide(Frozen):
-    """How to record with one engine. advice: which way to take when."""
+    """The guide to one engine. advice: on the choice of a way"""
 
     name: str = Field(min_length=1)
     advice: str = Field(min_length=1)

@@ -37,7 +37,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     """The line.
 
     Can not carry: different numbers of slots, an expert twice on a GPU, the MTP layer, which model layer an MoE layer is, and
-    of a plan anything beside its placement. Raises InputError for such placements.
+    of a plan anything but its placement. Raises InputError for such placements.
     """
     slots = even_slots(placement, model, "vLLM")
     redundant = slots.shape[1] - model.experts
@@ -61,7 +61,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def is_log(data: bytes) -> bool:
-    """Whether these are lines of JSON records, as the first of them tells."""
+    """True if these are lines of JSON records, as the first of them tells."""
     first = data.split(b"\n", 1)[0]
     return first.lstrip().startswith(b"{") and b'"record_type"' in first
 
@@ -155,7 +155,7 @@ def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:
     """The map.
 
     Can not carry: different numbers of slots, an expert twice on a GPU (the second copy takes the first one's place in the
-    device's table, which leaves a dead slot), which model layer an MoE layer is, and of a plan anything beside its placement.
+    device's table, which leaves a dead slot), which model layer an MoE layer is, and of a plan anything but its placement.
     Raises InputError for such placements and for a name without `.json`.
     """
     if Path(name).suffix != ".json":
