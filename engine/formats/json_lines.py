@@ -84,18 +84,14 @@ def columns(path: Path, schema: pa.Schema) -> pa.Table:
             )
         return table.select(schema.names)
     except pa.ArrowInvalid:  # Python's parser finds the line, or is content with it
-        return pa.Table.from_batches(_batches(path, schema), schema)
+        rows = (_row(path, number, record, schema) for number, record in records(path))
+        chunks = iter(lambda: list(islice(rows, _CHUNK)), [])
+        return pa.Table.from_batches((pa.RecordBatch.from_pylist(chunk, schema) for chunk in chunks), schema)
 
 
 def line_of_row(path: Path, row: int) -> str:
     """`line N` of a row of `columns`; blank lines are no rows but do count as lines."""
     return f"line {next(islice(lines(path), row, None), (row + 1, b''))[0]}"
-
-
-def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    rows = (_row(path, number, record, schema) for number, record in records(path))
-    while chunk := list(islice(rows, _CHUNK)):
-        yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
 def _row(path: Path, number: int, record: dict, schema: pa.Schema) -> dict:

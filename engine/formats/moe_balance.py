@@ -5,7 +5,7 @@ origin_rows says which data-parallel row held each token, and is [] if that is o
 writes every request once for each row, `origin_row`, with the same experts: those are copies of one request, not more tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine.formats.format import Format, Glance
 from engine.formats.json_lines import records
 from engine.formats.number_lists import array_of_lists
 from engine.formats.source import Source, in_order, quoted, warning, without_ids
-from engine.workload import Finding, Origin, RoutingTrace
+from engine.workload import Origin, RoutingTrace
 
 NAME = "moe-balance"
 _Key = tuple[str, str]
@@ -58,11 +58,13 @@ def read_batches(sources: Sequence[Source]) -> RoutingTrace:
     sequence = np.repeat(np.arange(len(blocks)), [len(block[0].experts) for block in blocks])
     rows = None if copies or any(block[0].row is None for block in blocks) else [block[0].row for block in blocks]
     trace = routing_trace(sources[0], experts, sequence, None if rows is None else np.concatenate(rows))
-    return replace(
-        trace,
-        model_layers=model_layers_named(sources[0], numbers),
-        origin=Origin(format=NAME, findings=tuple(_findings(copies, len(kept)))),
+    left_out = warning(
+        "copies-left-out",
+        f"{copies} of {len(batches)} batches are the same request written for another row of the mesh, left out; which rank "
+        "held a token is open.",
     )
+    origin = Origin(format=NAME, findings=(left_out,) if copies else ())
+    return replace(trace, model_layers=model_layers_named(sources[0], numbers), origin=origin)
 
 
 def _batch(source: Source, place: str, record: dict) -> tuple[int, _Key, _Batch]:
@@ -129,15 +131,6 @@ def _experts(block: list[_Batch], reference: list[_Batch]) -> np.ndarray:
             f"has k = {block[0].experts.shape[1]}, the first batch {reference[0].experts.shape[1]}", block[0].place
         )
     return np.stack([batch.experts for batch in block], axis=1)
-
-
-def _findings(copies: int, batches: int) -> Iterator[Finding]:
-    if copies:
-        yield warning(
-            "copies-left-out",
-            f"{copies} of {copies + batches} batches are the same request written for another row of the mesh, left out; "
-            "which rank held a token is open.",
-        )
 
 
 def _tells(glance: Glance) -> bool:

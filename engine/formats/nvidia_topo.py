@@ -26,7 +26,7 @@ MAX_BYTES = 4 * 1024**2
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU\d+")
-_NVLINK = re.compile(r"NV(\d{1,3})")
+
 # Long lines lose blanks when they are copied from some terminals: NIC8NIC9 above NODEPXB.
 _GLUED_NAMES, _NAME = re.compile(r"((GPU|NIC)\d+){2,}"), re.compile(r"(?:GPU|NIC)\d+")
 _CELL = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
@@ -113,7 +113,9 @@ def parse_topology(text: str, path: Path) -> Topology:
         for b, cell in enumerate(row):
             if (cell == "X") != (a == b) or cell != cells[b][a]:
                 raise fault(path, f"{gpus[a]} to {gpus[b]} is {cell}, back it is {cells[b][a]}; the matrix is damaged")
-    nvlinks = np.array([[_nvlinks(cell) for cell in row] for row in cells], dtype=np.int64)
+    nvlinks = np.array(
+        [[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells], dtype=np.int64
+    )
     across = any(cell in ("SYS", "SOC") for row in cells for cell in row)
     listed = [names[int(gpu[3:])] for gpu in gpus if int(gpu[3:]) in names]
     if names and len(listed) < len(gpus):
@@ -135,11 +137,6 @@ def _cells(words: list[str]) -> list[str]:
             break
         cells += _CELL.findall(word)
     return cells
-
-
-def _nvlinks(cell: str) -> int:
-    match = _NVLINK.fullmatch(cell)
-    return int(match[1]) if match else 0
 
 
 def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:

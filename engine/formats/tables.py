@@ -88,7 +88,7 @@ class CsvTable:
         return columns
 
     def title(self, position: int) -> str:
-        """What to call a column in a message."""
+        """The name of a column in messages."""
         return f"column {position + 1}" if self.header is None else f"column '{self.header[position]}'"
 
     def place(self, row: int) -> str:
@@ -148,7 +148,7 @@ class ParquetTable:
         return columns
 
     def title(self, position: int) -> str:
-        """What to call a column in a message."""
+        """The name of a column in messages."""
         return f"column '{self.header[position]}'"
 
     def place(self, row: int) -> str:

@@ -36,39 +36,25 @@ class Estimate:
     sum: str
 
 
-def _sglang_stat(run: Run) -> Estimate:
-    model = run.model
-    product = f"{run.passes:,} passes × {model.layers} layers × {model.experts} experts × 4 bytes, whatever the tokens"
-    return Estimate(run.passes * model.layers * model.experts * 4, product)
-
-
-def _sglang_per_pass(run: Run) -> Estimate:
-    model = run.model
-    product = f"{run.passes:,} passes × {run.ranks} ranks × {model.layers} layers × {model.experts} experts × 4 bytes"
-    return Estimate(run.passes * run.ranks * model.layers * model.experts * 4, product)
+def _counts(run: Run, layers: int, rounds: str, width: int, by_rank: bool = True, remark: str = "") -> Estimate:
+    """Counts of every expert. rounds: the passes' name; width: bytes of a count; by_rank: True if every rank has its own"""
+    ranks = f" × {run.ranks} ranks" if by_rank else ""
+    product = f"{run.passes:,} {rounds}{ranks} × {layers} layers × {run.model.experts} experts × {width} bytes{remark}"
+    return Estimate(run.passes * (run.ranks if by_rank else 1) * layers * run.model.experts * width, product)
 
 
 def _sglang_per_token(run: Run) -> Estimate:
-    choices, counts = run.tokens * run.model.layers * SGLANG_SLOTS * 4, _sglang_per_pass(run)
-    product = (
-        f"{run.tokens:,} tokens × {run.model.layers} layers × {SGLANG_SLOTS} places × 4 bytes, and counts: {counts.sum}"
-    )
-    return Estimate(choices + counts.bytes, product)
-
-
-def _sglang_answers(run: Run) -> Estimate:
-    return _choices(run, run.model.layers, 4, base64=True)
+    layers, counts = run.model.layers, _counts(run, run.model.layers, "passes", 4)
+    product = f"{run.tokens:,} tokens × {layers} layers × {SGLANG_SLOTS} places × 4 bytes, and counts: {counts.sum}"
+    return Estimate(run.tokens * layers * SGLANG_SLOTS * 4 + counts.bytes, product)
 
 
 def _vllm_answers(run: Run) -> Estimate:
-    return _choices(run, len(run.model.moe_layers), 1 if run.model.experts <= 256 else 2, base64=True)
+    return _choices(run, len(run.model.moe_layers), 1 if run.model.experts <= 256 else 2)
 
 
-def _npz(run: Run) -> Estimate:
-    return _choices(run, len(run.model.moe_layers), 2, base64=False)
-
-
-def _choices(run: Run, layers: int, width: int, base64: bool) -> Estimate:
+def _choices(run: Run, layers: int, width: int, base64: bool = True) -> Estimate:
+    """Choices of every token. width: bytes of an id"""
     k = run.model.experts_per_token
     product = f"{run.tokens:,} tokens × {layers} layers × {k} experts × {width} byte{'s' * (width > 1)}"
     return Estimate(
@@ -81,12 +67,6 @@ def _ascend_map(run: Run) -> Estimate:
     layers, experts = len(run.model.moe_layers), run.model.experts
     width = _digits(experts) + 2
     return Estimate(layers * experts * width, f"{layers} layers × {experts} experts × about {width:.1f} characters")
-
-
-def _tensorrt(run: Run) -> Estimate:
-    layers, experts = len(run.model.moe_layers), run.model.experts
-    product = f"{run.passes:,} iterations × {run.ranks} ranks × {layers} layers × {experts} experts × 8 bytes"
-    return Estimate(run.passes * run.ranks * layers * experts * 8, product)
 
 
 def _megatron(run: Run) -> Estimate:
@@ -102,16 +82,18 @@ def _digits(experts: int) -> float:
 
 
 ESTIMATES: dict[str, Callable[[Run], Estimate]] = {
-    "sglang-stat": _sglang_stat,
-    "sglang-per-pass": _sglang_per_pass,
+    "sglang-stat": lambda run: _counts(
+        run, run.model.layers, "passes", 4, by_rank=False, remark=", whatever the tokens"
+    ),
+    "sglang-per-pass": lambda run: _counts(run, run.model.layers, "passes", 4),
     "sglang-per-token": _sglang_per_token,
-    "sglang-answers": _sglang_answers,
+    "sglang-answers": lambda run: _choices(run, run.model.layers, 4),
     "vllm-answers": _vllm_answers,
     "vllm-ascend-answers": _vllm_answers,
     "vllm-ascend-map": _ascend_map,
-    "tensorrt-llm": _tensorrt,
+    "tensorrt-llm": lambda run: _counts(run, len(run.model.moe_layers), "iterations", 8),
     "megatron": _megatron,
-    "pytorch": _npz,
+    "pytorch": lambda run: _choices(run, len(run.model.moe_layers), 2, base64=False),
 }
 """The estimates by the key of a way to record, see `guide`."""
 

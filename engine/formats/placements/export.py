@@ -72,8 +72,8 @@ def refuse_uneven(placement: Placement, engine: str) -> None:
     if len(uneven):
         layer = int(uneven[0])
         counts = sorted(set(slots[layer].tolist()), reverse=True)
-        held = "; ".join(f"{count} on {_gpus(np.flatnonzero(slots[layer] == count))}" for count in counts)
-        also = f"; also uneven: {_layers(uneven[1:])}" if len(uneven) > 1 else ""
+        held = "; ".join(f"{count} on {_named('GPU', np.flatnonzero(slots[layer] == count))}" for count in counts)
+        also = f"; also uneven: {_named('layer', uneven[1:])}" if len(uneven) > 1 else ""
         raise InputError(
             f"{engine} needs as many slots on every GPU, but {_layer(placement, layer)} has {held}{also}; {PROJECT}"
         )
@@ -112,18 +112,11 @@ def _layer(placement: Placement, layer: int) -> str:
     return f"layer {layer} (model layer {placement.model_layers[layer]})"
 
 
-def _gpus(gpus: NDArray[np.int64]) -> str:
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {_ranges(gpus)}"
-
-
-def _layers(layers: NDArray[np.int64]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {_ranges(layers)}"
-
-
-def _ranges(numbers: NDArray[np.int64]) -> str:
-    """Ascending numbers with runs drawn together, as in `0 … 3, 7`."""
+def _named(noun: str, numbers: NDArray[np.int64]) -> str:
+    """Ascending numbers with runs drawn together, as in `GPUs 0 … 3, 7`."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    ranges = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(ranges)}"
 
 
 _ORDERS = {

@@ -19,7 +19,6 @@ records of all passes and empties it at every start of one, so a dump holds the 
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -378,11 +377,6 @@ def _find_moves(experts: np.ndarray) -> list[Finding]:
     return [error("balancer-moved", message, rows=(int(rows[0]), int(rows[-1]) + 1))]
 
 
-def _members(path: Path) -> tuple[str, ...]:
-    """No names: a single file holds no member, as traffic takes the files of all ranks."""
-    return ()
-
-
 def _tells(glance: Glance) -> bool:
     return b"forward_pass_id" in glance.pickled and b"input_ids" in glance.pickled
 
@@ -395,6 +389,6 @@ FORMATS = (
         _tells,
         read_tokens,
         recording_of=dumps.recording_of,
-        members=_members,
+        members=lambda path: (),  # a single file holds none: traffic takes the files of all ranks
     ),
 )

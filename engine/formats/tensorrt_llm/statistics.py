@@ -223,7 +223,12 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
     files = sort_files(sources)
     source = next(iter(files.counts.values())).source
     meta = read_meta(files.meta) if files.meta else None
-    _check_model(source, meta)
+    model = source.model
+    if meta and model and meta.experts_per_token != model.experts_per_token:
+        raise source.fault(
+            f"was recorded with {meta.experts_per_token} experts per token, {model.name} has {model.experts_per_token}; give "
+            "the model that was recorded"
+        )
     sums = add_up(files.counts, meta.ids if meta else None)
     copies = _copies(sums)
     by_source = _by_source(sums, copies, meta)
@@ -261,16 +266,6 @@ def _of_experts(counts: np.ndarray, source: Source, layers: np.ndarray, slots: S
         return counts
     rows = np.searchsorted(source.model.moe_layers, layers)
     return fold_slots(counts, slots.expert[rows], source.model.experts)
-
-
-def _check_model(source: Source, meta: Meta | None) -> None:
-    """Raise InputError for a recording that is not of the open model, which gives its ids and layers their meaning."""
-    model = source.model
-    if meta and model and meta.experts_per_token != model.experts_per_token:
-        raise source.fault(
-            f"was recorded with {meta.experts_per_token} experts per token, {model.name} has {model.experts_per_token}; give "
-            "the model that was recorded"
-        )
 
 
 def _copies(sums: Sums) -> np.ndarray:

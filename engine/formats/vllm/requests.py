@@ -65,12 +65,19 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
         source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows))
     )
     if silent := sum(request.prompt_rows is None for request in held):
-        findings = (*findings, _phases_unknown(silent, len(held)))
-    return replace(
-        _without_dense_layers(trace, source),
-        phase=None if silent else _phases(held, rows),
-        origin=Origin(format=format, findings=findings),
-    )
+        phase, which = None, "None" if silent == len(held) else f"{len(held) - silent} alone"
+        unknown = warning(
+            "phase-unknown",
+            f"{which} of {len(held)} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
+            "the answers' usage, or prompt_token_ids, when recording.",
+        )
+        findings = (*findings, unknown)
+    else:
+        row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+        prompt = np.repeat([request.prompt_rows for request in held], rows)
+        phase = np.where(row_of_token < prompt, PREFILL, DECODE).astype(np.int8)
+    origin = Origin(format=format, findings=findings)
+    return replace(_without_dense_layers(trace, source), phase=phase, origin=origin)
 
 
 def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
@@ -90,13 +97,6 @@ def _sizes(request: Request) -> str:
     return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
 
 
-def _phases(requests: list[Request], rows: np.ndarray) -> np.ndarray:
-    """The phase of every token, int8[token]."""
-    prompt = np.array([request.prompt_rows for request in requests])
-    row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
-    return np.where(row_of_token < np.repeat(prompt, rows), PREFILL, DECODE).astype(np.int8)
-
-
 def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
     """The trace with its layers numbered as in the open model; without the dense ones if it holds all decoder layers."""
     numbers = model_layers_of(source, trace.layers)
@@ -107,15 +107,6 @@ def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
         trace,
         experts=trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe]),
         model_layers=tuple(numbers[layer] for layer in moe),
-    )
-
-
-def _phases_unknown(silent: int, requests: int) -> Finding:
-    which = "None" if silent == requests else f"{requests - silent} alone"
-    return warning(
-        "phase-unknown",
-        f"{which} of {requests} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
-        "the answers' usage, or prompt_token_ids, when recording.",
     )
 
 

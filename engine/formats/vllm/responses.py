@@ -65,18 +65,12 @@ def decode(value: object, model: MoEModel | None) -> Encoded:
     if isinstance(value, dict):
         return _decode_object(value)
     if isinstance(value, list | np.ndarray):
-        return Encoded(decode_lists(_integers(value)))
+        if (ids := array_of_lists(value, 3)) is None:
+            raise InputError(
+                "routed_experts: must be lists of whole numbers, [tokens][layers][k], as many layers and experts for each token"
+            )
+        return Encoded(decode_lists(ids))
     raise InputError(f"routed_experts: a text, lists or an object are needed, not {quoted(value)}")
-
-
-def _integers(rows: list | np.ndarray) -> np.ndarray:
-    """Lists of lists of lists as int[row, layer, k]; raises InputError."""
-    ids = array_of_lists(rows, 3)
-    if ids is None:
-        raise InputError(
-            "routed_experts: must be lists of whole numbers, [tokens][layers][k], as many layers and experts for each token"
-        )
-    return ids
 
 
 def _decode_text(text: str, model: MoEModel | None) -> np.ndarray:
