@@ -12,6 +12,10 @@ from engine.formats.recognition import identify
 from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object
 from engine.workload import Finding
 
+OF_ONE_PAIR = (
+    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
+)
+
 
 def _calibration(path: Path) -> DeviceProfile:
     return DeviceProfile.from_dict(read_json_object(path, MAX_FILE_BYTES), path.name)
@@ -31,9 +35,6 @@ _READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
     "profiler-trace": kineto.read_kineto,
 }
 """By the name of the format."""
-OF_ONE_PAIR = (
-    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
-)
 
 
 def read_costs(path: Path) -> CostProfile | MeasuredTimes:

@@ -25,6 +25,35 @@ MAX_LINE_BYTES = 16 * 1024**2
 """In one line of JSON; the loads of a few hundred layers fit many times."""
 MAX_SAFETENSORS_HEADER = 16 * 1024**2
 """Names some 200,000 tensors, more than the largest models and recordings have."""
+Kind = Literal[
+    "routing",
+    "loads",
+    "traffic",
+    "plan",
+    "cluster",
+    "model",
+    "step",
+    "measurements",
+    "profile",
+    "topology",
+    "pairs",
+    "graph",
+]
+BELONGS = {
+    "routing": "open it on the Workload page",
+    "loads": "open it on the Workload page",
+    "traffic": "open it on the Workload page",
+    "plan": "open it on the Optimise page as what is deployed now",
+    "cluster": "open it on the Cluster page",
+    "model": "open it on the Workload page",
+    "step": "open it on the Optimise page",
+    "measurements": "use it as costs on the Cluster page",
+    "profile": "use it as costs on the Cluster page",
+    "topology": "open it on the Cluster page",
+    "pairs": "open all of it at once on the Cluster page, or give it to detect --pairs",
+    "graph": "give it to plan --graph",
+}
+"""The place in the studio for each kind of file."""
 
 
 class Glance:
@@ -167,38 +196,6 @@ class Glance:
         except (*PARSER_ERRORS, pa.ArrowException):
             return ()
         return tuple(str(name).strip().lower() for name in names)
-
-
-Kind = Literal[
-    "routing",
-    "loads",
-    "traffic",
-    "plan",
-    "cluster",
-    "model",
-    "step",
-    "measurements",
-    "profile",
-    "topology",
-    "pairs",
-    "graph",
-]
-
-BELONGS = {
-    "routing": "open it on the Workload page",
-    "loads": "open it on the Workload page",
-    "traffic": "open it on the Workload page",
-    "plan": "open it on the Optimise page as what is deployed now",
-    "cluster": "open it on the Cluster page",
-    "model": "open it on the Workload page",
-    "step": "open it on the Optimise page",
-    "measurements": "use it as costs on the Cluster page",
-    "profile": "use it as costs on the Cluster page",
-    "topology": "open it on the Cluster page",
-    "pairs": "open all of it at once on the Cluster page, or give it to detect --pairs",
-    "graph": "give it to plan --graph",
-}
-"""The place in the studio for each kind of file."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,6 @@ from engine.formats.format import Format, Glance, Kind
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.vllm import eplb, requests, responses, route_logs
 
-
-def _is_plan(glance: Glance) -> bool:
-    # A plan may be longer than what is parsed for a glance: its placement stands at its head.
-    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or frozenset(
-        {"placement", "provenance"}
-    ) <= glance.keys
-
-
 _KEYS: tuple[tuple[str, str, Kind, frozenset[str]], ...] = (
     ("cluster", "a cluster of the studio", "cluster", frozenset({"nodes"})),
     ("model", "a model of the studio", "model", frozenset({"experts", "experts_per_token", "d_model"})),
@@ -36,6 +28,13 @@ _KEYS: tuple[tuple[str, str, Kind, frozenset[str]], ...] = (
     ("calibration", "a calibration", "measurements", frozenset({"kind", "measured"})),
     ("measured-times", "measured times", "measurements", frozenset({"kind", "origin"})),
 )
+
+
+def _is_plan(glance: Glance) -> bool:
+    # A plan may be longer than what is parsed for a glance: its placement stands at its head.
+    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or frozenset(
+        {"placement", "provenance"}
+    ) <= glance.keys
 
 
 def _is_cost_profile(glance: Glance) -> bool:

@@ -44,6 +44,16 @@ from engine.schema import first_fault
 from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
+"""Readers and remedies leave a few; each is a box on a page."""
+MAX_FINDINGS_BYTES = 1024**2
+MAX_ARRAY_BYTES = 1024**3
+"""Memory of an array and the arrays made of it: int16 ids, or the search for fractions in floats."""
+_MADE_OF = {"i": 2, "u": 2, "f": 32}
+"""Bytes that are made of a number, by kind of number."""
+_SINGLE = ("experts", "expert_load", "traffic_bytes")
+_Column = Callable[[str], np.ndarray | None]
+"""An array of an archive by its name, None if there is none."""
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -63,20 +73,6 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"the header of the .npy has a shape {shape}")
     return shape, fortran_order, dtype
-
-
-FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
-"""Readers and remedies leave a few; each is a box on a page."""
-MAX_FINDINGS_BYTES = 1024**2
-
-MAX_ARRAY_BYTES = 1024**3
-"""Memory of an array and the arrays made of it: int16 ids, or the search for fractions in floats."""
-_MADE_OF = {"i": 2, "u": 2, "f": 32}
-"""Bytes that are made of a number, by kind of number."""
-_SINGLE = ("experts", "expert_load", "traffic_bytes")
-
-_Column = Callable[[str], np.ndarray | None]
-"""An array of an archive by its name, None if there is none."""
 
 
 def read_npy(source: Source) -> RoutingTrace | TrafficMatrix:

@@ -32,6 +32,8 @@ from engine.formats.source import (
 _SQLITE = b"SQLite format 3\0"
 _RECORD = "record routing from the server (How to record, docs/recording.md)"
 _CONFIG = "open the config.json beside it for the model"
+MOST_FILES = 4096
+"""Files in a folder or archive: one for each of many ranks, with some requests of each."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,6 @@ STRANGERS = (
         ),
     ),
 )
-
-
-MOST_FILES = 4096
-"""Files in a folder or archive: one for each of many ranks, with some requests of each."""
 
 
 def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:

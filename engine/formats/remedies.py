@@ -27,6 +27,9 @@ from engine.formats.source import ok
 from engine.plan import Placement
 from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
 
+_PHASES = {PREFILL: "prefill", DECODE: "decode"}
+_REMEDY_OF_PHASE = {PREFILL: "keep-prefill", DECODE: "keep-decode"}
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -98,10 +101,6 @@ def keep_phase(workload: Workload, phase: int) -> RoutingTrace:
     kept = f"Kept the {int(keep.sum()):,} tokens of {word} out of {trace.tokens:,}."
     other = _REMEDY_OF_PHASE[DECODE if phase == PREFILL else PREFILL]
     return _noted(trace.part(keep), _REMEDY_OF_PHASE[phase], kept, moved="tokens", settled=(other,))
-
-
-_PHASES = {PREFILL: "prefill", DECODE: "decode"}
-_REMEDY_OF_PHASE = {PREFILL: "keep-prefill", DECODE: "keep-decode"}
 
 
 def drop_copies(workload: Workload) -> RoutingTrace | ExpertLoad:

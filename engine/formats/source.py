@@ -65,6 +65,10 @@ PARSER_ERRORS = (
     pa.ArrowException,
 )
 """Errors that zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
+_JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
+_ID = re.compile(rf"{_UUID}|{_WORD}|\d+")
 
 
 def fault(path: Path, text: str, place: str = "") -> InputError:
@@ -235,14 +239,6 @@ def read_json_object(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = Fals
     if not isinstance(data, dict):
         raise fault(path, f"a JSON object {{…}} is needed, this is {_JSON_KINDS.get(type(data), 'a number')}")
     return data
-
-
-_JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-
-
-_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
-_ID = re.compile(rf"{_UUID}|{_WORD}|\d+")
 
 
 def without_ids(path: Path) -> str:

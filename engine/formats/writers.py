@@ -30,6 +30,14 @@ from engine.schema import json_text
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
 KINDS = {RoutingTrace: "routing by token", ExpertLoad: "expert loads", TrafficMatrix: "a traffic matrix"}
+MOST_TOKENS = 1 << 18
+"""In a batch: a line is parsed whole."""
+MOST_COUNT = 2**31 - 1
+"""The recorder's tensor is int32."""
+TOKENS_AT_ONCE = 1 << 14
+_Save = Callable[[Path, pa.Schema], pacsv.CSVWriter | pq.ParquetWriter]
+_ANY = (RoutingTrace, ExpertLoad, TrafficMatrix)
+_LOADS = (RoutingTrace, ExpertLoad)
 
 
 @dataclass(frozen=True)
@@ -82,10 +90,6 @@ def loads_of(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tup
 def is_whole(counts: np.ndarray) -> bool:
     """True if these numbers (float64[...]) have no fractions."""
     return bool((counts == np.rint(counts)).all())
-
-
-MOST_TOKENS = 1 << 18
-"""In a batch: a line is parsed whole."""
 
 
 def write_batches(trace: RoutingTrace, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
@@ -203,10 +207,6 @@ def _arrays(workload: Workload) -> dict[str, np.ndarray]:
     return parts
 
 
-MOST_COUNT = 2**31 - 1
-"""The recorder's tensor is int32."""
-
-
 def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
     """`{"logical_count": [layer][expert]}`, or [step][layer][expert] of loads by steps; without steps but with sources, by
     rank as coupled balancers write it (`"logical_count_layout": "rank_layer_expert"`).
@@ -250,11 +250,6 @@ def _table(
     table = np.zeros((*counts.shape[:-2], max(max(layers) + 1, model.layers if model else 0), counts.shape[-1]))
     table[..., layers, :] = counts
     return table, layout, lost
-
-
-TOKENS_AT_ONCE = 1 << 14
-
-_Save = Callable[[Path, pa.Schema], pacsv.CSVWriter | pq.ParquetWriter]
 
 
 def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:
@@ -308,8 +303,6 @@ def write_loads(
     return lost + parts
 
 
-_ANY = (RoutingTrace, ExpertLoad, TrafficMatrix)
-_LOADS = (RoutingTrace, ExpertLoad)
 WRITERS: dict[str, Writer] = {
     writer.name: writer
     for writer in (

@@ -36,6 +36,12 @@ CONTROL_SECONDS = 60.0
 """Limit of the answers to start and stop, which come between two batches."""
 
 _LOOK_SECONDS = 0.2
+PATTERN = "expert_distribution_recorder_*.pt"
+FOLDER_VARIABLE = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
+USUAL_FOLDER = "/tmp"
+"""The folder that SGLang writes to without that variable."""
+QUIET_SECONDS = 10.0
+"""Time without a new byte after which no further file is waited for: ranks on other machines may write elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +184,6 @@ def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
             "of redundant experts, or another model?"
         )
     return experts
-
-
-PATTERN = "expert_distribution_recorder_*.pt"
-FOLDER_VARIABLE = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
-USUAL_FOLDER = "/tmp"
-"""The folder that SGLang writes to without that variable."""
-
-QUIET_SECONDS = 10.0
-"""Time without a new byte after which no further file is waited for: ranks on other machines may write elsewhere."""
 
 
 def dumps_in(folder: Path) -> dict[str, int]:

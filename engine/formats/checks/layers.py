@@ -12,6 +12,7 @@ from engine.model import MoEModel
 from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 DROP = "drop-empty-layers"
+MOST_STAGES = 64
 
 
 def empty_layers(workload: RoutingTrace | ExpertLoad) -> np.ndarray:
@@ -90,9 +91,6 @@ def _idle_experts(load: np.ndarray, written: np.ndarray) -> Finding:
         f"{idle[worst]} of {load.shape[1]}); record more tokens to see how rare they are.",
         layers=tuple(np.flatnonzero(idle).tolist()),
     )
-
-
-MOST_STAGES = 64
 
 
 def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:

@@ -21,6 +21,8 @@ FEWEST = 8
 """Fewer identical rows show nothing in a short recording."""
 FEWEST_STRETCHES, FALSE_ALARM = 20, 1e-3
 """Stretches needed to show their usual length, and the chance that a longer one is wrongly taken for profile rows."""
+APART = 0.02
+"""Distance between the loads of two phases, less that of so few tokens by chance, from which planning on both misleads."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,6 @@ def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:
         rows=(longest.first, longest.end),
         remedy="cut-profile-rows",
     )
-
-
-APART = 0.02
-"""Distance between the loads of two phases, less that of so few tokens by chance, from which planning on both misleads."""
 
 
 def check_phases(trace: RoutingTrace) -> Iterator[Finding]:

@@ -41,6 +41,17 @@ MARK = "Wait Recv Cost Per Token Matrix"
 
 _SIZE = re.compile(r"\bEPSize: ?(\d{1,6})\b")
 _ROW = re.compile(r"(?:^|\brank=\d+\s*)\[([\s\d]+)\]\s*$")
+Part = Literal["notify", "dispatch", "combine"]
+_NAME = re.compile(r"\b(?:deep_ep|dpsk::ep)::(intranode|internode|internode_ll)::(\w+)\s*(?:<(.{0,400}?)>\s*\()?")
+_PARTS: tuple[tuple[str, Part], ...] = (
+    ("notify", "notify"),
+    ("cached_notify", "notify"),
+    ("dispatch", "dispatch"),
+    ("combine", "combine"),
+)
+"""Parts by the beginning of a kernel's name. Others, such as barriers, exchange nothing."""
+_NUMBER = re.compile(r"\s*(?:\((?:unsigned )?(?:int|long)\))?\s*(\d{1,9})[uUlL]*\s*")
+MIN_WIDTH = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +127,6 @@ FORMATS = (
         lambda glance: glance.is_text and MARK.encode() in glance.head,
     ),
 )
-
-
-Part = Literal["notify", "dispatch", "combine"]
-
-_NAME = re.compile(r"\b(?:deep_ep|dpsk::ep)::(intranode|internode|internode_ll)::(\w+)\s*(?:<(.{0,400}?)>\s*\()?")
-_PARTS: tuple[tuple[str, Part], ...] = (
-    ("notify", "notify"),
-    ("cached_notify", "notify"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-)
-"""Parts by the beginning of a kernel's name. Others, such as barriers, exchange nothing."""
-_NUMBER = re.compile(r"\s*(?:\((?:unsigned )?(?:int|long)\))?\s*(\d{1,9})[uUlL]*\s*")
-MIN_WIDTH = 512
 
 
 class ExchangeKernel(NamedTuple):

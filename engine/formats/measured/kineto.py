@@ -40,6 +40,37 @@ MAX_VALUE = 16 * 1024**2
 _NUMBER = re.compile(r"[-+.\deE]*")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _scan = json.JSONDecoder(strict=False).scan_once
+MAX_TRACE_BYTES = 1024**3
+"""Limit of the JSON text, unpacked."""
+GEMMS = {"aten::mm": 0, "aten::addmm": 1}
+"""Operators, and which of their inputs is A."""
+DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
+"""`Input type` in lower case."""
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoallv": "all_to_all",
+}
+ELEMENT_BYTES = {
+    "float": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "double": 8,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "c10::bfloat16": 2,
+    "c10::half": 2,
+}
+"""By torch's name of the dtype, in lower case."""
 
 
 def read_members(file: TextIO, path: Path, key: str, most: int) -> Iterator[tuple[str, object]]:
@@ -128,43 +159,6 @@ def _separated(text: _Text, end: str) -> Iterator[None]:
         yield
         if text.expect("," + end) == end:
             return
-
-
-MAX_TRACE_BYTES = 1024**3
-"""Limit of the JSON text, unpacked."""
-
-GEMMS = {"aten::mm": 0, "aten::addmm": 1}
-"""Operators, and which of their inputs is A."""
-
-DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
-"""`Input type` in lower case."""
-
-COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoallv": "all_to_all",
-}
-
-ELEMENT_BYTES = {
-    "float": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "double": 8,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "c10::bfloat16": 2,
-    "c10::half": 2,
-}
-"""By torch's name of the dtype, in lower case."""
 
 
 def read_kineto(path: Path) -> MeasuredTimes:

@@ -55,6 +55,12 @@ _HEAD = re.compile(r"#\s*size\s+count\s+type\s+redop\s")
 _ROW = re.compile(r"\d+\s+\d+\s+(u?int(8|32|64)|half|float|double|bfloat16|f8e\dm\d)\s")
 
 _ROWS = re.compile(rb"^ *\d+ +\d+ +(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d) +[a-z]+ ", re.MULTILINE)
+SENDING = {"all_to_all": 0.5, "send_receive": 1.0}
+"""The share of a GPU's buffer that goes to its one peer: half of it stays in an all-to-all."""
+LEAST = 1e-18
+"""Fewest seconds a byte: nothing is as fast as an exabyte a second."""
+Key = tuple[str, str]
+"""Host and bus of a GPU."""
 
 
 class Rank(NamedTuple):
@@ -236,16 +242,6 @@ def _row(test: NcclTest, number: int, cells: list[str]) -> None:
         test.bus_shares.append(bus / algorithm)
     if 0 < size < float("inf") and time > 0:
         test.rows.append((size, time * 1e-6))
-
-
-SENDING = {"all_to_all": 0.5, "send_receive": 1.0}
-"""The share of a GPU's buffer that goes to its one peer: half of it stays in an all-to-all."""
-
-LEAST = 1e-18
-"""Fewest seconds a byte: nothing is as fast as an exabyte a second."""
-
-Key = tuple[str, str]
-"""Host and bus of a GPU."""
 
 
 def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:

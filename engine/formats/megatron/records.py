@@ -30,6 +30,8 @@ _AT_ONCE = 4 * 1024**2
 
 Line = tuple[int, bytes]
 """A line's number from 1, and its text."""
+_TELLING = 64
+"""Choices in a row that two different layers do not make alike by chance."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,6 @@ def _head(source: Source, place: str, record: dict) -> tuple[int, int, int, bool
         block == BLOCKS[1],
         "hs_offset" in record or "logit_offset" in record,
     )
-
-
-_TELLING = 64
-"""Choices in a row that two different layers do not make alike by chance."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,10 @@ TARGETS: tuple[Target, ...] = tuple(_WRITERS)
 
 MAX_TEXT_BYTES = 32 * 1024**2
 """Limit of a table."""
+_Reader = Callable[[PlanSource], Deployed]
+_KNOWN = (
+    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
+)
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,6 @@ def recognise(path: Path, data: bytes) -> PlanFile:
     """The plan in these bytes. Raises InputError, also for a file that is no plan. path: its name in messages"""
     with one_clear_line(path):
         return PlanFile(path, *_recognise(path, data))
-
-
-_Reader = Callable[[PlanSource], Deployed]
 
 
 def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
@@ -181,11 +182,6 @@ def _reader_of_map(path: Path, content: dict[str, Any]) -> _Reader:
         keys = ", ".join(quoted(key) for key in list(content)[:6]) or "no keys"
         raise fault(path, f"is no plan that is known here ({_KNOWN}); it has {keys}")
     return lambda source: sglang.read(source, content)
-
-
-_KNOWN = (
-    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
-)
 
 
 def _fitting(source: PlanSource, placement: Placement) -> Placement:

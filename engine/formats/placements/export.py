@@ -13,6 +13,13 @@ from engine.model import MoEModel
 from engine.plan import Placement, Plan
 
 PROJECT = "export its even projection instead (--even)"
+_ORDERS = {
+    "sequential": "one send after another",
+    "matched": "phases in which each GPU has one peer",
+    "shared": "phases that share the ports",
+    "joint": "phases of two models together",
+    "two-tier": "phases between nodes",
+}
 
 
 @dataclass(frozen=True)
@@ -117,15 +124,6 @@ def _named(noun: str, numbers: NDArray[np.int64]) -> str:
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     ranges = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
     return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(ranges)}"
-
-
-_ORDERS = {
-    "sequential": "one send after another",
-    "matched": "phases in which each GPU has one peer",
-    "shared": "phases that share the ports",
-    "joint": "phases of two models together",
-    "two-tier": "phases between nodes",
-}
 
 
 def not_carried(plan: Plan) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ MAX_JSON_BYTES = 16 * 1024**2
 """Limit of an engine's plan; a hundred layers of 16 384 slots take ten megabytes."""
 MAX_JSON_PARTS = 500_000
 """Lists, objects and keys of a plan. Each takes tens of bytes and the time of the collector, which looks at all of them."""
+WORDS = {"linear": "linear", "round-robin": "round-robin", "round_robin": "round-robin"}
+"""Words that a person may write in place of a file; vLLM spells the second with an underscore."""
 
 
 def parse_json(path: Path, data: bytes, place: str = "", most_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -125,10 +127,6 @@ def check_number(source: PlanSource, content: dict, key: str, expected: int, why
     """Raise InputError unless `content[key]`, if there is one, is as the slots say. why: the slots' word, for the message"""
     if key in content and content[key] != expected:
         raise source.fault(f"{key} is {quoted(content[key])}, but {why}", place)
-
-
-WORDS = {"linear": "linear", "round-robin": "round-robin", "round_robin": "round-robin"}
-"""Words that a person may write in place of a file; vLLM spells the second with an underscore."""
 
 
 def default_layout(word: str, model: MoEModel, gpus: int) -> Deployed:

@@ -31,6 +31,8 @@ from engine.plan import Placement
 
 MAPPING, STATISTICS = "eplb_initial_mapping", "eplb_load_stats"
 ASSIGNMENTS = "initial_global_assignments"
+MAPS = "model_maps"
+COUNT, LAYERS = "moe_layer_count", "layer_list"
 
 
 def write(placement: Placement, model: MoEModel, name: str) -> Written:
@@ -123,9 +125,6 @@ def _initial_mapping(source: PlanSource, record: dict, place: str) -> Deployed:
     return Deployed(placement, "vLLM initial mapping (pull request #41141)", notes)
 
 
-MAPS = "model_maps"
-
-
 def read_plugin(source: PlanSource, content: dict[str, Any]) -> Deployed:
     """The one map that has as many rows as the model MoE layers; the others are left out."""
     if content.get("version", 2) != 2:
@@ -146,9 +145,6 @@ def read_plugin(source: PlanSource, content: dict[str, Any]) -> Deployed:
     deployed = of_moe_layers(source, rows_of[fitting[0]], "vLLM plugin (HYGON) map")
     left = tuple(f"the map of {quoted(name)} is left out" for name in list(maps)[:6] if name != fitting[0])
     return Deployed(deployed.placement, deployed.format, left)
-
-
-COUNT, LAYERS = "moe_layer_count", "layer_list"
 
 
 def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:

@@ -32,6 +32,9 @@ MAX_BYTES = 4 * MAX_FILE_BYTES
 """Limit of all ranks' files together."""
 PRIMARY = "primary"
 _DUMP_OF_RANK = re.compile(r"expert_distribution_recorder_(?P<time>\d+(?:\.\d+)?)_(?P<rank>\d+)\.pt")
+MOST_MTP_LAYERS = 4
+NAME = "sglang-passes"
+COUNT = "global_physical_count"
 
 
 @dataclass(frozen=True)
@@ -212,9 +215,6 @@ def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[s
     return first_of
 
 
-MOST_MTP_LAYERS = 4
-
-
 def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray, list[Finding]]:
     """(the rows to keep, int64[...], findings on the others). Without a model of these sizes, every row with tokens is an MoE
     layer; with one, the rows of its dense layers are left out.
@@ -259,10 +259,6 @@ def _rows(layers: Iterable[int]) -> str:
     """`Layer 3` or `Layers 3, 4 and 5`, by model layer."""
     *others, last = (str(layer) for layer in layers)
     return f"Layers {', '.join(others)} and {last}" if others else f"Layer {last}"
-
-
-NAME = "sglang-passes"
-COUNT = "global_physical_count"
 
 
 def read_passes(sources: Sequence[Source]) -> ExpertLoad:

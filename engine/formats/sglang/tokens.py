@@ -33,6 +33,14 @@ from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace, Traf
 EXTEND, DECODING, MIXED, IDLE, TARGET_VERIFY = 1, 2, 3, 4, 5
 """SGLang's `ForwardMode` (srt/model_executor/forward_batch_info.py). Later values have changed their meaning between
 versions."""
+SENT = "num_tokens_per_rank"
+NAME = "sglang-tokens"
+IDS = "topk_ids_of_layer"
+ROUTING, TRAFFIC = "routing", "traffic"
+BLOCK = 2**20
+"""Choices that are folded at once."""
+MOST_COMPARED = 2**22
+"""Choices that are searched for a balancer that moved: it moves the experts of all tokens, so that some show it."""
 
 
 class Sequences:
@@ -117,9 +125,6 @@ def phase_of_pass(mode: int, lengths: np.ndarray, extends: bool) -> np.ndarray:
     return np.repeat(phase.astype(np.int8), lengths)
 
 
-SENT = "num_tokens_per_rank"
-
-
 def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
     """The dispatch between all ranks, in every layer that has any. Raises InputError, also if the file of a rank is missing.
 
@@ -178,15 +183,6 @@ def _rows(dump: Dump, record: dict) -> list[tuple[int, np.ndarray]]:
             )
         rows.append((layer, np.array(counts, np.float64)))
     return rows
-
-
-NAME = "sglang-tokens"
-IDS = "topk_ids_of_layer"
-ROUTING, TRAFFIC = "routing", "traffic"
-BLOCK = 2**20
-"""Choices that are folded at once."""
-MOST_COMPARED = 2**22
-"""Choices that are searched for a balancer that moved: it moves the experts of all tokens, so that some show it."""
 
 
 @dataclass(frozen=True)

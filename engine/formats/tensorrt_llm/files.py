@@ -21,6 +21,8 @@ from engine.formats.source import Source, quoted, read_json_object
 _KEY = re.compile(r"([0-9]{1,9})_([0-9]{1,4})")
 _RANK = re.compile(r"rank(\d{1,6})(?!\d)")
 _NUMBERS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+File = TypeVar("File")
+_META_KEYS = frozenset({"num_experts", "num_experts_per_token", "ep_size", "experts_per_rank"})
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,6 @@ def is_tokens(glance: Glance) -> bool:
     if not isinstance(glance.json, dict) or not glance.json:
         return False
     return all(_KEY.fullmatch(key) and type(tokens) is int for key, tokens in glance.json.items())
-
-
-File = TypeVar("File")
-_META_KEYS = frozenset({"num_experts", "num_experts_per_token", "ep_size", "experts_per_rank"})
 
 
 def sort_files(sources: Sequence[Source]) -> Files:

@@ -38,6 +38,9 @@ from engine.formats.tensorrt_llm.files import (
 from engine.workload import ExpertLoad, Finding, Origin
 
 _ASSIGNMENTS = tensorrt_llm.ASSIGNMENTS.encode()
+MOST_NUMBERS = 2**25
+"""Limit of the sums of all ranks, which are held at once: 256 MB."""
+NAME = "tensorrt-llm-statistics"
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,6 @@ def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Findi
     return (folded, error("balancer-moved", message))
 
 
-MOST_NUMBERS = 2**25
-"""Limit of the sums of all ranks, which are held at once: 256 MB."""
-
-
 @dataclass(frozen=True)
 class Sums:
     """Sums over the counts of all ranks.
@@ -209,9 +208,6 @@ def _digest(counts: Counts) -> bytes:
     for part in (counts.iteration, counts.layer, counts.copies):
         hasher.update(np.ascontiguousarray(part[order]))
     return hasher.digest()
-
-
-NAME = "tensorrt-llm-statistics"
 
 
 def read(sources: Sequence[Source]) -> ExpertLoad:

@@ -31,6 +31,9 @@ from engine.workload import ExpertLoad, Finding, Origin
 NAME = "vllm-eplb-loads"
 STATS, META = "eplb_load_stats", "eplb_load_meta"
 _MARKERS = ("session_metadata", "bench_run_start")
+TENSOR_NAME = "torch-loads"
+_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
+_PROTOCOL_BYTES = 2
 
 
 @dataclass
@@ -187,11 +190,6 @@ def _tells(glance: Glance) -> bool:
 
 
 LOADS = Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads))
-
-
-TENSOR_NAME = "torch-loads"
-_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
-_PROTOCOL_BYTES = 2
 
 
 def read_tensor(source: Source) -> ExpertLoad:

@@ -17,6 +17,9 @@ from engine.formats.numpy_files import array_names, read_member
 from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, warning, without_ids
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
+NAME = "npz-requests"
+_EXPERTS, _PROMPT = "routed_experts", "prompt_token_ids"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -108,10 +111,6 @@ def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
         experts=trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe]),
         model_layers=tuple(numbers[layer] for layer in moe),
     )
-
-
-NAME = "npz-requests"
-_EXPERTS, _PROMPT = "routed_experts", "prompt_token_ids"
 
 
 def read_requests(sources: Sequence[Source]) -> RoutingTrace:

@@ -40,6 +40,11 @@ NPY_IN_BASE64 = "k05VTVB"
 """The beginning of `\\x93NUMPY` in base64."""
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "int16", "uint16", "int32", "int64")}
 _OF_WIDTH = {1: _DTYPES["uint8"], 2: _DTYPES["int16"], 4: _DTYPES["int32"], 8: _DTYPES["int64"]}
+NAME = "routed-experts"
+_KEYS = ("routed_experts", "prompt_routed_experts")
+_SGLANG_KEYS = ("meta_info", "sglext", "sgl_ext")
+_OBJECTS = ("chat.completion", "chat.completion.chunk", "text_completion")
+_EVENT, _END = "data:", "[DONE]"
 
 
 @dataclass(frozen=True)
@@ -280,13 +285,6 @@ def _repeats_prompt(request: Request, first: Request) -> bool:
 
 def _sizes(experts: np.ndarray) -> str:
     return f"[tokens, {experts.shape[1]}, {experts.shape[2]}]"
-
-
-NAME = "routed-experts"
-_KEYS = ("routed_experts", "prompt_routed_experts")
-_SGLANG_KEYS = ("meta_info", "sglext", "sgl_ext")
-_OBJECTS = ("chat.completion", "chat.completion.chunk", "text_completion")
-_EVENT, _END = "data:", "[DONE]"
 
 
 def read_responses(sources: Sequence[Source]) -> RoutingTrace:
