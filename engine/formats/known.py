@@ -19,22 +19,20 @@ from engine.formats.format import Format, Glance, Kind
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.vllm import eplb, requests, responses, route_logs
 
-_KEYS: tuple[tuple[str, str, Kind, frozenset[str]], ...] = (
-    ("cluster", "a cluster of the studio", "cluster", frozenset({"nodes"})),
-    ("model", "a model of the studio", "model", frozenset({"experts", "experts_per_token", "d_model"})),
-    ("serving-step", "a step of serving", "step", frozenset({"phase", "sequences", "context"})),
-    ("training-step", "a training step", "step", frozenset({"batch", "sequence_length", "heads"})),
-    ("operator-graph", "the operators of a training step", "graph", frozenset({"name", "operators"})),
-    ("calibration", "a calibration", "measurements", frozenset({"kind", "measured"})),
-    ("measured-times", "measured times", "measurements", frozenset({"kind", "origin"})),
+_KEYS: tuple[tuple[str, str, Kind, set[str]], ...] = (
+    ("cluster", "a cluster of the studio", "cluster", {"nodes"}),
+    ("model", "a model of the studio", "model", {"experts", "experts_per_token", "d_model"}),
+    ("serving-step", "a step of serving", "step", {"phase", "sequences", "context"}),
+    ("training-step", "a training step", "step", {"batch", "sequence_length", "heads"}),
+    ("operator-graph", "the operators of a training step", "graph", {"name", "operators"}),
+    ("calibration", "a calibration", "measurements", {"kind", "measured"}),
+    ("measured-times", "measured times", "measurements", {"kind", "origin"}),
 )
 
 
 def _is_plan(glance: Glance) -> bool:
     # A plan may be longer than what is parsed for a glance: its placement stands at its head.
-    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or frozenset(
-        {"placement", "provenance"}
-    ) <= glance.keys
+    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or {"placement", "provenance"} <= glance.keys
 
 
 def _is_cost_profile(glance: Glance) -> bool:
@@ -42,7 +40,7 @@ def _is_cost_profile(glance: Glance) -> bool:
     return {"name", "origin"} <= glance.keys and bool(lines & glance.keys)
 
 
-def _has(keys: frozenset[str]) -> Callable[[Glance], bool]:
+def _has(keys: set[str]) -> Callable[[Glance], bool]:
     return lambda glance: keys <= glance.keys
 
 

@@ -43,12 +43,7 @@ _SIZE = re.compile(r"\bEPSize: ?(\d{1,6})\b")
 _ROW = re.compile(r"(?:^|\brank=\d+\s*)\[([\s\d]+)\]\s*$")
 Part = Literal["notify", "dispatch", "combine"]
 _NAME = re.compile(r"\b(?:deep_ep|dpsk::ep)::(intranode|internode|internode_ll)::(\w+)\s*(?:<(.{0,400}?)>\s*\()?")
-_PARTS: tuple[tuple[str, Part], ...] = (
-    ("notify", "notify"),
-    ("cached_notify", "notify"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-)
+_PARTS: dict[str, Part] = {"notify": "notify", "cached_notify": "notify", "dispatch": "dispatch", "combine": "combine"}
 """Parts by the beginning of a kernel's name. Others, such as barriers, exchange nothing."""
 _NUMBER = re.compile(r"\s*(?:\((?:unsigned )?(?:int|long)\))?\s*(\d{1,9})[uUlL]*\s*")
 MIN_WIDTH = 512
@@ -148,7 +143,7 @@ def kernel_of(name: str) -> ExchangeKernel | None:
     if (match := _NAME.search(name)) is None:
         return None
     place, function, arguments = match.groups()
-    part = next((part for beginning, part in _PARTS if function.startswith(beginning)), None)
+    part = next((part for beginning, part in _PARTS.items() if function.startswith(beginning)), None)
     if part is None:
         return None
     numbers = [int(found[1]) for text in (arguments or "").split(",") if (found := _NUMBER.fullmatch(text))]

@@ -55,20 +55,14 @@ COLLECTIVES = {
     "alltoallv": "all_to_all",
 }
 ELEMENT_BYTES = {
-    "float": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "double": 8,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "c10::bfloat16": 2,
-    "c10::half": 2,
+    name: size
+    for size, names in (
+        (1, "byte char bool float8_e4m3fn float8_e5m2"),
+        (2, "half bfloat16 short c10::bfloat16 c10::half"),
+        (4, "float int"),
+        (8, "double long"),
+    )
+    for name in names.split()
 }
 """By torch's name of the dtype, in lower case."""
 

@@ -74,7 +74,7 @@ class PlanFile:
 
     path: Path
     plan: Plan | None
-    read: Callable[[PlanSource], Deployed]
+    read: _Reader
 
     def deployed(self, model: MoEModel, gpus: int) -> Deployed:
         """The placement for a model on so many GPUs; raises InputError if the file does not fit them."""
