@@ -66,7 +66,7 @@ def routing_trace(
     sequence, source_rank: int[token] or None
     recorded_experts: logical experts per layer as the file says; without it and without `source.num_experts` it is
         the largest id + 1
-    place: from (token, layer, choice) to where it is in the recording
+    place: from (token, layer, choice) to its place in the recording
     """
     experts = experts[:, :, None] if experts.ndim == 2 else experts
     if experts.ndim != 3 or 0 in experts.shape:

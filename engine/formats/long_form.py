@@ -147,7 +147,7 @@ def _renumber(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _column_of_token(
     source: Source, columns: Columns, name: str, tokens: np.ndarray, token: np.ndarray, place: PlaceOfRow
 ) -> np.ndarray | None:
-    """int64[token] from int64[row], or None without such a column; the rows of a token must agree."""
+    """A column by token, int64[token], from its rows, which must agree for each token; None without such a column."""
     if (column := columns.get(name)) is None:
         return None
     _check_range(source, columns, name, 0, 2**31, place)

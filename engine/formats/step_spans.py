@@ -48,6 +48,6 @@ class StepSpans:
 
     @property
     def by_step(self) -> np.ndarray | None:
-        """float64[span, layer, expert] in the order of time, None for fewer than two."""
+        """The loads by span, float64[span, layer, expert], in the order of time; None for fewer than two."""
         spans = -(-self.steps // self._steps_of_span)
         return self._sums[:spans].copy() if spans > 1 else None

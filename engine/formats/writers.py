@@ -139,7 +139,7 @@ def _lost(trace: RoutingTrace, batches: list[np.ndarray]) -> Iterator[str]:
 
 def write_csv(matrix: TrafficMatrix, path: Path) -> None:
     """Long form `layer, src, dst, bytes`, one row for every pair of ranks; raises InputError when `path` cannot be
-    written. The bytes per token are not part of the file."""
+    written. The bytes per token are not in the file."""
     with one_clear_line(path):
         pacsv.write_csv(_long_form(matrix), path)
 
@@ -151,7 +151,7 @@ def write_parquet(matrix: TrafficMatrix, path: Path) -> None:
 
 
 def write_npy_traffic(matrix: TrafficMatrix, path: Path) -> None:
-    """float64[layer, src, dst] in bytes; raises InputError when `path` cannot be written."""
+    """One array, float64[layer, src, dst] in bytes; raises InputError if `path` cannot be written."""
     with one_clear_line(path), path.open("wb") as file:
         np.save(file, matrix.bytes, allow_pickle=False)
 
@@ -292,7 +292,7 @@ def _write_routing(trace: RoutingTrace, path: Path, save: _Save) -> tuple[str, .
 def write_loads(
     workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save
 ) -> tuple[str, ...]:
-    """Only loads, also of routing: one row per layer with the layer of the model, one column an expert."""
+    """Loads alone, also those of routing: a row for each layer, with the layer of the model, and a column for each expert."""
     loads, lost = loads_of(workload, model)
     names = ["layer", *(f"expert_{expert}" for expert in range(loads.num_experts))]
     columns = [np.asarray(loads.model_layers, np.int64), *loads.load.T]

@@ -37,7 +37,13 @@ class Estimate:
 
 
 def _counts(run: Run, layers: int, rounds: str, width: int, by_rank: bool = True, remark: str = "") -> Estimate:
-    """Counts of every expert. rounds: the passes' name; width: bytes of a count; by_rank: True if every rank has its own"""
+    """The size of counts of every expert.
+
+    rounds: the passes' name
+    width: bytes of a count
+    by_rank: True if every rank has its own
+    remark: ends the sum
+    """
     ranks = f" × {run.ranks} ranks" if by_rank else ""
     product = f"{run.passes:,} {rounds}{ranks} × {layers} layers × {run.model.experts} experts × {width} bytes{remark}"
     return Estimate(run.passes * (run.ranks if by_rank else 1) * layers * run.model.experts * width, product)
@@ -54,7 +60,7 @@ def _vllm_answers(run: Run) -> Estimate:
 
 
 def _choices(run: Run, layers: int, width: int, base64: bool = True) -> Estimate:
-    """Choices of every token. width: bytes of an id"""
+    """The size of the choices of every token. width: bytes of an id"""
     k = run.model.experts_per_token
     product = f"{run.tokens:,} tokens × {layers} layers × {k} experts × {width} byte{'s' * (width > 1)}"
     return Estimate(

@@ -47,7 +47,7 @@ class Server:
 
     url: as a person typed it, without the path of a request; `check_url` made it
     timeout: seconds that one answer may take, all in all
-    headers: sent with every request; by default the key in `API_KEY`, where there is one
+    headers: sent with every request; by default the key in `API_KEY`, if there is one
     """
 
     url: str

@@ -48,7 +48,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def _saved(rows: np.ndarray) -> bytes:
-    """int64[layer, slot] as `torch.save` writes it."""
+    """The bytes that `torch.save` makes of a map, int64[layer, slot]."""
     import torch  # which takes seconds to load
 
     file = io.BytesIO()

@@ -13,7 +13,7 @@ from engine.model import MoEModel
 from engine.plan import Placement
 
 HEADER = ("layer", "model_layer", "slot", "gpu", "expert", "copy", "copies")
-"""layer: MoE layer; slot: of the layer, GPU after GPU; copy: which of the expert's `copies` in the layer. All count from 0."""
+"""`layer` counts MoE layers, `slot` a layer's slots, GPU after GPU, `copy` an expert's `copies` in the layer; all from 0."""
 
 NEEDED = ("model_layer", "gpu", "expert")
 MAX_ROWS = 250_000
