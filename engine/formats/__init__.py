@@ -1,4 +1,4 @@
-"""Files of the outside world in, engine objects out. One module an outside format; here is the choice between them.
+"""Files of the outside world in, engine objects out: a module for each outside format, and here the choice between them.
 
 Every fault of a file is an InputError of one line: its name, the place in it and the rule that it breaks.
 """
@@ -71,14 +71,14 @@ def read_workload(
     """The recording in a file, a folder or an archive, or in the files of one recording (of ranks, requests or layers); raises
     InputError.
 
-    name: what to call it; the file's stem by default, with `::member` when a member is asked for
-    member: which workload of a file that holds several
-    num_experts: logical experts per layer of the open model; ids are held against it. Without it, and when the file
-        does not say, there are as many as the largest id + 1
+    name: the workload's; the file's stem by default, with `::member` if a member is asked for
+    member: one of the workloads of a file that holds several
+    num_experts: logical experts per layer of the open model; ids are held against it. Without it, and if the file does not
+        say, there are as many as the largest id + 1
     bytes_per_token: bytes of one token copy, kept with a traffic matrix and unused otherwise
-    model: the open model, which says what some formats do not: their layers and experts per token
+    model: the open model, for formats that lack the layers and experts per token
     scratch: a folder of the caller's to unpack archives into; without one they are not unpacked
-    stages: pipeline stages of the run that was recorded, where neither the recording nor the model tells
+    stages: pipeline stages of the run that was recorded, for recordings and models that do not tell
     deployed: the plan that ran while it was recorded, for counts of its slots
     """
     paths = [files] if isinstance(files, Path) else list(files)
@@ -114,22 +114,22 @@ def split_member(text: str) -> tuple[Path, str | None]:
 
 
 def read_document(kind: type[Document], path: Path) -> Document:
-    """Anything that is saved as JSON: a plan, a training step, an operator graph …; raises InputError."""
+    """A document that is saved as JSON: a plan, a training step, an operator graph …; raises InputError."""
     with one_clear_line(path):
         check_file(path, (".json",))
         return kind.from_dict(read_json_object(path), path.name)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster as saved by the studio (JSON); where there is no such file, the catalogue's of this name. Raises InputError."""
+    """A cluster as saved by the studio (JSON); if there is no such file, the catalogue's of this name. Raises InputError."""
     if not path.exists():
         return _of_catalogue(path, cluster_presets(), "cluster").cluster
     return read_document(Cluster, path)
 
 
 def read_model(path: Path) -> MoEModel:
-    """A model as saved by the studio, or a Hugging Face `config.json`; where there is no such file, the catalogue's of this
-    name, or a packaged one by its name on the Hugging Face Hub. Raises InputError."""
+    """A model as saved by the studio, or a Hugging Face `config.json`; if there is no such file, the catalogue's of this name,
+    or a packaged one by its name on the Hugging Face Hub. Raises InputError."""
     with one_clear_line(path):
         if not path.exists():
             if packaged.is_packaged(str(path)):
@@ -143,7 +143,7 @@ def read_model(path: Path) -> MoEModel:
 
 
 def _of_catalogue(path: Path, presets: Mapping[str, Preset], kind: str) -> Preset:
-    """The preset that is called as the path reads."""
+    """The preset with the path's text as its name."""
     try:
         return presets[str(path)]
     except KeyError:
@@ -151,14 +151,14 @@ def _of_catalogue(path: Path, presets: Mapping[str, Preset], kind: str) -> Prese
 
 
 def is_huggingface(path: Path) -> bool:
-    """Whether a model's file is a Hugging Face `config.json`, not one that the studio saved; raises InputError."""
+    """True if a model's file is a Hugging Face `config.json`, not one that the studio saved; raises InputError."""
     with one_clear_line(path):
         check_file(path, (".json",))
         return bool(huggingface.TELLING_KEYS & set(read_json_object(path)))
 
 
 def read_sizes(path: Path) -> TransformerSizes:
-    """What a Hugging Face `config.json` says of attention, dense layers and vocabulary; raises InputError."""
+    """The attention, dense layers and vocabulary of a Hugging Face `config.json`; raises InputError."""
     with one_clear_line(path):
         check_file(path, (".json",))
         return huggingface.sizes_of_config(read_json_object(path), path)

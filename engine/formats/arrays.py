@@ -1,8 +1,5 @@
-"""From arrays to workloads, with the checks that every format shares.
-
-Loads of physical slots, which hold copies of experts, as loads of experts.
-
-Which model layer each layer of a recording is, as far as the open model tells.
+"""From arrays to workloads, with the checks that every format shares; from loads of physical slots, which hold copies of
+experts, to loads of experts; and from recorded layers to the open model's.
 """
 
 import math
@@ -14,26 +11,26 @@ from engine.formats.source import Source, quoted
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
 MAX_EXPERTS = 4096
-"""Of a layer, as `MoEModel` allows: eight times as many as any published model has. Affinity needs a number for every pair."""
+"""Experts of a layer, as `MoEModel` allows: eight times as many as any published model has. Affinity needs a number for every
+pair, and ids are int16."""
 MAX_SLOTS = 32768
-"""Of a layer, where a load balancer gave experts copies."""
-"""Expert ids are int16."""
+"""Slots of a layer in which a load balancer gave experts copies."""
 MAX_LAYERS = 1000
 MAX_K = 64
 MAX_RANKS = 4096
 MAX_TOKENS = 2**26
-"""Each has a sequence, a source rank and a phase, which may be compressed to almost nothing."""
+"""Each token has a sequence, a source rank and a phase, which may be compressed to almost nothing."""
 MAX_AMOUNTS = 2**25
 """Numbers of loads or traffic: few rows may name large ranks, and compressed ones take almost no room in a file."""
 MAX_SPLIT = 2**24
 """Numbers in loads that are kept apart by source or span of time."""
 
 Place = Callable[[tuple[int, ...]], str]
-"""From the index of a faulty number to where a person finds it."""
+"""From the index of a faulty number to its place in the file, in words."""
 
 
 def place_in(*axes: str) -> Place:
-    """Places such as `token 17, layer 3` for an array whose axes are called `axes`; further axes are left out."""
+    """Places such as `token 17, layer 3` for an array with axes of these names; further axes are left out."""
     return lambda index: ", ".join(f"{axis} {at}" for axis, at in zip(axes, index, strict=False))
 
 
@@ -43,7 +40,7 @@ def first(faulty: np.ndarray) -> tuple[int, ...]:
 
 
 def whole_numbers(source: Source, numbers: np.ndarray, what: str, place: Place) -> np.ndarray:
-    """`numbers` as integers (any shape); floats pass when they have no fraction, else InputError at the first other."""
+    """`numbers` as integers (any shape); raises InputError at the first float with a fraction."""
     if numbers.dtype.kind in "iu":
         return numbers
     if numbers.dtype.kind != "f":
@@ -69,7 +66,7 @@ def routing_trace(
     sequence, source_rank: int[token] or None
     recorded_experts: logical experts per layer as the file says; without it and without `source.num_experts` it is
         the largest id + 1
-    place: from (token, layer, choice) to where it is in the recording
+    place: from (token, layer, choice) to its place in the recording
     """
     experts = experts[:, :, None] if experts.ndim == 2 else experts
     if experts.ndim != 3 or 0 in experts.shape:
@@ -95,7 +92,7 @@ def routing_trace(
 
 
 def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place: Place) -> int:
-    """Logical experts per layer, after checking that every id is one of them (or -1)."""
+    """The logical experts per layer; raises InputError unless every id is one of them, or -1."""
     wanted = source.num_experts
     if wanted is not None and recorded is not None and wanted != recorded:
         raise source.fault(f"recorded with {recorded} experts, but the model has {wanted}")
@@ -116,7 +113,7 @@ def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place
 
 
 def _per_token(source: Source, column: np.ndarray, tokens: int, what: str) -> np.ndarray:
-    """int32[token]"""
+    """A column as int32[token]; raises InputError."""
     if column.shape != (tokens,):
         raise source.fault(f"{what} must have one entry per token, [{tokens}], not {list(column.shape)}")
     column = whole_numbers(source, column, what, place_in("token"))
@@ -135,9 +132,10 @@ def expert_load(
     by_source: np.ndarray | None = None,
     by_step: np.ndarray | None = None,
 ) -> ExpertLoad:
-    """Loads from float64[layer, expert], token copies; `model_layers` names every row. Rows of zeros only are dense
-    layers and left out.
+    """Loads with the rows of zeros, which are dense layers, left out.
 
+    load: float64[layer, expert]; token copies
+    model_layers: the number of every row
     by_source, by_step: float64[rank, layer, expert] and float64[step, layer, expert] that add up to `load`, or None
     """
     check_amounts(source, load, "a load", place or place_in("layer", "expert"))
@@ -172,7 +170,7 @@ def traffic_matrix(source: Source, amounts: np.ndarray, place: Place | None = No
 
 
 def check_ranks(source: Source, ranks: int) -> None:
-    """Raise InputError when a traffic matrix has fewer or more ranks than can be planned for."""
+    """Raise InputError if a traffic matrix has fewer or more ranks than can be planned for."""
     if not 2 <= ranks <= MAX_RANKS:
         raise source.fault(f"a traffic matrix needs 2 … {MAX_RANKS} ranks, this one has {ranks}")
 
@@ -184,7 +182,7 @@ def check_amount(source: Source, what: str, shape: tuple[int, ...]) -> None:
 
 
 def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) -> None:
-    """Every number finite and not negative."""
+    """Raise InputError unless every number is finite and not negative."""
     faulty = ~(np.isfinite(amounts) & (amounts >= 0))
     if faulty.any():
         at = first(faulty)
@@ -192,10 +190,11 @@ def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) 
 
 
 def fold_slots(counts: np.ndarray, physical_to_logical: np.ndarray, experts: int) -> np.ndarray:
-    """float64[..., layer, expert]: what the slots of every expert counted together.
+    """The loads of experts, float64[..., layer, expert]: the sums over the slots of each.
 
-    counts: float64[..., layer, slot]; physical_to_logical: int[layer, slot], the expert in every slot, where each of the
-    `experts` has a slot in every layer
+    counts: float64[..., layer, slot]
+    physical_to_logical: int[layer, slot]; the expert in every slot
+    experts: of a layer; each has a slot in every layer
     """
     folded = np.empty((*counts.shape[:-1], experts))
     for layer, expert_of_slot in enumerate(physical_to_logical):
@@ -206,8 +205,8 @@ def fold_slots(counts: np.ndarray, physical_to_logical: np.ndarray, experts: int
 
 
 def model_layers_of(source: Source, layers: int) -> tuple[int, ...] | None:
-    """The model layer of each of `layers` recorded layers, that are all MoE layers or all decoder layers of the open model;
-    None where there is no model, or one with other numbers of layers."""
+    """The model layer of each of `layers` recorded layers, which are all MoE layers or all decoder layers of the open model;
+    None without a model, or with one of other numbers of layers."""
     if source.model is None:
         return None
     if layers == len(source.model.moe_layers):
@@ -216,10 +215,8 @@ def model_layers_of(source: Source, layers: int) -> tuple[int, ...] | None:
 
 
 def model_layers_named(source: Source, numbers: Sequence[int]) -> tuple[int, ...] | None:
-    """The model layer of each recorded layer, of which the recording gives a number that counts MoE layers or decoder layers.
-
-    None where there is no model, and where both ways of counting would fit.
-    """
+    """The model layer of each recorded layer by its number in the recording, which counts MoE layers or decoder layers; None
+    without a model, and if both ways of counting would fit."""
     if source.model is None:
         return None
     moe, decoder = source.model.moe_layers, set(source.model.moe_layers)

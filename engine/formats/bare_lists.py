@@ -1,5 +1,5 @@
-"""A bare JSON list of token counts, `[layer][expert]`, as scripts save what a recorder counted. Nothing in it says what its
-numbers are: that they are taken for counts is said where the recording is shown."""
+"""A bare JSON list of token counts, `[layer][expert]`, as scripts save the counts of a recorder. Nothing in it explains its
+numbers; a finding says that they are taken for counts."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ import numpy as np
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, Place, check_amounts, expert_load, model_layers_of, place_in
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
-from engine.formats.source import Source, read_json
-from engine.workload import ExpertLoad, Finding, Origin
+from engine.formats.source import Source, read_json, warning
+from engine.workload import ExpertLoad, Origin
 
 NAME = "bare-list"
 
 
 def read_counts(source: Source) -> ExpertLoad:
-    """Loads from lists of numbers, a list a layer. Rows of zeros only are dense layers and left out."""
+    """Loads from lists of numbers, one for each layer. Rows of zeros only are dense layers and left out."""
     rows = read_json(source.path)
     counts = array_of_lists(rows, 2, NUMBERS)
     if counts is None:
@@ -29,10 +29,11 @@ def read_counts(source: Source) -> ExpertLoad:
 
 
 def loads_of_table(source: Source, counts: np.ndarray, format: str, place: Place | None = None) -> ExpertLoad:
-    """Loads from number[layer, expert] of which nothing says what its numbers are, with a finding that says what was assumed.
+    """Loads from numbers that nothing explains, with a finding that names the assumption. Raises InputError for a table that
+    cannot be loads, and for one that is a placement by all appearance.
 
-    place: where a number stands in the file, by layer and expert where nothing else is said. Raises InputError for what can be
-    no loads, and for what is a placement by all appearance.
+    counts: number[layer, expert]
+    place: of a number in the file; by layer and expert unless given
     """
     layers, experts = counts.shape
     if layers > MAX_LAYERS or not 2 <= experts <= MAX_EXPERTS:
@@ -46,19 +47,16 @@ def loads_of_table(source: Source, counts: np.ndarray, format: str, place: Place
             "tokens"
         )
     loads = expert_load(source, counts.astype(np.float64), model_layers_of(source, layers) or tuple(range(layers)))
-    assumed = Finding(
-        severity="warning",
-        code="assumed-counts",
-        message=(
-            f"The file says nothing of its numbers: its {layers} rows were taken for layers, its {experts} columns for logical "
-            "experts, the numbers for token counts. If columns are slots or rows are steps, save them under a name."
-        ),
+    assumed = warning(
+        "assumed-counts",
+        f"The file says nothing of its numbers: its {layers} rows were taken for layers, its {experts} columns for logical "
+        "experts, the numbers for token counts. If columns are slots or rows are steps, save them under a name.",
     )
     return replace(loads, origin=Origin(format=format, findings=(assumed,)))
 
 
 def _is_placement(table: np.ndarray) -> bool:
-    """Whether every row holds each whole number from 0 to the largest one. table: number[layer, slot], none negative"""
+    """True if every row holds each whole number from 0 to the largest one. table: number[layer, slot], none negative"""
     highest = table.max()
     if not 1 <= highest < table.shape[1] or (table != np.rint(table)).any():
         return False

@@ -1,4 +1,4 @@
-"""Times out of files, whatever they are: which of the formats with times has which reader."""
+"""Measured times and fitted lines out of files: the reader of every format that has times."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,12 @@ from engine.errors import InputError
 from engine.formats.format import BELONGS
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
 from engine.formats.recognition import identify
-from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
+from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object
 from engine.workload import Finding
+
+OF_ONE_PAIR = (
+    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
+)
 
 
 def _calibration(path: Path) -> DeviceProfile:
@@ -31,14 +35,12 @@ _READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
     "profiler-trace": kineto.read_kineto,
 }
 """By the name of the format."""
-OF_ONE_PAIR = (
-    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
-)
 
 
 def read_costs(path: Path) -> CostProfile | MeasuredTimes:
-    """Fitted lines or measured times, told by content: either of them as saved, what `calibrate` writes, measured times as a
-    table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises InputError."""
+    """Fitted lines or measured times, told by content: either of them as saved, a calibration that `calibrate` wrote, measured
+    times as a table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises
+    InputError."""
     with one_clear_line(path):
         format = identify(path)
         if format.name not in _READERS:
@@ -59,17 +61,17 @@ def read_collectives(path: Path) -> tuple[CollectiveTimes, ...]:
 
 
 def findings_of_times(path: Path) -> list[Finding]:
-    """What is to be said of a file of times: what of it was left out, or why nothing can be read off it."""
+    """Findings on a file of times: the parts that were left out, or the reason why nothing can be read off it."""
     try:
         costs = read_costs(path)
-    except InputError as error:
-        return [Finding(severity="error", code="no-times", message=str(error))]
+    except InputError as refused:
+        return [error("no-times", str(refused))]
     notes = list(costs.notes or ()) if isinstance(costs, MeasuredTimes) else []
     if is_of_one_pair(path):
         notes.append(f"{OF_ONE_PAIR}, or give them to detect --pairs")
-    return [Finding(severity="ok", code="times", message=note) for note in notes]
+    return [ok("times", note) for note in notes]
 
 
 def is_of_one_pair(path: Path) -> bool:
-    """Whether a file has nccl-tests between two GPUs, which draw a cluster with those of other pairs."""
+    """True if a file has nccl-tests between two GPUs, which draw a cluster together with those of other pairs."""
     return identify(path).name == "nccl-tests" and bool(nccl_pairs.pairs_in(path))

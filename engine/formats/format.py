@@ -1,6 +1,6 @@
-"""What an outside format is to us: a name, how its files are told by what is in them, and who reads them.
+"""An outside format: its name, the test that recognises its files by their content, and their reader.
 
-A look at a file: as much of it as tells what it is, each part parsed when it is first asked for.
+A `Glance` is the look at a file that those tests share: each part is parsed when it is first asked for.
 """
 
 import csv
@@ -22,14 +22,43 @@ from engine.workload import Workload
 
 HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024**2
-"""Of one line of JSON; the loads of a few hundred layers fit many times."""
+"""In one line of JSON; the loads of a few hundred layers fit many times."""
 MAX_SAFETENSORS_HEADER = 16 * 1024**2
-"""Of some 200,000 tensors, more than the largest models and recordings have."""
+"""Names some 200,000 tensors, more than the largest models and recordings have."""
+Kind = Literal[
+    "routing",
+    "loads",
+    "traffic",
+    "plan",
+    "cluster",
+    "model",
+    "step",
+    "measurements",
+    "profile",
+    "topology",
+    "pairs",
+    "graph",
+]
+BELONGS = {
+    "routing": "open it on the Workload page",
+    "loads": "open it on the Workload page",
+    "traffic": "open it on the Workload page",
+    "plan": "open it on the Optimise page as what is deployed now",
+    "cluster": "open it on the Cluster page",
+    "model": "open it on the Workload page",
+    "step": "open it on the Optimise page",
+    "measurements": "use it as costs on the Cluster page",
+    "profile": "use it as costs on the Cluster page",
+    "topology": "open it on the Cluster page",
+    "pairs": "open all of it at once on the Cluster page, or give it to detect --pairs",
+    "graph": "give it to plan --graph",
+}
+"""The place in the studio for each kind of file."""
 
 
 class Glance:
-    """What of a file can be seen without reading it as a recording. Every part is None, or empty, where the file has no such
-    part; nothing here raises on damaged files."""
+    """The parts of a file that show without reading it as a recording. A part that the file does not have is None or empty;
+    nothing here raises on damaged files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,12 +91,12 @@ class Glance:
 
     @cached_property
     def is_torch(self) -> bool:
-        """Whether it is what `torch.save` writes: a zip archive with a `data.pkl`."""
+        """True if `torch.save` wrote it: a zip archive with a `data.pkl`."""
         return any(name.endswith("/data.pkl") for name in self.archived)
 
     @cached_property
     def pickled(self) -> bytes:
-        """The first 64 KiB of the structure in what `torch.save` writes, never loaded: keys stand in it as texts."""
+        """The first 64 KiB of the structure that `torch.save` writes, never loaded: keys stand in it as texts."""
         if not self.is_torch:
             return b""
         try:
@@ -95,12 +124,12 @@ class Glance:
 
     @cached_property
     def first_line(self) -> str:
-        """The first line with something in it, of it at most `MAX_LINE_BYTES`; "" of a binary file."""
+        """The first line that is not blank, at most `MAX_LINE_BYTES` of it; "" for a binary file."""
         return self._first_line[0].decode(errors="replace").strip()
 
     @cached_property
     def _first_line(self) -> tuple[bytes, bool]:
-        """(the first line with something in it, whether there is something after that)"""
+        """(the first line that is not blank, True if anything follows it)"""
         if not self.is_text:
             return b"", False
         with self.path.open("rb") as file:
@@ -111,8 +140,8 @@ class Glance:
 
     @cached_property
     def record(self) -> dict:
-        """The JSON object in the first line, where that is whole: what a file of JSON lines begins with. Lists of numbers may
-        be arrays, here and in `json`."""
+        """The JSON object in the first line if that line is whole, as in a file of JSON lines. Lists of numbers may be
+        arrays, here and in `json`."""
         line = self.first_line
         if not line.startswith("{") or not line.endswith("}"):
             return {}
@@ -125,7 +154,7 @@ class Glance:
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether the text begins as JSON does, whole or not."""
+        """True if the text begins as JSON does, whole or not."""
         return self.first_line[:1] in ("{", "[")
 
     @cached_property
@@ -147,7 +176,7 @@ class Glance:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of a JSON list of lists of numbers; () of others. By the first of each."""
+        """The lengths of a JSON list of lists of numbers, by the first list of each level; () for others."""
         shape, inner = [], self.json
         while isinstance(inner, list) and inner:
             shape.append(len(inner))
@@ -156,7 +185,7 @@ class Glance:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Column names in lower case: of a Parquet file, or the cells of the first line of a text with commas."""
+        """Column names in lower case: those of a Parquet file, or the cells of the first line of a text with commas."""
         try:
             if self.magic == ".parquet":
                 names = pq.read_schema(self.path).names
@@ -169,42 +198,13 @@ class Glance:
         return tuple(str(name).strip().lower() for name in names)
 
 
-Kind = Literal[
-    "routing",
-    "loads",
-    "traffic",
-    "plan",
-    "cluster",
-    "model",
-    "step",
-    "measurements",
-    "profile",
-    "topology",
-    "pairs",
-    "graph",
-]
-
-BELONGS = {
-    "routing": "open it on the Workload page",
-    "loads": "open it on the Workload page",
-    "traffic": "open it on the Workload page",
-    "plan": "open it on the Optimise page as what is deployed now",
-    "cluster": "open it on the Cluster page",
-    "model": "open it on the Workload page",
-    "step": "open it on the Optimise page",
-    "measurements": "use it as costs on the Cluster page",
-    "profile": "use it as costs on the Cluster page",
-    "topology": "open it on the Cluster page",
-    "pairs": "open all of it at once on the Cluster page, or give it to detect --pairs",
-    "graph": "give it to plan --graph",
-}
-"""Where in the studio each kind of file is used."""
-
-
 @dataclass(frozen=True)
 class FileSet:
-    """What some files of one format are together and none of them is alone. format: of the set; choose: those of these files
-    that belong to it, () where they make no set."""
+    """Files of one format that mean more together than alone.
+
+    format: the set's
+    choose: takes files, returns those that belong to the set, () if they make none
+    """
 
     format: "Format"
     choose: Callable[[Sequence[Path]], tuple[Path, ...]]
@@ -212,11 +212,16 @@ class FileSet:
 
 @dataclass(frozen=True)
 class Format:
-    """title: in a sentence, after "it is"; tells: whether a file is one of these, by its content; read: the recording in one
-    file, or in all files of one recording, None for what is not a recording; recording_of: what files of one recording in one
-    folder have in common, such as their name without the rank, None where every file is a recording of its own; members: names
-    of the workloads inside a file, () where it holds a single one, None where files of this format always do; together: what
-    its files may be together, whatever their folders."""
+    """An outside format.
+
+    title: in a sentence, after "it is"
+    tells: True if a file is one of these, by its content
+    read: reads the recording in one file, or in all files of one recording; None for files that are not recordings
+    recording_of: a key that the files of one recording in one folder share, such as their name without the rank; None if
+        every file is a recording of its own
+    members: names of the workloads inside a file, () if it holds a single one; None if files of this format always do
+    together: the set that its files may make, whatever their folders
+    """
 
     name: str
     title: str
@@ -233,7 +238,7 @@ class Format:
 
 
 def of_one_file(read: Callable[[Source], Workload]) -> Callable[[Sequence[Source]], Workload]:
-    """A reader of single files as `Format.read` is called."""
+    """A reader of single files, made callable as `Format.read`."""
 
     def read_only(sources: Sequence[Source]) -> Workload:
         (source,) = sources

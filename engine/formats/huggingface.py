@@ -23,7 +23,7 @@ LANGUAGE_PARTS = (
     ("thinker_config", "text_config"),
     ("ffn_config",),
 )
-"""Where the language model of a multimodal config may sit (DBRX keeps its experts in `ffn_config`)."""
+"""Places of the language model in a multimodal config (DBRX keeps its experts in `ffn_config`)."""
 
 NAMES = {
     "experts": ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"),
@@ -51,7 +51,7 @@ OTHER_ATTENTION = (
     "hybrid_override_pattern",
     "ssm_state_size",
 )
-"""Keys of models whose layers are not all of usual, latent or sparse latent attention."""
+"""Keys of models with layers of other than usual, latent or sparse latent attention."""
 SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
@@ -93,7 +93,7 @@ class _Config:
 
 
 def model_of_config(data: dict, path: Path) -> MoEModel:
-    """The model that a parsed `config.json` describes; raises InputError when it has no experts or lacks a size.
+    """The model that a parsed `config.json` describes; raises InputError if it has no experts or lacks a size.
 
     Expert weights quantised to 8-bit floats count as fp8 whatever `dtype` says; 4-bit weights are not modelled and keep
     `dtype` (bf16 when absent). `batch` and `sequence_length` are no part of a config and keep their defaults.
@@ -124,14 +124,14 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
 
 
 def _kv_numbers(data: dict, path: Path) -> int | None:
-    """What attention keeps of a token in one layer, None where that is not known."""
+    """The numbers that attention keeps of a token in one layer, None if that is not known."""
     with contextlib.suppress(InputError):
         return sizes_of_config(data, path).kv_numbers
     return None
 
 
 def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
-    """Attention, dense layers and vocabulary of the same `config.json`. Raises InputError when one of them is missing, and for
+    """Attention, dense layers and vocabulary of the same `config.json`. Raises InputError if one of them is missing, and for
     attention of other kinds than `TransformerSizes` knows."""
     config = _Config(path, _parts_with_experts(data, path))
     if (key := next((name for name in OTHER_ATTENTION if config.get(name) is not None), None)) is not None:
@@ -171,7 +171,7 @@ def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
 
 
 def _windows(config: _Config) -> dict[str, int]:
-    """The sliding window and how many layers have it, where the config lists them."""
+    """The sliding window and how many layers have it, if the config lists them."""
     window = config.number("window", ("sliding_window",))
     kinds = config.get("layer_types", "hybrid_layer_pattern")
     listed = sum(kind in ("sliding_attention", 1) for kind in kinds) if isinstance(kinds, list) else 0
@@ -195,7 +195,7 @@ def _parts_with_experts(data: dict, path: Path) -> tuple[dict, ...]:
 
 
 def _blocks(config: _Config) -> list | None:
-    """Kind of every block of a hybrid model (Nemotron-H), in which an MoE layer is a block of its own."""
+    """The kind of every block of a hybrid model (Nemotron-H), in which an MoE layer is a block of its own."""
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         return ["moe" if mark == "E" else "other" for mark in pattern]
@@ -204,7 +204,7 @@ def _blocks(config: _Config) -> list | None:
 
 
 def _has_experts(config: _Config, layer: int, blocks: list | None) -> bool:
-    """Whether a decoder layer is an MoE layer: every rule that the config states must say so."""
+    """True if a decoder layer is an MoE layer: every rule that the config states must say so."""
     if blocks is not None:
         return blocks[layer] == "moe"
     if (kinds := _one_per_layer(config, "mlp_layer_types", layer)) is not None:
@@ -245,7 +245,7 @@ def _one_per_layer(config: _Config, name: str, layer: int) -> list | None:
 
 
 def _shared_experts(config: _Config, d_ff: int) -> int:
-    """Shared experts, counted in widths of a routed one where the config gives their width."""
+    """Shared experts, counted in widths of a routed one if the config gives their width."""
     if (count := config.number("shared_experts", SHARED_COUNTS, least=0)) is not None:
         return count
     if width := config.number("shared expert width", SHARED_WIDTHS, least=0):

@@ -18,11 +18,11 @@ _CHUNK = 16_384
 
 
 def records(path: Path, longest: int = MAX_LINE_BYTES, arrays: bool = False) -> Iterator[tuple[int, dict]]:
-    """(line number from 1, object) of every line that is not blank, in order.
+    """(line number from 1, object) of every line that is not blank, in order. Raises InputError at the first line that is no
+    JSON object, is cut short or too long, and for a file without any.
 
-    longest: bytes of a line, with its end, that are parsed at most; arrays: as of `parse_value`
-
-    Raises InputError at the first line that is no JSON object, is cut short or too long, and for a file without any.
+    longest: bytes of a line, with its end, that are parsed at most
+    arrays: as in `parse_value`
     """
     empty = True
     for number, line in lines(path, longest):
@@ -47,7 +47,7 @@ def lines(path: Path, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byte
 
 
 def parse(path: Path, number: int, line: bytes, arrays: bool = False) -> dict:
-    """The JSON object in line `number`; raises InputError. arrays: as of `parse_value`"""
+    """The JSON object in line `number`; raises InputError. arrays: as in `parse_value`"""
     record = parse_value(path, number, line, arrays)
     if not isinstance(record, dict):
         raise fault(path, "a JSON object {…} a line is needed", f"line {number}")
@@ -55,7 +55,7 @@ def parse(path: Path, number: int, line: bytes, arrays: bool = False) -> dict:
 
 
 def parse_value(path: Path, number: int, line: bytes, arrays: bool = False) -> object:
-    """As `parse`, of whatever JSON is in the line. arrays: lists of numbers may come as such, see `number_lists.loads`"""
+    """The JSON in line `number`; raises InputError. arrays: lists of numbers may come as arrays, see `number_lists.loads`"""
     if arrays and (value := loads(line, MAX_CONTAINERS)) is not None:
         return value
     if line.count(b"[") + line.count(b"{") > MAX_CONTAINERS:
@@ -72,8 +72,8 @@ def parse_value(path: Path, number: int, line: bytes, arrays: bool = False) -> o
 
 
 def columns(path: Path, schema: pa.Schema) -> pa.Table:
-    """The keys that `schema` names, a column each and a row a line; null where a line has no such key, other keys are left out.
-    Six times as quick as `records` for lines that are short and alike. Raises InputError at the first line that does not fit.
+    """The keys that `schema` names as columns, with a row for each line; null if a line has no such key, other keys are left
+    out. Six times as quick as `records` for lines that are short and alike. Raises InputError at the first that does not fit.
     """
     try:
         with path.open("rb") as file:
@@ -83,8 +83,10 @@ def columns(path: Path, schema: pa.Schema) -> pa.Table:
                 pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
             )
         return table.select(schema.names)
-    except pa.ArrowInvalid:  # which line it is, and whether Python's parser is content with it
-        return pa.Table.from_batches(_batches(path, schema), schema)
+    except pa.ArrowInvalid:  # Python's parser finds the line, or is content with it
+        rows = (_row(path, number, record, schema) for number, record in records(path))
+        chunks = iter(lambda: list(islice(rows, _CHUNK)), [])
+        return pa.Table.from_batches((pa.RecordBatch.from_pylist(chunk, schema) for chunk in chunks), schema)
 
 
 def line_of_row(path: Path, row: int) -> str:
@@ -92,19 +94,13 @@ def line_of_row(path: Path, row: int) -> str:
     return f"line {next(islice(lines(path), row, None), (row + 1, b''))[0]}"
 
 
-def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    rows = (_row(path, number, record, schema) for number, record in records(path))
-    while chunk := list(islice(rows, _CHUNK)):
-        yield pa.RecordBatch.from_pylist(chunk, schema)
-
-
 def _row(path: Path, number: int, record: dict, schema: pa.Schema) -> dict:
-    """What `schema` names of a record; raises InputError where it is of another type, which pyarrow would round or cut."""
+    """The values of a record that `schema` names; raises InputError for another type, which pyarrow would round or cut."""
     row = {field.name: record.get(field.name) for field in schema}
     for field in schema:
         if not _fits(row[field.name], field.type):
-            what = {pa.string(): "a text", pa.int64(): "a whole number"}.get(field.type, "a list of whole numbers")
-            raise fault(path, f"'{field.name}' is {quoted(row[field.name])}, not {what}", f"line {number}")
+            wanted = {pa.string(): "a text", pa.int64(): "a whole number"}.get(field.type, "a list of whole numbers")
+            raise fault(path, f"'{field.name}' is {quoted(row[field.name])}, not {wanted}", f"line {number}")
     return row
 
 

@@ -1,4 +1,7 @@
-"""Every format that is told by its content, the most telling first."""
+"""Every format that is recognised by its content, the most telling first; the documents that the studio saves as JSON among
+them, by the keys that each kind must have."""
+
+from collections.abc import Callable
 
 from engine.formats import (
     bare_lists,
@@ -7,29 +10,59 @@ from engine.formats import (
     moe_balance,
     numpy_files,
     nvidia_topo,
+    placements,
     sglang,
-    studio_documents,
     tables,
     tensorrt_llm,
 )
-from engine.formats.format import Format
+from engine.formats.format import Format, Glance, Kind
 from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, times_table
-from engine.formats.placements import detection
 from engine.formats.vllm import eplb, requests, responses, route_logs
+
+_KEYS: tuple[tuple[str, str, Kind, set[str]], ...] = (
+    ("cluster", "a cluster of the studio", "cluster", {"nodes"}),
+    ("model", "a model of the studio", "model", {"experts", "experts_per_token", "d_model"}),
+    ("serving-step", "a step of serving", "step", {"phase", "sequences", "context"}),
+    ("training-step", "a training step", "step", {"batch", "sequence_length", "heads"}),
+    ("operator-graph", "the operators of a training step", "graph", {"name", "operators"}),
+    ("calibration", "a calibration", "measurements", {"kind", "measured"}),
+    ("measured-times", "measured times", "measurements", {"kind", "origin"}),
+)
+
+
+def _is_plan(glance: Glance) -> bool:
+    # A plan may be longer than what is parsed for a glance: its placement stands at its head.
+    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or {"placement", "provenance"} <= glance.keys
+
+
+def _is_cost_profile(glance: Glance) -> bool:
+    lines = {"gemm", "gate", "memory", "network", "all_reduce"}
+    return {"name", "origin"} <= glance.keys and bool(lines & glance.keys)
+
+
+def _has(keys: set[str]) -> Callable[[Glance], bool]:
+    return lambda glance: keys <= glance.keys
+
+
+_DOCUMENTS = (
+    Format("plan", "a plan of the studio", "plan", _is_plan),
+    *(Format(name, title, kind, _has(keys)) for name, title, kind, keys in _KEYS),
+    Format("cost-profile", "a profile of fitted lines", "measurements", _is_cost_profile),
+)
 
 FORMATS: tuple[Format, ...] = (
     *requests.FORMATS,
     *kineto.FORMATS,  # before those that parse the whole of a JSON file
     *numpy_files.FORMATS,
-    *eplb.FORMATS,
+    eplb.LOADS,
     *responses.FORMATS,
     *sglang.FORMATS,
     *route_logs.FORMATS,
     *moe_balance.FORMATS,
-    *eplb.ASCEND_FORMATS,
-    *detection.FORMATS,  # permutations are lists too
+    eplb.TENSOR,
+    *placements.FORMATS,  # permutations are lists too
     *bare_lists.FORMATS,
-    *studio_documents.FORMATS,
+    *_DOCUMENTS,
     *huggingface.FORMATS,
     *times_table.FORMATS,
     *aiconfigurator.FORMATS,

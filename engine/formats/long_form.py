@@ -25,9 +25,15 @@ PlaceOfRow = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Form:
-    """Which columns make a table: `telling` ones give it away, `needed` ones must be there."""
+    """The columns that make a table.
 
-    what: str
+    title: in a sentence
+    telling: any of them gives it away
+    needed: all of them must be there
+    optional: read if they are there
+    """
+
+    title: str
     telling: tuple[str, ...]
     needed: tuple[str, ...]
     optional: tuple[str, ...]
@@ -40,8 +46,8 @@ TRAFFIC = Form("traffic", ("src", "dst", "bytes"), ("src", "dst", "bytes"), ("la
 
 
 def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> RoutingTrace:
-    """A trace from int64[row] columns `token`, `layer`, `expert` (-1 = no choice) and any of `rank_in_topk`,
-    `sequence`, `source_rank`.
+    """A trace from columns, int64[row]: `token`, `layer`, `expert` (-1 = no choice) and any of `rank_in_topk`, `sequence`,
+    `source_rank`.
 
     Tokens and layers are renumbered 0, 1, … in ascending order. Without `rank_in_topk` a token's choices are ranked as
     they come. Every token must have the same number of rows in every layer.
@@ -91,8 +97,8 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
 
 
 def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> TrafficMatrix:
-    """Traffic from `src`, `dst` int64[row], `bytes` float64[row] and `layer` int64[row] (without it: one layer). Ranks
-    are 0 … the largest one named; a pair that has no row sends nothing."""
+    """Traffic from columns: `src`, `dst` int64[row], `bytes` float64[row] and `layer` int64[row] (without it: one layer).
+    Ranks are 0 … the largest one named; a pair that has no row sends nothing."""
     src, dst = columns["src"], columns["dst"]
     for name in ("src", "dst"):
         _check_range(source, columns, name, 0, 2**62, place)
@@ -113,7 +119,7 @@ def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
 
 
 def _check_range(source: Source, columns: Columns, name: str, low: int, end: int, place: PlaceOfRow) -> None:
-    """Every number of an int64 column in low … end − 1."""
+    """Raise InputError unless every number of an int64 column is in low … end − 1."""
     column = columns[name]
     if column.min() >= low and column.max() < end:
         return
@@ -126,7 +132,7 @@ def _check_range(source: Source, columns: Columns, name: str, low: int, end: int
 
 
 def _renumber(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values in ascending order and int64[row] the index of every row's value among them."""
+    """(the distinct values in ascending order, int64[row] the index of every row's value among them)"""
     low, span = int(column.min()), int(column.max()) - int(column.min()) + 1
     if span > 2 * len(column) + 1000:
         return np.unique(column, return_inverse=True)
@@ -141,7 +147,7 @@ def _renumber(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _column_of_token(
     source: Source, columns: Columns, name: str, tokens: np.ndarray, token: np.ndarray, place: PlaceOfRow
 ) -> np.ndarray | None:
-    """int64[token] from int64[row], or None without such a column; the rows of a token must agree."""
+    """A column by token, int64[token], from its rows, which must agree for each token; None without such a column."""
     if (column := columns.get(name)) is None:
         return None
     _check_range(source, columns, name, 0, 2**31, place)
@@ -166,7 +172,7 @@ def _first_missing(key: np.ndarray) -> int:
 
 
 def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], str], place: PlaceOfRow) -> None:
-    """No number of int64[row] appears twice."""
+    """Raise InputError if a number of int64[row] appears twice."""
     if np.all(key[1:] > key[:-1]):
         return
     order = np.argsort(key, kind="stable")
@@ -177,7 +183,7 @@ def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], s
 
 
 def _order_of_appearance(key: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64[row]: how many rows with the same key come before. counts: int64[key]."""
+    """The number of earlier rows with the same key, int64[row]. counts: int64[key]"""
     start = np.cumsum(counts) - counts
     if np.all(key[1:] >= key[:-1]):
         return np.arange(len(key)) - start[key]

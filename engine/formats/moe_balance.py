@@ -1,11 +1,11 @@
 """Routing as the simulator moe-balance reads it, in JSON lines, one a (layer, batch):
 `{"layer", "batch_id", "origin_rows": [token], "topk_experts": [token][k], "topk_weights"?}`.
 
-origin_rows says which data-parallel row held each token, and is [] where that is open. The converter from a server's recording
+origin_rows says which data-parallel row held each token, and is [] if that is open. The converter from a server's recording
 writes every request once for each row, `origin_row`, with the same experts: those are copies of one request, not more tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,17 +14,21 @@ from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, MAX_RANKS, mod
 from engine.formats.format import Format, Glance
 from engine.formats.json_lines import records
 from engine.formats.number_lists import array_of_lists
-from engine.formats.source import Source, in_order, quoted, without_ids
-from engine.workload import Finding, Origin, RoutingTrace
+from engine.formats.source import Source, in_order, quoted, warning, without_ids
+from engine.workload import Origin, RoutingTrace
 
 NAME = "moe-balance"
 _Key = tuple[str, str]
-"""Of a batch: batch_id, and the row that it was copied for."""
+"""A batch's batch_id, and the row that it was copied for."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a batch chose in one layer. experts: int16[token, k]; row: int32[token], or None where that is open"""
+    """The choices of a batch in one layer.
+
+    experts: int16[token, k]
+    row: int32[token], or None if that is open
+    """
 
     source: Source
     place: str
@@ -33,9 +37,9 @@ class _Batch:
 
 
 def read_batches(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace, a sequence per batch; with source ranks where every batch says which row held its tokens.
+    """A trace with a sequence for each batch, and with source ranks if every batch says which row held its tokens.
 
-    Raises InputError where a batch lacks a layer, or has other tokens in one.
+    Raises InputError if a batch lacks a layer, or has other tokens in one.
     """
     batches: dict[_Key, dict[int, _Batch]] = {}
     for source in in_order(sources):
@@ -54,11 +58,13 @@ def read_batches(sources: Sequence[Source]) -> RoutingTrace:
     sequence = np.repeat(np.arange(len(blocks)), [len(block[0].experts) for block in blocks])
     rows = None if copies or any(block[0].row is None for block in blocks) else [block[0].row for block in blocks]
     trace = routing_trace(sources[0], experts, sequence, None if rows is None else np.concatenate(rows))
-    return replace(
-        trace,
-        model_layers=model_layers_named(sources[0], numbers),
-        origin=Origin(format=NAME, findings=tuple(_findings(copies, len(kept)))),
+    left_out = warning(
+        "copies-left-out",
+        f"{copies} of {len(batches)} batches are the same request written for another row of the mesh, left out; which rank "
+        "held a token is open.",
     )
+    origin = Origin(format=NAME, findings=(left_out,) if copies else ())
+    return replace(trace, model_layers=model_layers_named(sources[0], numbers), origin=origin)
 
 
 def _batch(source: Source, place: str, record: dict) -> tuple[int, _Key, _Batch]:
@@ -85,7 +91,7 @@ def _batch(source: Source, place: str, record: dict) -> tuple[int, _Key, _Batch]
 
 
 def _without_copies(batches: dict[_Key, dict[int, _Batch]]) -> tuple[dict[_Key, dict[int, _Batch]], int]:
-    """The batches, and how many others were left out that are the same request written for another row."""
+    """(the batches, how many others were left out that are the same request written for another row)"""
     first_of: dict[str, _Key] = {}
     kept = {}
     for key, layers in batches.items():
@@ -97,7 +103,7 @@ def _without_copies(batches: dict[_Key, dict[int, _Batch]]) -> tuple[dict[_Key, 
 
 
 def _block(key: _Key, layers: dict[int, _Batch], numbers: list[int]) -> list[_Batch]:
-    """What a batch chose in all layers, after checking that its tokens are the same in each."""
+    """The choices of a batch in all layers; raises InputError unless its tokens are the same in each."""
     reference = layers[min(layers)]
     for number in numbers:
         if number not in layers:
@@ -119,24 +125,12 @@ def _block(key: _Key, layers: dict[int, _Batch], numbers: list[int]) -> list[_Ba
 
 
 def _experts(block: list[_Batch], reference: list[_Batch]) -> np.ndarray:
-    """int16[token, layer, k] of one batch."""
+    """The choices of one batch, int16[token, layer, k]."""
     if block[0].experts.shape[1] != reference[0].experts.shape[1]:
         raise block[0].source.fault(
             f"has k = {block[0].experts.shape[1]}, the first batch {reference[0].experts.shape[1]}", block[0].place
         )
     return np.stack([batch.experts for batch in block], axis=1)
-
-
-def _findings(copies: int, batches: int) -> Iterator[Finding]:
-    if copies:
-        yield Finding(
-            severity="warning",
-            code="copies-left-out",
-            message=(
-                f"{copies} of {copies + batches} batches are the same request written for another row of the mesh, left out; "
-                "which rank held a token is open."
-            ),
-        )
 
 
 def _tells(glance: Glance) -> bool:

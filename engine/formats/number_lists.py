@@ -1,4 +1,4 @@
-"""Nested lists out of JSON as arrays: out of what was parsed, and, where they are most of a text, straight out of that."""
+"""Nested lists of JSON as arrays: out of parsed lists, and, if they are most of a text, straight out of the text."""
 
 import json
 import re
@@ -13,27 +13,27 @@ BULK = (
     *("routed_experts", "prompt_routed_experts", "topk_experts", "origin_rows", "top_indices"),
     *("expert_load", "p2l_map", "logical_count"),
 )
-"""Keys under which recordings have nearly all of their text: ids and counts."""
+"""Keys that hold nearly all of a recording's text: ids and counts."""
 UNREAD = ("topk_weights",)
-"""Keys under which they have as much again that nothing here reads."""
+"""Keys that hold as much again, which nothing here reads."""
 # Its quotation mark is no part of a text: there it has a backslash before.
 _PLACE = re.compile(rb'"(?<!\\")(?P<key>%b)"\s*:\s*(?=(?P<beginning>\[[\[\s]*))' % "|".join((*BULK, *UNREAD)).encode())
 SHORTEST = 1024
-"""Bytes of a text with which this begins to be quicker than Python's parser."""
+"""Bytes of a text from which this is quicker than Python's parser."""
 _MOST_ARRAYS = 100_000
-"""In a text; arrays of a few numbers are no gain."""
+"""Arrays taken out of a text; those of a few numbers are no gain."""
 _MOST_AXES = 3
 _STANDS_FOR_LIST = "-Infinity"
 """A constant that Python's parser hands over; it stands in no recording."""
 
 
 def array_of_lists(rows: object, depth: int, kinds: frozenset[type] = INTEGERS) -> np.ndarray | None:
-    """int64[...] of `depth` axes, float64 where `kinds` holds float; None unless all lists of a level are of one length and
-    hold numbers of these kinds alone.
+    """The lists as int64[...] of `depth` axes, float64 if `kinds` holds float; None unless all lists of a level are of one
+    length and hold numbers of these kinds alone.
 
     Three times as quick as `np.array`, which also makes of one long text among the numbers an array that no memory holds.
 
-    rows: lists, or what `loads` made of them, int32[...], which integers stay
+    rows: lists, or the int32[...] that `loads` made of them, which stays as it is for integers
     """
     if isinstance(rows, np.ndarray):
         return None if rows.ndim != depth else rows.astype(np.float64) if float in kinds else rows
@@ -54,7 +54,7 @@ def array_of_lists(rows: object, depth: int, kinds: frozenset[type] = INTEGERS) 
 
 
 def array_of_text(text: bytes, depth: int) -> np.ndarray | None:
-    """int32[...] of `depth` axes out of a text that is one list, None unless `scan_lists` takes it."""
+    """A text that is one list as int32[...] of `depth` axes, None unless `scan_lists` takes it."""
     from engine.formats.scan_lists import scan_lists  # numba, which takes a moment to load
 
     lengths, numbers = np.empty(depth, np.int64), np.empty(len(text) // 2, np.int32)
@@ -64,9 +64,8 @@ def array_of_text(text: bytes, depth: int) -> np.ndarray | None:
 
 def loads(text: bytes, most_lists: int) -> object | None:
     """The JSON in a text, with int32[...] in place of lists under the keys `BULK` that `scan_lists` takes, and None in place of
-    lists of numbers under the keys `UNREAD`. None where there are no such lists, more than `most_lists` others, or anything
-    that Python's parser alone is to judge, such as a short text.
-    """
+    lists of numbers under the keys `UNREAD`. None if there are no such lists, more than `most_lists` others, or anything that
+    only Python's parser may judge, such as a short text."""
     outline, arrays = _taken_out(text) if len(text) >= SHORTEST else (b"", [])
     if not arrays or outline.count(b"[") + outline.count(b"{") > most_lists:
         return None
@@ -77,7 +76,7 @@ def loads(text: bytes, most_lists: int) -> object | None:
         value = json.loads(outline, parse_constant=lambda name: next(left) if name == _STANDS_FOR_LIST else float(name))
     except (ValueError, RecursionError):
         return None
-    return None if any(True for _ in left) else value  # what is left stood in a text
+    return None if any(True for _ in left) else value  # one that is left stood in a text
 
 
 def _taken_out(text: bytes) -> tuple[bytes, list[np.ndarray | None]]:

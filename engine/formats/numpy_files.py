@@ -1,17 +1,20 @@
 """NumPy `.npz` and `.npy`: routing logs, and traffic matrices as `.npy`.
 
-An `.npz` holds one recording as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional
-`sequence`, `source_rank`, `phase` [tokens] (0 prefill, 1 decode), `model_layers` [layers], `weights` and a scalar
-`num_experts`; or loads as `expert_load` [layers, experts], with
-optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers, experts]; or traffic as `traffic_bytes`
-[layers, n, n] with a scalar `bytes_per_token`; or several recordings, each an integer array under a name of its own. The
-studio's own have `findings`, what is known beside the numbers, as JSON in bytes. They are what the file says: checks of its
-numbers stand beside them, and alone offer remedies. Archives of single requests are read by `request_archives`.
+An `.npz` holds one of these:
+
+* routing as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional `sequence`, `source_rank`, `phase`
+  [tokens] (0 prefill, 1 decode), `model_layers` [layers], `weights` and a scalar `num_experts`
+* loads as `expert_load` [layers, experts], with optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers,
+  experts]
+* traffic as `traffic_bytes` [layers, n, n] with a scalar `bytes_per_token`
+* several recordings, each an integer array under a name of its own
+
+The studio's own have `findings` too, as JSON in bytes. They are the file's word: checks of its numbers come in addition, and
+alone offer remedies. Archives of single requests are read by `vllm.requests`.
 
 In an `.npy` the kind of number decides: integers are a routing log [tokens, layers] or [tokens, layers, k], floats are
-traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be either and is refused.
-
-What stands before the numbers in NumPy's `.npy` (numpy.lib.format): a version, then a Python dict of shape and dtype.
+traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be either and is refused. The header (see
+numpy.lib.format) is a version, then a Python dict of shape and dtype.
 """
 
 import math
@@ -40,41 +43,36 @@ from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fau
 from engine.schema import first_fault
 from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
 
-_NPY_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether its first index runs fastest, and dtype of the numbers that `file` is left in front of.
-
-    Raises ValueError for versions after 2.0, which are for names that no plain numbers have, and with what else NumPy raises on
-    damaged headers (`PARSER_ERRORS`).
-    """
-    version = np.lib.format.read_magic(file)
-    if version not in _NPY_HEADER_READERS:
-        raise ValueError(f".npy version {version[0]}.{version[1]} is not a plain array of numbers")
-    try:
-        shape, fortran_order, dtype = _NPY_HEADER_READERS[version](file)
-    except TypeError:  # a header like {[]: 0}, which NumPy lets Python complain about
-        raise ValueError("the header of the .npy is damaged") from None
-    if any(
-        type(size) is not int or size < 0 for size in shape
-    ):  # True is an int to NumPy, until it makes an array of it
-        raise ValueError(f"the header of the .npy has a shape {shape}")
-    return shape, fortran_order, dtype
-
-
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
 """Readers and remedies leave a few; each is a box on a page."""
 MAX_FINDINGS_BYTES = 1024**2
-
 MAX_ARRAY_BYTES = 1024**3
-"""What an array may take in memory with what is made of it: int16 ids, and of floats what finds fractions in them."""
+"""Memory of an array and the arrays made of it: int16 ids, or the search for fractions in floats."""
 _MADE_OF = {"i": 2, "u": 2, "f": 32}
-"""Bytes a number, beside its own, by kind of number."""
+"""Bytes that are made of a number, by kind of number."""
 _SINGLE = ("experts", "expert_load", "traffic_bytes")
-
 _Column = Callable[[str], np.ndarray | None]
-"""An array of an archive by its name, None where there is none."""
+"""An array of an archive by its name, None if there is none."""
+
+
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, True if its first index runs fastest, dtype) of the numbers that `file` is left in front of.
+
+    Raises ValueError for versions after 2.0, which are for names that no plain numbers have, and the errors of NumPy
+    (`PARSER_ERRORS`) for damaged headers.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f".npy version {version[0]}.{version[1]} is not a plain array of numbers")
+    try:
+        shape, fortran_order, dtype = _HEADERS[version](file)
+    except TypeError:  # a header like {[]: 0}, which NumPy lets Python complain about
+        raise ValueError("the header of the .npy is damaged") from None
+    # True is an int to NumPy, until it makes an array of it.
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"the header of the .npy has a shape {shape}")
+    return shape, fortran_order, dtype
 
 
 def read_npy(source: Source) -> RoutingTrace | TrafficMatrix:
@@ -116,9 +114,8 @@ def read_npz(source: Source) -> Workload:
         array = read_member(source.path, archive, single)
         if single in ("expert_load", "traffic_bytes"):
             check_amount(source, single, array.shape)
-        if (
-            single == "experts" and "weights" in names
-        ):  # which nothing reads, but their shape tells of a damaged recording
+        # Nothing reads the weights, but their shape tells of a damaged recording.
+        if single == "experts" and "weights" in names:
             _check_weights(source, archive, array)
         workload = _READERS[single](source, array, column)
         return replace(workload, origin=Origin(format="npz", findings=_findings(source, column)))
@@ -194,7 +191,7 @@ def _findings(source: Source, column: _Column) -> tuple[Finding, ...]:
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """Names of the workloads inside an archive; () when it holds a single one without a name of its own."""
+    """Names of the workloads inside an archive; () if it holds a single one without a name of its own."""
     with zipfile.ZipFile(path) as archive:
         names = array_names(path, archive)
     return () if any(name in names for name in _SINGLE) else names
@@ -255,8 +252,8 @@ def _read_array(path: Path, file: BinaryIO, size: int, place: str) -> np.ndarray
 
 
 def _checked_header(path: Path, file: BinaryIO, size: int, place: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype that a `.npy` stream of `size` bytes claims. NumPy allocates what is claimed, so that is held against
-    the size first."""
+    """Shape and dtype of a `.npy` stream of `size` bytes. NumPy allocates as much as the header claims, so that is held
+    against the size first."""
     try:
         shape, _, dtype = read_header(file)
     except PARSER_ERRORS as error:

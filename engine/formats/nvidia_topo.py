@@ -1,11 +1,11 @@
-"""What `nvidia-smi topo -m` prints: which links join the GPUs of one machine.
+"""The text of `nvidia-smi topo -m`: which links join the GPUs of one machine.
 
 A head `GPU0 GPU1 … NIC0 … CPU Affinity …`, one row for every GPU and NIC, then a legend. A cell is X (itself), NV# (so many
 NVLinks), or a path over PCIe: PIX and PXB over switches, PHB over the host bridge, NODE and SYS (SOC in old drivers) between
 bridges and sockets. Network cards are called NIC0 … or by their names, mlx5_0.
 
 The text does not name the GPUs, so their type must come from elsewhere: from the person, or from the lines of `nvidia-smi -L`
-(`GPU 0: NVIDIA H200 (UUID: …)`) where the file has them too, before or after the matrix.
+(`GPU 0: NVIDIA H200 (UUID: …)`) if the file has them too, before or after the matrix.
 """
 
 import re
@@ -26,7 +26,7 @@ MAX_BYTES = 4 * 1024**2
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU\d+")
-_NVLINK = re.compile(r"NV(\d{1,3})")
+
 # Long lines lose blanks when they are copied from some terminals: NIC8NIC9 above NODEPXB.
 _GLUED_NAMES, _NAME = re.compile(r"((GPU|NIC)\d+){2,}"), re.compile(r"(?:GPU|NIC)\d+")
 _CELL = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
@@ -36,9 +36,13 @@ _LISTED = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: .*)?")
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The matrix of one machine. nvlinks: int64[gpu, gpu], 0 between GPUs that talk over PCIe and on the diagonal; nics: how
-    many network cards; names: of the GPUs, () where the file does not have them; across: whether a pair's path over PCIe
-    crosses sockets (SYS)."""
+    """The matrix of one machine.
+
+    nvlinks: int64[gpu, gpu]; 0 between GPUs that talk over PCIe and on the diagonal
+    nics: number of network cards
+    names: of the GPUs, () if the file does not have them
+    across: True if a pair's path over PCIe crosses sockets (SYS)
+    """
 
     nvlinks: np.ndarray
     nics: int
@@ -47,7 +51,7 @@ class Topology:
 
 
 def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn:
-    """The machine as a cluster of one node, with notes on what the text does not say; raises InputError.
+    """The machine as a cluster of one node, with notes on the facts that the text lacks; raises InputError.
 
     types: the catalogue's type of all GPUs, or one for each; None: as the lines of `nvidia-smi -L` in the file say
     """
@@ -109,7 +113,9 @@ def parse_topology(text: str, path: Path) -> Topology:
         for b, cell in enumerate(row):
             if (cell == "X") != (a == b) or cell != cells[b][a]:
                 raise fault(path, f"{gpus[a]} to {gpus[b]} is {cell}, back it is {cells[b][a]}; the matrix is damaged")
-    nvlinks = np.array([[_nvlinks(cell) for cell in row] for row in cells], dtype=np.int64)
+    nvlinks = np.array(
+        [[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells], dtype=np.int64
+    )
     across = any(cell in ("SYS", "SOC") for row in cells for cell in row)
     listed = [names[int(gpu[3:])] for gpu in gpus if int(gpu[3:]) in names]
     if names and len(listed) < len(gpus):
@@ -133,13 +139,8 @@ def _cells(words: list[str]) -> list[str]:
     return cells
 
 
-def _nvlinks(cell: str) -> int:
-    match = _NVLINK.fullmatch(cell)
-    return int(match[1]) if match else 0
-
-
 def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:
-    """The catalogue's type of every GPU; raises InputError when it is neither given nor in the file."""
+    """The catalogue's type of every GPU; raises InputError if it is neither given nor in the file."""
     count = len(topology.nvlinks)
     if types is not None:
         chosen = [types] * count if isinstance(types, str) else list(types)

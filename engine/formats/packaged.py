@@ -11,17 +11,17 @@ from engine.model import MoEModel
 
 
 def is_packaged(checkpoint: str) -> bool:
-    """Whether the package is installed and has a model of exactly this name."""
+    """True if the package is installed and has a model of exactly this name."""
     return package_folder() is not None and checkpoint in packaged_configs()
 
 
 def packaged_models() -> dict[str, MoEModel]:
     """Every packaged MoE model, by checkpoint; dense models are left out. Raises InputError without the package."""
-    return dict(_read(tuple(packaged_configs().items())))
+    return dict(_models(tuple(packaged_configs().items())))
 
 
 @functools.cache
-def _read(configs: tuple[tuple[str, Path], ...]) -> dict[str, MoEModel]:
+def _models(configs: tuple[tuple[str, Path], ...]) -> dict[str, MoEModel]:
     models = {}
     for checkpoint, path in configs:
         try:
@@ -32,19 +32,19 @@ def _read(configs: tuple[tuple[str, Path], ...]) -> dict[str, MoEModel]:
 
 
 def packaged_model(checkpoint: str) -> MoEModel:
-    """One of them, such as `deepseek-ai/DeepSeek-V3`. Raises InputError when the package has no such model, and for one
-    without experts."""
+    """The model of a checkpoint such as `deepseek-ai/DeepSeek-V3`. Raises InputError if the package has no such model, and
+    for one without experts."""
     name = _full_name(checkpoint)
     return _model(name, packaged_configs()[name])
 
 
 def packaged_config(checkpoint: str) -> Path:
-    """Its file. Raises InputError when the package has no such model."""
+    """The file of a checkpoint. Raises InputError if the package has no such model."""
     return packaged_configs()[_full_name(checkpoint)]
 
 
 def _full_name(checkpoint: str) -> str:
-    """The checkpoint; a name without its owner is enough where only one owner has such a model."""
+    """The checkpoint's whole name; one without its owner is enough if only one owner has such a model."""
     configs = packaged_configs()
     if checkpoint in configs:
         return checkpoint

@@ -10,17 +10,17 @@ from engine.schema import json_text
 from engine.timeline import STREAMS, Timeline
 
 LANES_PER_STREAM = 1000
-"""Thread ids of stream s are s × 1000, s × 1000 + 1, …: one per send that runs beside others."""
+"""Thread ids of stream s are s × 1000, s × 1000 + 1, …: one for each of the sends that run at once."""
 MEASURED = 100_000
-"""Process ids of a measured run beside a predicted one begin here."""
+"""Process ids of a measured run that comes with a predicted one begin here."""
 
 
 def write_trace(timeline: Timeline, measured: Timeline | None = None) -> str:
-    """The JSON text: one complete event (`ph` X) per event, times in µs, process = GPU, thread = stream.
+    """The JSON text: one complete event (`ph` X) per event, times in µs, process = GPU, thread = stream. Slices of one thread
+    must not overlap unless they nest, so sends that run at once go to further lanes of the network stream.
 
-    measured: a run of the same plan, whose processes make a second group below those of the timeline; both begin at 0, and each
-    process is called after its group. Slices of one thread must not overlap unless they nest, so sends that run side by side go
-    to further lanes of the network stream.
+    measured: a run of the same plan; its processes make a second group below those of the timeline, both begin at 0, and each
+        process is called after its group
     """
     about = {"source": timeline.source, "cost_source": timeline.cost_source}
     if measured is None:
@@ -68,7 +68,7 @@ def _group(timeline: Timeline, first: int, names: Sequence[str]) -> list[dict]:
 
 
 def _threads(events: pd.DataFrame) -> np.ndarray:
-    """int64[event]: thread id, so that no two events of a GPU's thread overlap. Events are sorted by start."""
+    """The thread id of every event, int64[event], so that no two of a GPU's thread overlap. events: sorted by start"""
     thread = np.empty(len(events), dtype=np.int64)
     for (_, stream), group in events.groupby(["resource", "stream"], observed=True):
         running: list[tuple[float, int]] = []

@@ -1,9 +1,8 @@
-"""What a file is, by its content, and which files together are one recording.
+"""The format of a file, by its content, and the files that together are one recording; folders and archives count as the
+files in them.
 
-Well-known files that are no recordings: what they are, and what to bring in their place. They are told apart only once
-nothing else here has taken a file, so that this list cannot hide a format.
-
-Folders and archives as the files in them.
+`STRANGERS` are well-known files that are no recordings, each with a word on the file to bring in its place. They are tried
+only after every format has declined, so that this list cannot hide a format.
 """
 
 import shutil
@@ -33,30 +32,32 @@ from engine.formats.source import (
 _SQLITE = b"SQLite format 3\0"
 _RECORD = "record routing from the server (How to record, docs/recording.md)"
 _CONFIG = "open the config.json beside it for the model"
+MOST_FILES = 4096
+"""Files in a folder or archive: one for each of many ranks, with some requests of each."""
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """is_: in a sentence, after "FILE: is"; instead: what to do; tells: whether a file is one of these"""
+    """A well-known kind of file that nothing here reads.
+
+    is_: in a sentence, after "FILE: is"
+    instead: the advice
+    tells: True if a file is one of these
+    """
 
     is_: str
     instead: str
     tells: Callable[[Glance], bool]
 
 
-def stranger(glance: Glance) -> Stranger | None:
-    """The well-known file that this is, if any."""
-    return next((known for known in STRANGERS if known.tells(glance)), None)
-
-
 def _is_list_of_events(glance: Glance) -> bool:
-    """Chrome traces may be a bare list of events."""
+    """True for a Chrome trace that is a bare list of events."""
     events = glance.json
     return isinstance(events, list) and bool(events) and isinstance(events[0], dict) and {"ph", "pid"} <= set(events[0])
 
 
 def _is_nsight(glance: Glance) -> bool:
-    """A report, by its name, as its content is NVIDIA's own; or an export to SQLite, by its tables."""
+    """True for a report, by its name, as its content is NVIDIA's own, and for an export to SQLite, by its tables."""
     if glance.head.startswith(_SQLITE):
         return b"CUPTI_ACTIVITY" in glance.head
     return glance.path.suffix.lower() in (".nsys-rep", ".qdrep") and not glance.is_text
@@ -119,14 +120,12 @@ STRANGERS = (
 )
 
 
-MOST_FILES = 4096
-"""In a folder or archive: as many as there are ranks, with some requests of each."""
-
-
 def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
-    """The files in a folder, or in an archive (zip, tar, tar.gz), which is unpacked into `scratch`, a folder of the caller's;
-    by name, hidden ones left out. None for any other file, and for archives without `scratch`. Raises InputError for too many
-    or too large ones."""
+    """The files in a folder or in an archive (zip, tar, tar.gz) by name, hidden ones left out. None for any other file, and
+    for archives without `scratch`. Raises InputError for too many or too large ones.
+
+    scratch: a folder of the caller's into which archives are unpacked
+    """
     with one_clear_line(path):
         if path.is_dir():
             return _in_folder(path)
@@ -136,7 +135,7 @@ def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file holds files of other formats: a zip of anything but NumPy arrays or tensors, or a tar."""
+    """True if a file holds files of other formats: a zip of anything but NumPy arrays or tensors, or a tar."""
     glance = Glance(path)
     if glance.magic == ".npz":
         return not glance.is_torch and not all(name.endswith(".npy") for name in glance.archived)
@@ -183,7 +182,7 @@ def _in_archive(path: Path, scratch: Path) -> list[Path]:
 
 
 def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """(name, bytes, how to open it) of every regular file."""
+    """(name, bytes, function that opens it) of every regular file."""
     if isinstance(archive, zipfile.ZipFile):
         for entry in archive.infolist():
             if entry.filename and not entry.is_dir():  # zipfile asks for the last letter of a name
@@ -196,14 +195,14 @@ def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[tuple[str, 
 
 @dataclass(frozen=True)
 class Part:
-    """One recording, or one file of another kind. paths: its files, several where ranks, requests or layers have their own."""
+    """One recording, or one file of another kind. paths: its files, several if ranks, requests or layers have their own"""
 
     format: Format
     paths: tuple[Path, ...]
 
     @property
     def name(self) -> str:
-        """The file's stem, or what the names of its files begin with."""
+        """The file's stem, or the beginning that the names of its files share."""
         if len(self.paths) == 1:
             return self.paths[0].stem
         stems = [path.stem for path in self.paths]
@@ -214,7 +213,7 @@ class Part:
 
 
 def identify(path: Path) -> Format:
-    """What a file is; raises InputError with what it looks like where it is nothing that is read here."""
+    """The format of a file; raises InputError, which says as closely as it can what the file is, if nothing here reads it."""
     with one_clear_line(path):
         check_there(path)
         check_size(path)
@@ -228,14 +227,15 @@ def identify(path: Path) -> Format:
 def parts(paths: Iterable[Path], scratch: Path | None = None) -> list[Part]:
     """The recordings and other files in these files, folders and archives, in their order: files of one recording together.
 
-    scratch: a folder of the caller's to unpack archives into; without one they are not unpacked. What nothing reads is left
-    out of folders and archives that hold something else; else InputError.
+    scratch: a folder of the caller's to unpack archives into; without one they are not unpacked
+
+    Files that nothing reads are left out of folders and archives that hold something else; else raises InputError.
     """
     return joined(part for path in paths for part in single_files(path, scratch))
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same with the files of one recording, or of another set, in one part."""
+    """The parts with the files of one recording, or of another set, in one part."""
     together: dict[tuple[Format, Path, str], list[Path]] = {}
     for part in parts:
         for file in part.paths:
@@ -247,7 +247,7 @@ def joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def _with_sets(parts: list[Part]) -> list[Part]:
-    """The same with those that are a set in one part, in the place of the first of them."""
+    """The parts with those that are a set in one part, in the place of the first of them."""
     for format in dict.fromkeys(part.format for part in parts if part.format.together):
         chosen = set(format.together.choose([path for part in parts if part.format == format for path in part.paths]))
         if chosen:
@@ -274,8 +274,10 @@ def single_files(path: Path, scratch: Path | None = None) -> list[Part]:
 
 
 def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
-    """The one recording in these files, folders and archives; raises InputError where they hold several, or only other things.
-    scratch: as of `parts`"""
+    """The one recording in these files, folders and archives; raises InputError if they hold several, or only other things.
+
+    scratch: as for `parts`
+    """
     recognised = parts(paths, scratch)
     recordings = [part for part in recognised if part.format.is_recording]
     if not recordings:
@@ -290,9 +292,9 @@ def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
 
 
 def _unknown(glance: Glance) -> InputError:
-    """Why nothing recognised the file, as closely as can be said."""
+    """The error for a file that no format takes, which says as closely as it can what the file is."""
     path = glance.path
-    if (known := stranger(glance)) is not None:
+    if known := next((known for known in STRANGERS if known.tells(glance)), None):
         return fault(path, f"is {known.is_}; {known.instead}")
     if glance.head[:1] == b"\x80" and glance.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return fault(
@@ -303,13 +305,13 @@ def _unknown(glance: Glance) -> InputError:
     if path.suffix.lower() in MAGIC:
         check_beginning(path, path.suffix.lower())
     if glance.magic == ".npz":
-        zipfile.ZipFile(path).close()  # raises where it is damaged
+        zipfile.ZipFile(path).close()  # raises if it is damaged
     if glance.magic is not None:
         return fault(
             path, f"is {MAGIC[glance.magic][1].replace('NumPy .npz', 'zip')} that holds nothing that is read here"
         )
     if glance.is_json:
-        content = read_json(path) if glance.json is None else glance.json  # raises where it is none
+        content = read_json(path) if glance.json is None else glance.json  # raises if it is none
         keys = ", ".join(quoted(key) for key in list(content)[:6]) if isinstance(content, dict) else "a list"
         return fault(
             path,
@@ -317,5 +319,5 @@ def _unknown(glance: Glance) -> InputError:
         )
     if glance.head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return fault(path, "is text in UTF-16; save it as UTF-8")
-    what = "text" if glance.is_text else "binary"
-    return fault(path, f"is a {what} file that Switchyard cannot read; docs/formats.md lists what is read")
+    kind = "text" if glance.is_text else "binary"
+    return fault(path, f"is a {kind} file that Switchyard cannot read; docs/formats.md lists what is read")

@@ -1,7 +1,7 @@
-"""What mends a recording, by the names in `Finding.remedy`: pure functions from workload to workload.
+"""Remedies for recordings, by the names in `Finding.remedy`: pure functions from workload to workload.
 
-Each finds by the rule of its check what it has to change, so that it may be used after another one, and leaves behind in the
-workload's origin what it did. Checked again, a mended recording shows nothing of the kind.
+Each finds the parts to change by the rule of its check, so that it may follow another one, and leaves a note of its change in
+the workload's origin. Checked again, a mended recording shows nothing of the kind.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,18 +23,22 @@ from engine.formats.checks.copies import (
 from engine.formats.checks.layers import empty_layers
 from engine.formats.checks.profile_rows import profile_stretches
 from engine.formats.checks.totals import silent_layers
+from engine.formats.source import ok
 from engine.plan import Placement
 from engine.workload import DECODE, PREFILL, ExpertLoad, Finding, Origin, RoutingTrace, TrafficMatrix, Workload
+
+_PHASES = {PREFILL: "prefill", DECODE: "decode"}
+_REMEDY_OF_PHASE = {PREFILL: "keep-prefill", DECODE: "keep-decode"}
 
 
 @dataclass(frozen=True)
 class Remedy:
     """One way of mending.
 
-    title: for a button, of a workload that has the fault; apply: the mended workload, raises InputError where there is nothing
-    to mend, or nothing would be left
-    automatic: it needs no decision and no further input. Otherwise a person chooses it, and `needs_placement` says that `apply`
-    takes the placement that ran as its second argument
+    title: takes a workload that has the fault, returns the words for a button
+    apply: returns the mended workload; raises InputError if there is nothing to mend, or nothing would be left
+    automatic: True if it needs no decision and no further input; otherwise a person chooses it
+    needs_placement: True if `apply` takes the placement that ran as its second argument
     """
 
     name: str
@@ -45,8 +49,8 @@ class Remedy:
 
 
 def mend(workload: Workload, findings: Iterable[Finding]) -> Workload:
-    """The workload after all automatic remedies of these findings, each once; the workload itself where there are none.
-    One that finds nothing to mend, as an earlier one has settled it or the finding came from elsewhere, is left out."""
+    """The workload after all automatic remedies of these findings, each once; the workload itself if there are none. A remedy
+    that finds nothing to mend, as an earlier one has settled it or the finding came from elsewhere, is left out."""
     named = {finding.remedy for finding in findings}
     for remedy in REMEDIES.values():
         if remedy.name in named and remedy.automatic:
@@ -56,13 +60,13 @@ def mend(workload: Workload, findings: Iterable[Finding]) -> Workload:
 
 
 def what_was_done(workload: Workload) -> tuple[str, ...]:
-    """What remedies did to a workload, a sentence each, in their order."""
+    """The changes that remedies made to a workload, a sentence each, in their order."""
     seen = workload.origin.findings if workload.origin else ()
     return tuple(finding.message for finding in seen if finding.code in REMEDIES)
 
 
 def cut_profile_rows(workload: Workload) -> RoutingTrace:
-    """Without the stretches of identical tokens."""
+    """The trace without its stretches of identical tokens."""
     trace, cut = _trace(workload), 0
     while stretches := profile_stretches(trace):  # 5 % of fewer tokens are fewer
         keep = np.ones(trace.tokens, dtype=bool)
@@ -97,10 +101,6 @@ def keep_phase(workload: Workload, phase: int) -> RoutingTrace:
     kept = f"Kept the {int(keep.sum()):,} tokens of {word} out of {trace.tokens:,}."
     other = _REMEDY_OF_PHASE[DECODE if phase == PREFILL else PREFILL]
     return _noted(trace.part(keep), _REMEDY_OF_PHASE[phase], kept, moved="tokens", settled=(other,))
-
-
-_PHASES = {PREFILL: "prefill", DECODE: "decode"}
-_REMEDY_OF_PHASE = {PREFILL: "keep-prefill", DECODE: "keep-decode"}
 
 
 def drop_copies(workload: Workload) -> RoutingTrace | ExpertLoad:
@@ -142,7 +142,7 @@ def _one_share(loads: ExpertLoad) -> ExpertLoad:
 
 
 def divide_by_copies(workload: Workload) -> ExpertLoad:
-    """Counts without the factor that they all have in common."""
+    """The counts divided by the factor that they all have in common."""
     if not isinstance(workload, ExpertLoad) or is_rounded(workload) or (copies := factor_of_counts(workload)) == 1:
         raise InputError(f"{workload.name}: its counts are not multiples of one number of copies")
     scaled = {
@@ -162,7 +162,7 @@ def _title_of_division(workload: Workload) -> str:
 
 
 def drop_empty_layers(workload: Workload) -> Workload:
-    """Without layers that no router wrote, or between whose ranks nothing moves."""
+    """The workload without layers that no router wrote, or in which nothing moves between ranks."""
     empty = silent_layers(workload) if isinstance(workload, TrafficMatrix) else empty_layers(workload)
     if not len(empty):
         raise InputError(f"{workload.name}: has no empty layers")
@@ -172,7 +172,7 @@ def drop_empty_layers(workload: Workload) -> Workload:
 
 
 def drop_mtp_layer(workload: Workload) -> Workload:
-    """Without its last layer."""
+    """The workload without its last layer."""
     if workload.layers < 2:
         raise InputError(f"{workload.name}: has one layer only")
     return _without_layers(
@@ -181,7 +181,7 @@ def drop_mtp_layer(workload: Workload) -> Workload:
 
 
 def number_layers_from_zero(workload: Workload) -> Workload:
-    """With every model layer one lower."""
+    """The workload with every model layer one lower."""
     layers = None if isinstance(workload, TrafficMatrix) else workload.model_layers
     if not layers or min(layers) < 1:
         raise InputError(f"{workload.name}: its layers are not numbered from 1")
@@ -190,8 +190,8 @@ def number_layers_from_zero(workload: Workload) -> Workload:
 
 
 def fold_slots(workload: Workload, placement: Placement) -> RoutingTrace | ExpertLoad:
-    """Experts for the physical slots in which they were while the recording was made: slot j is the j-th of the placement, GPU
-    after GPU. Raises InputError where the placement has other layers or fewer slots."""
+    """The workload with experts in place of the physical slots that held them while the recording was made: slot j is the j-th
+    of the placement, GPU after GPU. Raises InputError if the placement has other layers or fewer slots."""
     if isinstance(workload, TrafficMatrix):
         raise InputError(f"{workload.name}: a traffic matrix has no slots to fold")
     expert_of_slot = _experts_of_slots(workload, placement)
@@ -211,7 +211,7 @@ def fold_slots(workload: Workload, placement: Placement) -> RoutingTrace | Exper
 
 
 def _experts_of_slots(workload: RoutingTrace | ExpertLoad, placement: Placement) -> np.ndarray:
-    """int16[layer, slot] for the layers of the workload."""
+    """The expert in every slot of the workload's layers, int16[layer, slot]."""
     rows = dict(zip(placement.model_layers, placement.experts_of_gpu, strict=True))
     named = workload.model_layers
     if named is None:
@@ -240,7 +240,7 @@ def _trace(workload: Workload) -> RoutingTrace:
 
 
 def _without_layers(workload: Workload, dropped: np.ndarray, remedy: str, text: str) -> Workload:
-    """dropped: int64[...], layers of the workload"""
+    """The workload without some of its layers. dropped: int64[...], layers of the workload"""
     keep = np.setdiff1d(np.arange(workload.layers), dropped)
     match workload:
         case RoutingTrace():
@@ -256,14 +256,17 @@ def _without_layers(workload: Workload, dropped: np.ndarray, remedy: str, text: 
 
 
 def _noted(workload: Workload, remedy: str, text: str, moved: str = "", settled: tuple[str, ...] = ()) -> Workload:
-    """The workload with what was done in its origin, in place of what its reader found of the kind. moved: `tokens` or
-    `layers`, whose old numbers are then left out of the reader's other findings."""
+    """The workload with a finding on its remedy in its origin, in place of the reader's findings of the kind.
+
+    moved: `tokens` or `layers`: their old numbers are left out of the reader's other findings
+    settled: other remedies with findings that no longer hold
+    """
     origin = workload.origin or Origin(format="recording")
     unsaid = {"tokens": {"rows": None}, "layers": {"layers": ()}}.get(moved, {})
     others = [
         finding.model_copy(update=unsaid) for finding in origin.findings if finding.remedy not in (remedy, *settled)
     ]
-    done = Finding(severity="ok", code=remedy, message=text)
+    done = ok(remedy, text)
     return replace(workload, origin=origin.model_copy(update={"findings": (*others, done)}))
 
 

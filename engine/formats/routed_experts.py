@@ -25,7 +25,7 @@ _WIRE_DTYPES = {"int32": np.dtype("<i4"), "uint16": np.dtype("<u2"), "uint8": np
 
 
 def decode_npy(text: str) -> np.ndarray:
-    """int16[row, layer, k] out of a base64 `.npy` (vLLM); -1 = not captured. Raises InputError."""
+    """The choices in a base64 `.npy` (vLLM), int16[row, layer, k]; -1 = not captured. Raises InputError."""
     data = _decode_base64(text)
     file = io.BytesIO(data)
     try:
@@ -47,11 +47,11 @@ def decode_npy(text: str) -> np.ndarray:
 
 
 def decode_int32(text: str, layers: int, k: int, dtype: str = "int32") -> np.ndarray:
-    """int16[row, layer, k] out of base64 int32 without a header (SGLang); -1 = dense layer or not captured.
+    """The choices in base64 int32 without a header (SGLang), int16[row, layer, k]; -1 = dense layer or not captured.
 
     layers: all decoder layers of the model, dense ones too (`num_hidden_layers`)
     k: experts per token
-    dtype: what `meta_info["routed_experts_dtype"]` says where a server narrows ids (SGLANG_ROUTED_EXPERTS_DTYPE)
+    dtype: `meta_info["routed_experts_dtype"]` of a server that narrows ids (SGLANG_ROUTED_EXPERTS_DTYPE)
 
     Raises InputError, also when the bytes are no whole number of rows: then `layers` or `k` are another model's.
     """
@@ -72,7 +72,7 @@ def decode_int32(text: str, layers: int, k: int, dtype: str = "int32") -> np.nda
 
 
 def decode_lists(rows: object) -> np.ndarray:
-    """int16[row, layer, k] out of nested lists (vLLM 0.14 to 0.21); -1 = not captured. Raises InputError."""
+    """The choices in nested lists (vLLM 0.14 to 0.21), int16[row, layer, k]; -1 = not captured. Raises InputError."""
     try:
         ids = np.asarray(rows)
     except (ValueError, OverflowError):
@@ -109,7 +109,7 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 
 
 def _checked(ids: np.ndarray) -> np.ndarray:
-    """int16[row, layer, k] from integers of that shape."""
+    """Integers [row, layer, k] as int16 of that shape, -1 for choices that were not captured; raises InputError."""
     faulty = (ids < -1) | (ids >= MAX_EXPERTS)
     if faulty.any():
         row, layer, _ = at = first(faulty)

@@ -13,11 +13,13 @@ _MOST_LEVELS = 3
 
 @njit(cache=True, nogil=True)
 def scan_lists(text: np.ndarray, start: int, lengths: np.ndarray, numbers: np.ndarray) -> tuple[int, int]:
-    """(the byte after the list that begins at byte `start`, how many numbers it holds), and these in `numbers`, their shape in
-    `lengths`. (-1, 0) unless it is JSON to the letter: lists that are as long as all others of their level and not empty,
-    with whole numbers of at most `LARGEST` either way on the last level.
+    """(the byte after the list that begins at byte `start`, how many numbers it holds); (-1, 0) unless it is JSON to the
+    letter: lists that are as long as all others of their level and not empty, with whole numbers of at most `LARGEST` either
+    way on the last level.
 
-    text: uint8[byte]; lengths: int64[level], filled; numbers: int32[number], filled; as many as there may be in the text.
+    text: uint8[byte]
+    lengths: int64[level]; filled with the shape
+    numbers: int32[number], as many as there may be in the text; filled
     """
     lengths[:] = -1
     length = np.zeros_like(lengths)  # so far, of the list that is open on each level
@@ -55,8 +57,8 @@ def scan_lists(text: np.ndarray, start: int, lengths: np.ndarray, numbers: np.nd
 
 @njit(cache=True, nogil=True)
 def skip_lists(text: np.ndarray, start: int) -> int:
-    """The byte after the list that begins at byte `start`, of numbers of any kind and of lists of such, none empty; -1 unless
-    it is JSON to the letter. text: uint8[byte]"""
+    """The byte after the list that begins at byte `start`, which holds numbers of any kind or lists of such, none empty; -1
+    unless it is JSON to the letter. text: uint8[byte]"""
     level, at = 0, start
     needs_item = True
     while at < len(text):
@@ -83,7 +85,7 @@ def skip_lists(text: np.ndarray, start: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _number(text: np.ndarray, at: int) -> tuple[int, int]:
-    """(the byte after the whole number that begins at `at`, the number); (-1, 0) where there is none, or a larger one."""
+    """(the byte after the whole number that begins at `at`, the number); (-1, 0) if there is none, or a larger one."""
     sign = 1
     if text[at] == _MINUS:
         sign = -1
@@ -101,7 +103,7 @@ def _number(text: np.ndarray, at: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def _after_number(text: np.ndarray, at: int) -> int:
-    """The byte after the number that begins at `at`; -1 where there is none, or a whole one of more than `LARGEST`."""
+    """The byte after the number that begins at `at`; -1 if there is none, or a whole one of more than `LARGEST`."""
     at, _ = _number(text, at)
     if 0 <= at < len(text) and text[at] == _POINT:
         at = _after_digits(text, at + 1)
@@ -113,7 +115,7 @@ def _after_number(text: np.ndarray, at: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _after_digits(text: np.ndarray, start: int) -> int:
-    """The byte after the digits that begin at `start`, -1 where there are none."""
+    """The byte after the digits that begin at `start`, -1 if there are none."""
     at = start
     while at < len(text) and 0 <= text[at] - _ZERO <= 9:
         at += 1
@@ -121,7 +123,7 @@ def _after_digits(text: np.ndarray, start: int) -> int:
 
 
 def compile_ahead() -> None:
-    """Run both once, with the types that they always have."""
+    """Compile both by a run with the types that they always have."""
     text = np.frombuffer(b"[0]", np.uint8)
     scan_lists(text, 0, np.empty(1, np.int64), np.empty(1, np.int32))
     skip_lists(text, 0)

@@ -1,6 +1,6 @@
-"""The file being read: what is checked before any parsing, and the one way to complain about it.
+"""The file being read: the checks before any parsing, and the one way to complain about it.
 
-Which files of a folder belong together, by their names: those of one run differ in numbers and ids alone.
+Names tell which files of a folder belong together: those of one run differ in numbers and ids alone.
 """
 
 import csv
@@ -16,18 +16,20 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from engine.errors import InputError, one_line
 from engine.formats.number_lists import loads
 from engine.model import MoEModel
+from engine.workload import Finding
 
 MAX_FILE_BYTES = 200 * 1024**2
 MAX_UNPACKED_BYTES = 2 * 1024**3
-"""What a compressed file may grow to in memory; a few kilobytes can claim to hold terabytes."""
+"""Limit of an unpacked file in memory; a few kilobytes can claim to hold terabytes."""
 MAX_JSON_BYTES = 64 * 1024**2
-"""Of a text that is parsed whole: lists of short numbers take twenty times as much in memory."""
+"""Limit of a text that is parsed whole: lists of short numbers take twenty times as much in memory."""
 MAX_CONTAINERS = 4_000_000
 """Lists and objects in such a text: each takes a hundred bytes or more in memory, and as little as two in the text."""
 MAX_KEYS = 2_000_000
@@ -41,7 +43,7 @@ MAGIC = {
     ".parquet": (b"PAR1", "a Parquet file"),
     ".gz": (b"\x1f\x8b", "a gzip file"),
 }
-"""First bytes of the binary formats and what to call them."""
+"""First bytes of the binary formats, and their titles."""
 
 PARSER_ERRORS = (
     ValueError,
@@ -62,13 +64,32 @@ PARSER_ERRORS = (
     tarfile.TarError,
     pa.ArrowException,
 )
-"""What zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
+"""Errors that zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
+_JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
+_ID = re.compile(rf"{_UUID}|{_WORD}|\d+")
 
 
 def fault(path: Path, text: str, place: str = "") -> InputError:
     """The InputError `FILE, PLACE: TEXT` on one line."""
     where = f"{path.name or path}, {place}" if place else path.name or path
     return InputError(one_line(f"{where}: {text}"))
+
+
+def ok(code: str, message: str, **further: Any) -> Finding:
+    """A finding that is good to know. further: the other fields of `Finding`"""
+    return Finding(severity="ok", code=code, message=message, **further)
+
+
+def warning(code: str, message: str, **further: Any) -> Finding:
+    """A finding that plans may be wrong. further: the other fields of `Finding`"""
+    return Finding(severity="warning", code=code, message=message, **further)
+
+
+def error(code: str, message: str, **further: Any) -> Finding:
+    """A finding that plans would be wrong. further: the other fields of `Finding`"""
+    return Finding(severity="error", code=code, message=message, **further)
 
 
 def quoted(value: object) -> str:
@@ -79,15 +100,15 @@ def quoted(value: object) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A workload file and what is known of it from elsewhere.
+    """A workload file, with facts about it from elsewhere.
 
-    name: what the workload will be called
-    member: which of the workloads inside the file to take, None when it was not said
-    num_experts: logical experts per layer of the open model, None when there is none
+    name: the workload's
+    member: the one to take of several workloads inside the file, None if that was not said
+    num_experts: logical experts per layer of the open model, None if there is none
     bytes_per_token: bytes of one token copy, for traffic matrices, which do not record it
-    model: the open model, None when there is none. A recording need not be of it
-    stages: pipeline stages of the run that was recorded, None where that was not said
-    deployed: the plan that ran while it was recorded, for counts of its slots, None where that was not said
+    model: the open model, None if there is none. A recording need not be of it
+    stages: pipeline stages of the run that was recorded, None if that was not said
+    deployed: the plan that ran while it was recorded, for counts of its slots, None if that was not said
     """
 
     path: Path
@@ -106,7 +127,7 @@ class Source:
 
 @contextmanager
 def one_clear_line(path: Path) -> Iterator[None]:
-    """Turn whatever a parser raises about `path` into an InputError."""
+    """Turn every error that a parser raises about `path` into an InputError."""
     try:
         yield
     except InputError as error:
@@ -124,8 +145,8 @@ def one_clear_line(path: Path) -> Iterator[None]:
 
 
 def check_file(path: Path, extensions: Collection[str]) -> str:
-    """The extension of `path` in lower case, once the file is there, of a known kind, of a bearable size and begins
-    as its extension promises; raises InputError otherwise."""
+    """The extension of `path` in lower case; raises InputError unless the file is there, of a known kind and a bearable size,
+    and begins as its extension promises."""
     check_there(path)
     extension = path.suffix.lower()
     if extension not in extensions:
@@ -176,15 +197,15 @@ def check_beginning(path: Path, extension: str) -> None:
 
 
 def line_ends(path: Path) -> int:
-    """How many line feeds are in a file."""
+    """The number of line feeds in a file."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1024**2), b""))
 
 
 def read_json(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> object:
-    """The JSON in a file; raises InputError when there is something else in it, or more than `most` bytes.
+    """The JSON in a file; raises InputError for anything else, and for more than `most` bytes.
 
-    arrays: lists of numbers may come as such, see `number_lists.loads`
+    arrays: lists of numbers may come as arrays, see `number_lists.loads`
     """
     if (size := path.stat().st_size) > most:
         raise fault(
@@ -213,19 +234,11 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> o
 
 
 def read_json_object(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> dict:
-    """As `read_json`, of a file that needs to hold an object."""
+    """As `read_json`, for a file that must hold an object."""
     data = read_json(path, most, arrays)
     if not isinstance(data, dict):
         raise fault(path, f"a JSON object {{…}} is needed, this is {_JSON_KINDS.get(type(data), 'a number')}")
     return data
-
-
-_JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-
-
-_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_WORD = r"(?<![0-9A-Za-z])(?=[A-Za-z]*\d[A-Za-z]*\d)[0-9A-Za-z]{12,}(?![0-9A-Za-z])"
-_ID = re.compile(rf"{_UUID}|{_WORD}|\d+")
 
 
 def without_ids(path: Path) -> str:
@@ -235,5 +248,5 @@ def without_ids(path: Path) -> str:
 
 
 def in_order(sources: Sequence[Source]) -> list[Source]:
-    """The files by the numbers in their names, which are those of time more often than the order of letters: 2 before 10."""
+    """The files by the numbers in their names, which follow time more often than the order of letters does: 2 before 10."""
     return sorted(sources, key=lambda source: [part.zfill(20) for part in re.split(r"(\d+)", source.path.name)])

@@ -10,23 +10,23 @@ MAX_SPANS = 64
 def split_steps(steps: np.ndarray, numbers: int) -> list[np.ndarray]:
     """`steps` (int64[...], in the order of time) in spans of equally many, at least one.
 
-    numbers: in the loads of one span; of all spans they are at most `MAX_SPLIT`
+    numbers: in the loads of one span; those of all spans are at most `MAX_SPLIT`
     """
     return np.array_split(steps, max(1, min(MAX_SPANS, len(steps), MAX_SPLIT // max(numbers, 1))))
 
 
 def sum_spans(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """float64[span, layer, expert], see `split_steps`.
+    """The loads of every span, float64[span, layer, expert], see `split_steps`.
 
     counts: number[step, layer, expert]
-    order: int64[...], the steps that count, in the order of time
+    order: int64[...]; the steps that count, in the order of time
     """
     return np.stack([counts[span].sum(axis=0, dtype=np.float64) for span in split_steps(order, counts[0].size)])
 
 
 class StepSpans:
-    """The same while it is not known how many steps come: the last span is perhaps of fewer steps, and whenever all
-    are full, two neighbours become one. None where the loads of two would take more than `MAX_SPLIT` numbers."""
+    """Sums over spans while the number of steps is not known yet: the last span may have fewer steps, and once all are full
+    each pair of neighbours becomes one. No span is kept if the loads of two would take more than `MAX_SPLIT` numbers."""
 
     def __init__(self, layers: int, experts: int) -> None:
         most = min(MAX_SPANS, MAX_SPLIT // (layers * experts)) // 2 * 2
@@ -35,7 +35,7 @@ class StepSpans:
         self.steps = 0
 
     def add(self, load: np.ndarray) -> None:
-        """The next step. load: number[layer, expert]"""
+        """Add the next step. load: number[layer, expert]"""
         if not len(self._sums):
             return
         if self.steps == len(self._sums) * self._steps_of_span:
@@ -48,6 +48,6 @@ class StepSpans:
 
     @property
     def by_step(self) -> np.ndarray | None:
-        """float64[span, layer, expert] in the order of time, None for fewer than two."""
+        """The loads by span, float64[span, layer, expert], in the order of time; None for fewer than two."""
         spans = -(-self.steps // self._steps_of_span)
         return self._sums[:spans].copy() if spans > 1 else None

@@ -9,7 +9,7 @@ Told apart by the column names (any order, further columns are ignored):
   loads, but for n ± 1 rows of n, a matrix that may have lost a line
 
 Cells are separated by commas, or by tabs where the first line has no comma. A first line of numbers is a row. Only `0, 1, …,
-n−1` is a header, as pandas writes one, unless it and the lines below it are a square; then what was assumed is said.
+n−1` is a header, as pandas writes one, unless it and the lines below it are a square; then a finding names the assumption.
 """
 
 import csv
@@ -29,8 +29,8 @@ from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_m
 from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
-from engine.formats.source import Source, line_ends, quoted
-from engine.workload import Finding, Origin, TrafficMatrix, Workload
+from engine.formats.source import Source, line_ends, quoted, warning
+from engine.workload import Origin, TrafficMatrix, Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _NUMBERS_ALONE = r"\s*([+-]?[\d.].*|[+-]?(nan|inf(inity)?)|)\s*"
@@ -43,7 +43,7 @@ MAX_NUMBERS = 2**27
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A CSV file whose header (None: there is none) has been looked at."""
+    """A CSV file with its header read (None: there is none)."""
 
     source: Source
     header: tuple[str, ...] | None
@@ -51,8 +51,10 @@ class CsvTable:
     separator: str = ","
 
     def read(self, kinds: dict[int, pa.DataType], words: bool = False) -> list[np.ndarray]:
-        """One array a column, for the columns (by position) in `kinds`, int64 or float64; every cell is filled and a
-        number. `words`: take the slow way, which finds the cell at fault."""
+        """One array for each column in `kinds` (by position), int64 or float64; every cell is filled and a number.
+
+        words: take the slow way, which finds the cell at fault
+        """
         names = [str(position) for position in range(self.width)]
         first_line = next(number for number, _ in _lines(self.source.path))
         _check_rows(self.source, line_ends(self.source.path) - (self.header is not None), len(kinds))
@@ -86,7 +88,7 @@ class CsvTable:
         return columns
 
     def title(self, position: int) -> str:
-        """What to call a column in a message."""
+        """The name of a column in messages."""
         return f"column {position + 1}" if self.header is None else f"column '{self.header[position]}'"
 
     def place(self, row: int) -> str:
@@ -104,7 +106,7 @@ class CsvTable:
                 raise self.source.fault(f"has {width} columns, the first line {self.width}", f"line {number}")
 
     def _numbers(self, column: pa.ChunkedArray, position: int, kind: pa.DataType) -> pa.ChunkedArray:
-        """Text as numbers of `kind`. Whole numbers may be written `3.0`, as tables with gaps once were."""
+        """Text as numbers of `kind`. Whole numbers may be written `3.0`, as pandas does in tables with gaps."""
         numeric = pc.match_substring_regex(column, _NUMBER)
         if not pc.all(numeric).as_py():
             row = pc.index(numeric, False).as_py()
@@ -118,7 +120,7 @@ class CsvTable:
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """A Parquet file; the same face as `CsvTable`."""
+    """A Parquet file, with the methods of `CsvTable`."""
 
     source: Source
     file: pq.ParquetFile
@@ -146,11 +148,11 @@ class ParquetTable:
         return columns
 
     def title(self, position: int) -> str:
-        """What to call a column in a message."""
+        """The name of a column in messages."""
         return f"column '{self.header[position]}'"
 
     def place(self, row: int) -> str:
-        """`row N`, counting from 0."""
+        """`row N`, counted from 0."""
         return f"row {row}"
 
 
@@ -184,13 +186,10 @@ def read_csv(source: Source) -> Workload:
 
 
 def _said_to_be_traffic(traffic: TrafficMatrix, ranks: int) -> TrafficMatrix:
-    assumed = Finding(
-        severity="warning",
-        code="assumed-traffic",
-        message=(
-            f"The first line, 0 … {ranks - 1}, was taken for bytes that GPU 0 sends, as {ranks} rows of {ranks} numbers are a "
-            "traffic matrix. If it heads columns of expert loads, call them expert_0, expert_1, …"
-        ),
+    assumed = warning(
+        "assumed-traffic",
+        f"The first line, 0 … {ranks - 1}, was taken for bytes that GPU 0 sends, as {ranks} rows of {ranks} numbers are a "
+        "traffic matrix. If it heads columns of expert loads, call them expert_0, expert_1, …",
     )
     return replace(traffic, origin=Origin(format="csv", findings=(assumed,)))
 
@@ -210,7 +209,7 @@ def _by_columns(table: Table) -> Workload:
             continue
         if missing := [name for name in form.needed if name not in at]:
             raise table.source.fault(
-                f"column '{missing[0]}' is missing; {form.what} needs {', '.join(form.needed)} "
+                f"column '{missing[0]}' is missing; {form.title} needs {', '.join(form.needed)} "
                 f"(found: {', '.join(table.header)[:120]})"
             )
         names = [name for name in form.needed + form.optional if name in at]
@@ -251,7 +250,7 @@ def _loads(table: Table, numbered: list[tuple[int, int]], layer: int | None) -> 
 
 
 def _whole(table: Table, numbers: pa.ChunkedArray, position: int) -> pa.ChunkedArray:
-    """Floats without a fraction as int64; raises InputError at the first other."""
+    """Floats without a fraction as int64; raises InputError at the first that has one."""
     title = table.title(position)
     return pa.chunked_array(
         [whole_numbers(table.source, numbers.to_numpy(), title, lambda index: table.place(index[0]))]
@@ -294,7 +293,7 @@ def _cells(line: str, separator: str) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, which are those that pyarrow reads, with their numbers from 1."""
+    """(number from 1, text) of the lines that are not blank, which are those that pyarrow reads."""
     with path.open("rb") as file:
         file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), 1):
@@ -303,7 +302,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _header(source: Source, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Column names in lower case; raises InputError when there are too many or two alike."""
+    """Column names in lower case; raises InputError for too many, and for two alike."""
     if len(names) > MAX_EXPERTS:
         raise source.fault(f"{len(names)} columns are too many (at most {MAX_EXPERTS})")
     lower = tuple(name.strip().lower() for name in names)
@@ -314,7 +313,7 @@ def _header(source: Source, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_csv(glance: Glance) -> bool:
-    """By name, or of other texts by a first line of numbers or with the name of a column."""
+    """True for a file with the extension, and for other texts with numbers or the name of a column in the first line."""
     if not glance.is_text or glance.is_json:
         return False
     columns = glance.columns

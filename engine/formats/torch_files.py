@@ -1,5 +1,5 @@
-"""What `torch.save` writes (`.pt`): dicts and lists of tensors, numbers, texts and None. Nothing in a file is called but what
-makes tensors of stored numbers."""
+"""Files of `torch.save` (`.pt`): dicts and lists of tensors, numbers, texts and None. No function that a file names is called,
+except those that make tensors of stored numbers."""
 
 import pickletools
 import zipfile
@@ -19,12 +19,12 @@ ALLOWED = {
 
 PROTOCOL = 2
 MAX_PICKLE_BYTES = 4 * 1024**2
-"""Of the structure, which takes a second a megabyte; the numbers of tensors are beside it."""
+"""Limit of the structure, which takes a second a megabyte; the numbers of tensors are stored apart from it."""
 
 
 def load(path: Path, file: IO[bytes] | None = None) -> object:
-    """What is in the file, tensors on the CPU; `array_of` gives their numbers. Raises InputError for files with anything but
-    tensors, numbers, texts, lists, tuples and dicts, and for those of `torch.save` before version 1.6, which are bare pickles.
+    """The content of the file, tensors on the CPU; `array_of` gives their numbers. Raises InputError for anything in it but
+    tensors, numbers, texts, lists, tuples and dicts, and for files of `torch.save` before version 1.6, which are bare pickles.
 
     file: the opened file, for one that is not at `path`
     """
@@ -66,7 +66,7 @@ def array_of(path: Path, value: object, place: str) -> np.ndarray:
 
 
 def _structure(path: Path, archive: zipfile.ZipFile) -> bytes:
-    """The pickle that says what is in the file, once the directory shows that loading is bearable."""
+    """The pickle with the structure of the file, once the directory shows that loading is bearable."""
     members = archive.infolist()
     pickles = [member for member in members if member.filename.endswith("/data.pkl")]
     if len(pickles) != 1:

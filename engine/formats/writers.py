@@ -1,20 +1,12 @@
-"""What a writer of recordings is, and what writers have in common.
+"""Recordings out: a writer for every format that can carry one, each the counterpart of a reader.
 
-JSON lines of the simulator moe-balance, one a batch and layer: `{"layer", "batch_id", "origin_rows", "topk_experts"}`.
-
-Writes traffic matrices in the forms that `tables` and `numpy_files` read.
-
-One NumPy array, `.npy`: int16[token, layer, k] of routing, float64[layer, src, dst] of traffic.
-
-NumPy archives, `.npz`: everything that a recording holds, but for its name, which is the file's.
-
-SGLang's expert statistics, `logical_count`, as JSON and as its recorder dumps them, `.pt` (srt/eplb/expert_distribution.py):
-`--init-expert-location` takes either. Rows count all decoder layers; those of dense layers are zero.
-
-CSV and Parquet tables, in the forms that `engine.formats.tables` reads: routing and traffic in long form, loads with a row
-a layer.
-
-Recordings out, in every form that can carry them: one file an outside format.
+* `npz`: NumPy archives of everything that a recording holds but its name, which is the file's (see `numpy_files`)
+* `npy`: one NumPy array, int16[token, layer, k] of routing, float64[layer, src, dst] of traffic
+* `csv`, `parquet`, `loads-csv`: routing and traffic in long form, loads with a row a layer (see `tables`)
+* `moe-balance`: JSON lines of that simulator, one a batch and layer: `{"layer", "batch_id", "origin_rows", "topk_experts"}`
+* `sglang-statistics`, `sglang-recorder`: SGLang's `logical_count`, as JSON and as its recorder dumps it, `.pt`
+  (srt/eplb/expert_distribution.py); `--init-expert-location` takes either. Rows count all decoder layers; those of dense
+  layers are zero.
 """
 
 import json
@@ -38,14 +30,26 @@ from engine.schema import json_text
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
 KINDS = {RoutingTrace: "routing by token", ExpertLoad: "expert loads", TrafficMatrix: "a traffic matrix"}
+MOST_TOKENS = 1 << 18
+"""In a batch: a line is parsed whole."""
+MOST_COUNT = 2**31 - 1
+"""The recorder's tensor is int32."""
+TOKENS_AT_ONCE = 1 << 14
+_Save = Callable[[Path, pa.Schema], pacsv.CSVWriter | pq.ParquetWriter]
+_ANY = (RoutingTrace, ExpertLoad, TrafficMatrix)
+_LOADS = (RoutingTrace, ExpertLoad)
 
 
 @dataclass(frozen=True)
 class Writer:
-    """suffix: of the files; title: in a sentence, after "as"; carries: the kinds of recordings it can write
+    """A format that recordings can be written in.
 
-    write: writes the file and returns what it could not say, a phrase each; raises InputError where the recording does not
-    fit the format. The model is None where it is not known.
+    name: the format's
+    suffix: the files' extension
+    title: in a sentence, after "as"
+    carries: the kinds of recordings it can write
+    write: writes the file and returns a phrase for each thing that it could not say; raises InputError for a recording
+        that does not fit the format. The model is None if it is not known.
     """
 
     name: str
@@ -56,12 +60,12 @@ class Writer:
 
 
 def unsaid(workload: Workload, **said: str) -> tuple[str, ...]:
-    """The phrases for those parts of a workload that it has. said: by the part's name what is lost with it"""
+    """The phrases for those parts that a workload has. said: by the part's name, the phrase for its loss"""
     return tuple(text for part, text in said.items() if getattr(workload, part) is not None)
 
 
 def layer_numbers(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[int, ...]:
-    """The model layer of every layer; raises InputError where neither the recording nor the model says it."""
+    """The model layer of every layer; raises InputError if neither the recording nor the model says it."""
     if workload.model_layers is not None:
         return workload.model_layers
     if model is not None and workload.layers == len(model.moe_layers):
@@ -76,7 +80,7 @@ def layer_numbers(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -
 
 
 def loads_of(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[ExpertLoad, tuple[str, ...]]:
-    """The loads in a recording, and what a format of loads alone does not say of it."""
+    """The loads in a recording, and phrases for the parts that a format of loads alone cannot say."""
     if isinstance(workload, ExpertLoad):
         return workload, ()
     loads = ExpertLoad(workload.name, workload.load, layer_numbers(workload, model))
@@ -84,17 +88,13 @@ def loads_of(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tup
 
 
 def is_whole(counts: np.ndarray) -> bool:
-    """Whether these numbers (float64[...]) have no fractions."""
+    """True if these numbers (float64[...]) have no fractions."""
     return bool((counts == np.rint(counts)).all())
 
 
-MOST_TOKENS = 1 << 18
-"""Of a batch: a line is parsed whole."""
-
-
 def write_batches(trace: RoutingTrace, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
-    """A batch a sequence, in the order in which sequences begin; `origin_rows` are the source ranks, [] where they are not
-    known. Layers are the model's where the recording says them, else they count from 0.
+    """A batch for each sequence, in the order in which sequences begin; `origin_rows` are the source ranks, [] if they are
+    not known. Layers are the model's if the recording says them, else they count from 0.
 
     Cannot carry: how many experts there are, phases, the numbers of sequences and how their tokens were interleaved. Without
     sequences the recording is one batch, which is read back as one sequence.
@@ -112,7 +112,7 @@ def write_batches(trace: RoutingTrace, path: Path, _model: MoEModel | None = Non
 
 
 def _batches(trace: RoutingTrace) -> Iterator[np.ndarray]:
-    """int64[...]: the tokens of each batch."""
+    """The tokens of each batch, int64[...]."""
     if trace.sequence is None:
         order, starts = np.arange(trace.tokens), np.array([0])
     else:
@@ -137,12 +137,9 @@ def _lost(trace: RoutingTrace, batches: list[np.ndarray]) -> Iterator[str]:
     yield from unsaid(trace, phase="which tokens were prefill and which decode")
 
 
-MOE_BALANCE_WRITERS = (Writer("moe-balance", ".jsonl", "JSON lines of moe-balance", (RoutingTrace,), write_batches),)
-
-
 def write_csv(matrix: TrafficMatrix, path: Path) -> None:
     """Long form `layer, src, dst, bytes`, one row for every pair of ranks; raises InputError when `path` cannot be
-    written. The bytes per token are not part of the file."""
+    written. The bytes per token are not in the file."""
     with one_clear_line(path):
         pacsv.write_csv(_long_form(matrix), path)
 
@@ -154,7 +151,7 @@ def write_parquet(matrix: TrafficMatrix, path: Path) -> None:
 
 
 def write_npy_traffic(matrix: TrafficMatrix, path: Path) -> None:
-    """float64[layer, src, dst] in bytes; raises InputError when `path` cannot be written."""
+    """One array, float64[layer, src, dst] in bytes; raises InputError if `path` cannot be written."""
     with one_clear_line(path), path.open("wb") as file:
         np.save(file, matrix.bytes, allow_pickle=False)
 
@@ -164,11 +161,9 @@ def _long_form(matrix: TrafficMatrix) -> pa.Table:
     return pa.table({"layer": layer, "src": src, "dst": dst, "bytes": matrix.bytes.ravel()})
 
 
-def write_npy_recording(
-    workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEModel | None = None
-) -> tuple[str, ...]:
-    """Cannot carry: how many experts there are (it reads back as the largest id + 1, or the open model's), sequences, source
-    ranks, phases, the numbers of layers; of traffic the bytes of a token copy."""
+def write_npy(workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
+    """One array. Cannot carry: how many experts there are (it reads back as the largest id + 1, or the open model's),
+    sequences, source ranks, phases, the numbers of layers; of traffic the bytes of a token copy."""
     if isinstance(workload, TrafficMatrix):
         write_npy_traffic(workload, path)
         return ("how many bytes a token copy is",)
@@ -184,12 +179,9 @@ def write_npy_recording(
     )
 
 
-NPY_WRITERS = (Writer("npy", ".npy", "a NumPy array", (RoutingTrace, TrafficMatrix), write_npy_recording),)
-
-
 def write_npz(workload: Workload, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
-    """Compressed arrays, see `engine.formats.numpy_files`. The format that the recording was read from is not kept; what its
-    reader found, and what remedies did, is. Layers of loads without any tokens are left out when it is read."""
+    """Compressed arrays, see `engine.formats.numpy_files`. The findings of the reader and of remedies are kept, the format
+    that the recording was read from is not. Layers of loads without any tokens are left out when it is read."""
     # NumPy compresses as hard as it can, which takes several times as long for a few per cent.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, array in _arrays(workload).items():
@@ -215,18 +207,11 @@ def _arrays(workload: Workload) -> dict[str, np.ndarray]:
     return parts
 
 
-NPZ_WRITERS = (Writer("npz", ".npz", "a NumPy archive", (RoutingTrace, ExpertLoad, TrafficMatrix), write_npz),)
-
-
-MOST_COUNT = 2**31 - 1
-"""The recorder's tensor is int32."""
-
-
 def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
-    """`{"logical_count": [layer][expert]}`, or [step][layer][expert] of loads by steps; without steps but with sources, by rank
-    as coupled balancers write it (`"logical_count_layout": "rank_layer_expert"`).
+    """`{"logical_count": [layer][expert]}`, or [step][layer][expert] of loads by steps; without steps but with sources, by
+    rank as coupled balancers write it (`"logical_count_layout": "rank_layer_expert"`).
 
-    Cannot carry: tokens, and sources of loads that have steps. Raises InputError where it is not known which of the model's
+    Cannot carry: tokens, and sources of loads that have steps. Raises InputError if it is not known which of the model's
     layers were recorded.
     """
     counts, layout, lost = _table(workload, model)
@@ -236,8 +221,8 @@ def write_json(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel 
 
 
 def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None = None) -> tuple[str, ...]:
-    """The same as `rank`, `logical_count` int32[step, layer, expert] (int64 by rank, and where counts need it) and
-    `average_utilization_rate_over_window`, which is None. Fractions are rounded."""
+    """The same as tensors: `rank`, `logical_count` int32[step, layer, expert] (int64 by rank, and for counts that need it)
+    and `average_utilization_rate_over_window`, which is None. Fractions are rounded."""
     import torch  # which takes seconds to load
 
     counts, layout, lost = _table(workload, model)
@@ -253,7 +238,7 @@ def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel
 def _table(
     workload: RoutingTrace | ExpertLoad, model: MoEModel | None
 ) -> tuple[np.ndarray, dict[str, str], tuple[str, ...]]:
-    """float64[..., decoder layer, expert], what says how it is laid out, and what it does not say."""
+    """(float64[..., decoder layer, expert], the key that says how it is laid out, phrases for the parts that it lacks)"""
     loads, lost = loads_of(workload, model)
     layers = layer_numbers(loads, model)
     counts, layout = loads.load, {}
@@ -267,23 +252,12 @@ def _table(
     return table, layout, lost
 
 
-SGLANG_STATISTICS_WRITERS = (
-    Writer("sglang-statistics", ".json", "SGLang's statistics as JSON", (RoutingTrace, ExpertLoad), write_json),
-    Writer("sglang-recorder", ".pt", "a dump of SGLang's recorder", (RoutingTrace, ExpertLoad), write_torch),
-)
-
-
-TOKENS_AT_ONCE = 1 << 14
-
-_Save = Callable[[Path, pa.Schema], pacsv.CSVWriter | pq.ParquetWriter]
-
-
 def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:
-    """Routing as `token, layer, rank_in_topk, expert` with `sequence` and `source_rank` where they are known, loads as
+    """Routing as `token, layer, rank_in_topk, expert` with `sequence` and `source_rank` if they are known, loads as
     `layer, expert_0, …`, traffic as `layer, src, dst, bytes`.
 
-    Cannot carry: of routing how many experts there are, phases and the numbers of layers, which count from 0; of loads what
-    came from which source or in which step; of traffic the bytes of a token copy.
+    Cannot carry: of routing how many experts there are, phases and the numbers of layers, which count from 0; of loads
+    the sources and steps; of traffic the bytes of a token copy.
     """
     match workload:
         case RoutingTrace():
@@ -318,7 +292,7 @@ def _write_routing(trace: RoutingTrace, path: Path, save: _Save) -> tuple[str, .
 def write_loads(
     workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save
 ) -> tuple[str, ...]:
-    """Only loads, also of routing: one row per layer with the layer of the model, one column an expert."""
+    """Loads alone, also those of routing: a row for each layer, with the layer of the model, and a column for each expert."""
     loads, lost = loads_of(workload, model)
     names = ["layer", *(f"expert_{expert}" for expert in range(loads.num_experts))]
     columns = [np.asarray(loads.model_layers, np.int64), *loads.load.T]
@@ -329,41 +303,31 @@ def write_loads(
     return lost + parts
 
 
-TABLES_WRITERS = (
-    Writer(
-        "csv",
-        ".csv",
-        "a CSV table",
-        (RoutingTrace, ExpertLoad, TrafficMatrix),
-        partial(write_table, save=pacsv.CSVWriter),
-    ),
-    Writer(
-        "parquet",
-        ".parquet",
-        "a Parquet table",
-        (RoutingTrace, ExpertLoad, TrafficMatrix),
-        partial(write_table, save=pq.ParquetWriter),
-    ),
-    Writer(
-        "loads-csv",
-        ".csv",
-        "a CSV table of loads",
-        (RoutingTrace, ExpertLoad),
-        partial(write_loads, save=pacsv.CSVWriter),
-    ),
-)
-
-
 WRITERS: dict[str, Writer] = {
     writer.name: writer
-    for writer in (*NPZ_WRITERS, *NPY_WRITERS, *TABLES_WRITERS, *MOE_BALANCE_WRITERS, *SGLANG_STATISTICS_WRITERS)
+    for writer in (
+        Writer("npz", ".npz", "a NumPy archive", _ANY, write_npz),
+        Writer("npy", ".npy", "a NumPy array", (RoutingTrace, TrafficMatrix), write_npy),
+        Writer("csv", ".csv", "a CSV table", _ANY, partial(write_table, save=pacsv.CSVWriter)),
+        Writer("parquet", ".parquet", "a Parquet table", _ANY, partial(write_table, save=pq.ParquetWriter)),
+        Writer("loads-csv", ".csv", "a CSV table of loads", _LOADS, partial(write_loads, save=pacsv.CSVWriter)),
+        Writer("moe-balance", ".jsonl", "JSON lines of moe-balance", (RoutingTrace,), write_batches),
+        Writer("sglang-statistics", ".json", "SGLang's statistics as JSON", _LOADS, write_json),
+        Writer("sglang-recorder", ".pt", "a dump of SGLang's recorder", _LOADS, write_torch),
+    )
 }
-"""By the names of the formats that they write. Of several with a suffix the first is meant by it."""
+"""By the name of the format that each writes. A suffix means the first writer that has it."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A recording that was written. lost: what the file does not say of it, a phrase each; size: bytes"""
+    """A recording that was written.
+
+    path: the file
+    format: its name
+    lost: a phrase for each thing that the file does not say of the recording
+    size: bytes
+    """
 
     path: Path
     format: str
@@ -385,9 +349,10 @@ def writer_for(path: Path, to: str | None = None) -> Writer:
 
 
 def write_recording(workload: Workload, path: Path, to: str | None = None, model: MoEModel | None = None) -> Converted:
-    """Write a recording, whole or not at all; raises InputError where the format cannot carry one of its kind.
+    """Write a recording, whole or not at all; raises InputError if the format cannot carry one of its kind.
 
-    to: one of `WRITERS`; without it the suffix decides; model: what was recorded, where the format numbers the model's layers
+    to: one of `WRITERS`; without it the suffix decides
+    model: the model that was recorded, for formats that number its layers
     """
     writer = writer_for(path, to)
     if not isinstance(workload, writer.carries):

@@ -1,4 +1,4 @@
-"""How large a recording becomes: bytes from the model, the tokens and the forward passes, with the sum that led there."""
+"""Estimates of the size of a recording: bytes from the model, the tokens and the forward passes, with the sum behind them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ SGLANG_SLOTS = 8
 
 @dataclass(frozen=True)
 class Run:
-    """What is recorded.
+    """A run to record.
 
     tokens: prompt and generated tokens, all requests together
     passes: forward passes (steps)
-    ranks: that each write a file
+    ranks: those that each write a file
     """
 
     model: MoEModel
@@ -26,45 +26,41 @@ class Run:
 
 @dataclass(frozen=True)
 class Estimate:
-    """bytes: of all files, or of what goes over the network; sum: how they come about, for people."""
+    """An estimated size.
+
+    bytes: of all files, or over the network
+    sum: the calculation, for people
+    """
 
     bytes: float
     sum: str
 
 
-def _sglang_stat(run: Run) -> Estimate:
-    model = run.model
-    product = f"{run.passes:,} passes × {model.layers} layers × {model.experts} experts × 4 bytes, whatever the tokens"
-    return Estimate(run.passes * model.layers * model.experts * 4, product)
+def _counts(run: Run, layers: int, rounds: str, width: int, by_rank: bool = True, remark: str = "") -> Estimate:
+    """The size of counts of every expert.
 
-
-def _sglang_per_pass(run: Run) -> Estimate:
-    model = run.model
-    product = f"{run.passes:,} passes × {run.ranks} ranks × {model.layers} layers × {model.experts} experts × 4 bytes"
-    return Estimate(run.passes * run.ranks * model.layers * model.experts * 4, product)
+    rounds: the passes' name
+    width: bytes of a count
+    by_rank: True if every rank has its own
+    remark: ends the sum
+    """
+    ranks = f" × {run.ranks} ranks" if by_rank else ""
+    product = f"{run.passes:,} {rounds}{ranks} × {layers} layers × {run.model.experts} experts × {width} bytes{remark}"
+    return Estimate(run.passes * (run.ranks if by_rank else 1) * layers * run.model.experts * width, product)
 
 
 def _sglang_per_token(run: Run) -> Estimate:
-    choices, counts = run.tokens * run.model.layers * SGLANG_SLOTS * 4, _sglang_per_pass(run)
-    product = (
-        f"{run.tokens:,} tokens × {run.model.layers} layers × {SGLANG_SLOTS} places × 4 bytes, and counts: {counts.sum}"
-    )
-    return Estimate(choices + counts.bytes, product)
-
-
-def _sglang_answers(run: Run) -> Estimate:
-    return _choices(run, run.model.layers, 4, base64=True)
+    layers, counts = run.model.layers, _counts(run, run.model.layers, "passes", 4)
+    product = f"{run.tokens:,} tokens × {layers} layers × {SGLANG_SLOTS} places × 4 bytes, and counts: {counts.sum}"
+    return Estimate(run.tokens * layers * SGLANG_SLOTS * 4 + counts.bytes, product)
 
 
 def _vllm_answers(run: Run) -> Estimate:
-    return _choices(run, len(run.model.moe_layers), 1 if run.model.experts <= 256 else 2, base64=True)
+    return _choices(run, len(run.model.moe_layers), 1 if run.model.experts <= 256 else 2)
 
 
-def _npz(run: Run) -> Estimate:
-    return _choices(run, len(run.model.moe_layers), 2, base64=False)
-
-
-def _choices(run: Run, layers: int, width: int, base64: bool) -> Estimate:
+def _choices(run: Run, layers: int, width: int, base64: bool = True) -> Estimate:
+    """The size of the choices of every token. width: bytes of an id"""
     k = run.model.experts_per_token
     product = f"{run.tokens:,} tokens × {layers} layers × {k} experts × {width} byte{'s' * (width > 1)}"
     return Estimate(
@@ -79,12 +75,6 @@ def _ascend_map(run: Run) -> Estimate:
     return Estimate(layers * experts * width, f"{layers} layers × {experts} experts × about {width:.1f} characters")
 
 
-def _tensorrt(run: Run) -> Estimate:
-    layers, experts = len(run.model.moe_layers), run.model.experts
-    product = f"{run.passes:,} iterations × {run.ranks} ranks × {layers} layers × {experts} experts × 8 bytes"
-    return Estimate(run.passes * run.ranks * layers * experts * 8, product)
-
-
 def _megatron(run: Run) -> Estimate:
     layers, k = len(run.model.moe_layers), run.model.experts_per_token
     width = k * (_digits(run.model.experts) + 2) + 2
@@ -93,28 +83,32 @@ def _megatron(run: Run) -> Estimate:
 
 
 def _digits(experts: int) -> float:
-    """Mean digits of an expert's id."""
+    """The mean number of digits of an expert's id."""
     return sum(len(str(expert)) for expert in range(experts)) / experts
 
 
 ESTIMATES: dict[str, Callable[[Run], Estimate]] = {
-    "sglang-stat": _sglang_stat,
-    "sglang-per-pass": _sglang_per_pass,
+    "sglang-stat": lambda run: _counts(
+        run, run.model.layers, "passes", 4, by_rank=False, remark=", whatever the tokens"
+    ),
+    "sglang-per-pass": lambda run: _counts(run, run.model.layers, "passes", 4),
     "sglang-per-token": _sglang_per_token,
-    "sglang-answers": _sglang_answers,
+    "sglang-answers": lambda run: _choices(run, run.model.layers, 4),
     "vllm-answers": _vllm_answers,
     "vllm-ascend-answers": _vllm_answers,
     "vllm-ascend-map": _ascend_map,
-    "tensorrt-llm": _tensorrt,
+    "tensorrt-llm": lambda run: _counts(run, len(run.model.moe_layers), "iterations", 8),
     "megatron": _megatron,
-    "pytorch": _npz,
+    "pytorch": lambda run: _choices(run, len(run.model.moe_layers), 2, base64=False),
 }
-"""By the key of a way to record, see `guide`."""
+"""The estimates by the key of a way to record, see `guide`."""
 
 
 def estimate(way: str, model: MoEModel, tokens: int, passes: int = 1000, ranks: int = 1) -> Estimate:
-    """How large a recording becomes in one of the ways of `guide`; an estimate, without the few kilobytes of headers.
+    """The size of a recording in one of the ways of `guide`, without the few kilobytes of headers.
 
-    tokens: prompt and generated tokens; passes: forward passes; ranks: that write a file each
+    tokens: prompt and generated tokens
+    passes: forward passes
+    ranks: those that write a file each
     """
     return ESTIMATES[way](Run(model, tokens, passes, ranks))

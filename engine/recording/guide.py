@@ -1,13 +1,4 @@
-"""How to record with each engine: the same words for the Workload page and for docs/recording.md.
-
-The texts are in `guide_sglang.py`, `guide_vllm.py` and `guide_others.py`; this file says what they consist of.
-
-How to record with TensorRT-LLM, Megatron-Core and any PyTorch model: the texts of their parts of the guide.
-
-How to record with SGLang: the texts of its part of the guide.
-
-How to record with vLLM and vLLM-Ascend: the texts of their parts of the guide.
-"""
+"""The guide to recording with each engine: the same words for the Workload page and for docs/recording.md."""
 
 from typing import Literal
 
@@ -20,13 +11,13 @@ class Way(Frozen):
     """One way to record with an engine.
 
     key: names it, and its estimate in `estimate.ESTIMATES`
-    start: what to start the engine with, or to run, as one would type it
-    then: what to do while it runs, as one would type it; "" when there is nothing to do
-    ours: our command that does the same, "" where there is none
-    gives: what comes out, and what a plan can do with it
-    size: what its size grows with
-    traps: what has led to wrong plans
-    source: where this was read
+    start: the command that starts the engine, or the program to run, as one would type it
+    then: commands to type while it runs; "" if there is nothing to do
+    ours: our command that does the same, "" if there is none
+    gives: the files that come out, and their use for a plan
+    size: the factors of its size
+    traps: mistakes that have led to wrong plans
+    source: the pages or files that say so
     """
 
     key: str = Field(pattern=r"^[a-z-]+$")
@@ -42,7 +33,7 @@ class Way(Frozen):
 
 
 class EngineGuide(Frozen):
-    """How to record with one engine. advice: which way to take when."""
+    """The guide to one engine. advice: on the choice of a way"""
 
     name: str = Field(min_length=1)
     advice: str = Field(min_length=1)
@@ -299,6 +290,18 @@ layers alone and 2 bytes, 928 bytes per token before compression.""",
 )
 
 
+_VLLM_ANSWERS = {
+    "start": "vllm serve Qwen/Qwen3-30B-A3B --enable-return-routed-experts",
+    "then": """\
+curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "Qwen/Qwen3-30B-A3B", "prompt": "…", "max_tokens": 64}'""",
+    "ours": """\
+python -m engine record --vllm http://localhost:8000 --prompts prompts.txt --max-tokens 64 -o recording.npz""",
+    "size": """\
+Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes per token of
+DeepSeek-R1. In the `.npz` 2 bytes a choice before compression.""",
+}
+
 VLLM = EngineGuide(
     name="vLLM",
     advice="""\
@@ -310,19 +313,11 @@ which `record --vllm` shows beside a recording). A file of loads needs the open 
             key="vllm-answers",
             title="With each answer: `--enable-return-routed-experts`",
             kind="routing",
-            start="vllm serve Qwen/Qwen3-30B-A3B --enable-return-routed-experts",
-            then="""\
-curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\
-    -d '{"model": "Qwen/Qwen3-30B-A3B", "prompt": "…", "max_tokens": 64}'""",
-            ours="""\
-python -m engine record --vllm http://localhost:8000 --prompts prompts.txt --max-tokens 64 -o recording.npz""",
+            **_VLLM_ANSWERS,
             gives="""\
 `choices[i].routed_experts` of every answer: base64 of a whole `.npy`, [prompt + completion − 1, MoE layers, k],
 the prompt first. From 0.14 to 0.21 lists instead: `prompt_routed_experts` beside the choices, and the completion's
 in each choice. `record` takes both and gathers them as one `.npz` with a sequence a prompt.""",
-            size="""\
-Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes per token of
-DeepSeek-R1. In the `.npz` 2 bytes a choice before compression.""",
             traps=(
                 "It needs Model Runner V2 (`VLLM_USE_V2_MODEL_RUNNER=1` where vLLM would take the first) and prefix "
                 "caching, which is on by default; 0.21 advised to turn that off, and marked cached positions −1.",
@@ -351,16 +346,8 @@ would choose, and only its first model runner has it.""",
             key="vllm-ascend-answers",
             title="With each answer, on Ascend",
             kind="routing",
-            start="vllm serve Qwen/Qwen3-30B-A3B --enable-return-routed-experts",
-            then="""\
-curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\
-    -d '{"model": "Qwen/Qwen3-30B-A3B", "prompt": "…", "max_tokens": 64}'""",
-            ours="""\
-python -m engine record --vllm http://localhost:8000 --prompts prompts.txt --max-tokens 64 -o recording.npz""",
+            **_VLLM_ANSWERS,
             gives="The same as with vLLM.",
-            size="""\
-Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes per token of
-DeepSeek-R1. In the `.npz` 2 bytes a choice before compression.""",
             traps=(
                 "Before vllm-ascend #13882 captures were zero, or of slots.",
                 "The profile run is left out on purpose (vllm-ascend #16795): use a version with it.",

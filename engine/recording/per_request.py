@@ -17,13 +17,13 @@ from engine.recording.server import ServerError
 from engine.result import Stop
 
 Ask = Callable[[Prompt], np.ndarray]
-"""Sends one prompt; int16[row, layer, k] of its answer. Raises InputError."""
+"""Sends one prompt, returns the choices in its answer, int16[row, layer, k]. Raises InputError."""
 Report = Callable[[float, str], None]
 """Takes the share that is done and a line about it."""
 
 MAX_RECORDED_BYTES = MAX_FILE_BYTES
-"""Of ids as int16, so that the file can be read back: random ids of 256 experts compress to 0.65 of their bytes, of 512 to
-0.71, which leaves room for the last answer."""
+"""Limit of the ids as int16, so that the file can be read back: random ids of 256 experts compress to 0.65 of their bytes, of
+512 to 0.71, which leaves room for the last answer."""
 
 REFUSED = (400, 413, 422)
 """Statuses about one prompt (too long, not allowed), not about the server."""
@@ -33,12 +33,12 @@ _LOOK_SECONDS = 0.1
 
 @dataclass
 class Recorded:
-    """What was recorded so far.
+    """The recording so far.
 
     rows: by number of the prompt, int16[token, layer, k]; layers and k are alike
-    refused: numbers of the prompts that the server refused, with its words
-    ended: why recording ended before the last prompt; "" when it did not
-    fault: what went wrong after the first answer, if anything
+    refused: the server's words by the number of each prompt that it refused
+    ended: why recording ended before the last prompt; "" if it did not
+    fault: the error after the first answer, if any
     """
 
     rows: dict[int, np.ndarray] = field(default_factory=dict)
@@ -60,10 +60,10 @@ def record_requests(
 ) -> Recorded:
     """Send the prompts, `concurrency` at a time, until all are answered, `seconds` have passed or `stop` is true.
 
-    The first goes alone: what it is answered with shows whether the server records at all. Later, a prompt that is refused
-    is left out; any other fault ends the recording, and what there is stays.
+    The first goes alone: its answer shows whether the server records at all. Later, a prompt that is refused is left out; any
+    other fault ends the recording, and the answers so far stay.
 
-    Raises InputError when there is no answer to the first prompt.
+    Raises InputError if there is no answer to the first prompt.
     """
     begin, recorded = time.monotonic(), Recorded()
     end = begin + seconds if seconds is not None else float("inf")
@@ -92,7 +92,7 @@ class _Answers:
             threading.Thread(target=self._work, args=(ask, prompts), daemon=True).start()
 
     def next(self) -> tuple[int, np.ndarray | InputError] | None:
-        """The number of a prompt and its answer or fault; None when there is none within a moment."""
+        """The number of a prompt and its answer or fault; None if there is none within a moment."""
         try:
             return self._answers.get(timeout=_LOOK_SECONDS)
         except queue.Empty:
@@ -116,7 +116,7 @@ class _Answers:
 
 
 def _take(recorded: Recorded, number: int, answer: np.ndarray | InputError) -> bool:
-    """Add an answer to what is recorded; whether to go on."""
+    """Add an answer to the recording; True if recording goes on."""
     if isinstance(answer, ServerError) and answer.status in REFUSED and recorded.rows:
         recorded.refused[number] = answer.reason
         return True
@@ -145,7 +145,7 @@ def _is_over(recorded: Recorded, end: float, seconds: float | None, stop: Stop) 
 
 
 def _or_fault(recorded: Recorded) -> Recorded:
-    """What was recorded; its fault is raised where nothing was."""
+    """The recording; raises its fault if nothing was recorded."""
     if recorded.rows:
         return recorded
     raise recorded.fault or StoppedError(f"nothing was recorded: {recorded.ended} before the first answer")
@@ -166,9 +166,9 @@ def time_left(seconds: float) -> str:
 
 
 def save_requests(path: Path, recorded: Recorded, num_experts: int | None) -> np.ndarray:
-    """Write `experts` int16[token, layer, k], `sequence` int32[token] (the number of the prompt, from 0) and, where it is
-    known, `num_experts` as a compressed `.npz`; returns `experts`. Layers in which no token has a choice are dense ones and
-    left out. Raises InputError when the file cannot be written, or when no layer is left."""
+    """Write `experts` int16[token, layer, k], `sequence` int32[token] (the number of the prompt, from 0) and, if it is known,
+    `num_experts` as a compressed `.npz`; returns `experts`. Layers in which no token has a choice are dense ones and left out.
+    Raises InputError if the file cannot be written, or if no layer is left."""
     numbers = sorted(recorded.rows)
     experts = np.concatenate([recorded.rows[number] for number in numbers])
     experts = experts[:, (experts >= 0).any(axis=(0, 2))]

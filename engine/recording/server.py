@@ -29,7 +29,11 @@ _CHUNK = 1024**2
 
 
 class ServerError(InputError):
-    """The server answered with an error. status: its HTTP status; reason: its own words, on one line."""
+    """The server answered with an error.
+
+    status: its HTTP status
+    reason: its own words, on one line
+    """
 
     def __init__(self, where: str, status: int, reason: str) -> None:
         super().__init__(f"{where}: HTTP {status}" + (f" ({reason})" if reason else ""))
@@ -43,7 +47,7 @@ class Server:
 
     url: as a person typed it, without the path of a request; `check_url` made it
     timeout: seconds that one answer may take, all in all
-    headers: sent with every request; by default the key in `API_KEY`, where there is one
+    headers: sent with every request; by default the key in `API_KEY`, if there is one
     """
 
     url: str
@@ -59,7 +63,7 @@ class Server:
         return self._object(path, self.get(path))
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """What POST of a JSON object answers. Raises InputError; ServerError for a status of 400 and over."""
+        """The body that POST of a JSON object answers. Raises InputError; ServerError for a status of 400 and over."""
         return self._ask("POST", path, body, MAX_ANSWER_BYTES)
 
     def post_for_json(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -148,7 +152,7 @@ def _read(answer: requests.Response, where: str, most: int, deadline: float, tim
 
 
 def _why_unreachable(error: requests.exceptions.ConnectionError) -> str:
-    """What keeps from reaching the server, from the errors that requests and urllib3 put round one another."""
+    """The reason why the server cannot be reached, from the errors that requests and urllib3 put round one another."""
     inner: object = error
     while isinstance(inner, BaseException):
         if isinstance(inner, urllib3.exceptions.NameResolutionError):

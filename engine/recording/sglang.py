@@ -1,14 +1,14 @@
-"""SGLang over HTTP: its recorder, and requests that return their routing.
+"""SGLang over HTTP: its recorder, the files that this writes on the server's machine, copied from a folder that is reachable
+here, and requests that return their routing.
 
 Sources: SGLang, srt/entrypoints/http_server.py (`/start_`, `/stop_` and `/dump_expert_distribution_record`, `/server_info`),
-srt/eplb/expert_distribution.py (what is dumped, and where to), srt/state_capturer/routed_experts.py (`/generate`).
-
-The files that SGLang's recorder writes on the server's machine, copied from a folder that is reachable here.
+srt/eplb/expert_distribution.py (the dump and its place), srt/state_capturer/routed_experts.py (`/generate`).
 """
 
 import shutil
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,15 @@ WHOLE = ("stat", "stat_approx")
 """Recorder modes in which rank 0 alone writes one file for all."""
 
 CONTROL_SECONDS = 60.0
-"""For the answers to start and stop, which come between two batches."""
+"""Limit of the answers to start and stop, which come between two batches."""
 
 _LOOK_SECONDS = 0.2
+PATTERN = "expert_distribution_recorder_*.pt"
+FOLDER_VARIABLE = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
+USUAL_FOLDER = "/tmp"
+"""The folder that SGLang writes to without that variable."""
+QUIET_SECONDS = 10.0
+"""Time without a new byte after which no further file is waited for: ranks on other machines may write elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Recorder:
     """A server's recorder, as the server describes itself.
 
     mode: of its `--expert-distribution-recorder-mode`
-    files: how many files one dump writes; one a rank, or one for all
-    metrics: it records by itself for its balancedness metrics, and a recording ends that
+    files: number of files that one dump writes; one a rank, or one for all
+    metrics: True if it records by itself for its balancedness metrics, which a recording ends
     """
 
     mode: str
@@ -53,7 +59,7 @@ class Recorder:
 
 
 def read_info(server: Server) -> dict[str, Any]:
-    """What the server says of itself: its arguments and its version. Raises InputError."""
+    """The server's own account of its arguments and its version. Raises InputError."""
     try:
         return server.get_object("/server_info")
     except ServerError as error:
@@ -93,8 +99,8 @@ def recorder_of(server: Server, info: dict[str, Any]) -> Recorder:
 
 
 def record_window(server: Server, seconds: float, stop: Stop, report: Report) -> float:
-    """Let the recorder run for so many seconds, or until `stop` is true, and have it write what it has; returns how long it
-    ran. Whatever happens after the request to start, the server is asked to stop. Raises InputError."""
+    """Let the recorder run for so many seconds, or until `stop` is true, and have it write its records; returns the seconds
+    that it ran. After the request to start, the server is asked to stop in every case. Raises InputError."""
     begin, control = time.monotonic(), replace(server, timeout=min(server.timeout, CONTROL_SECONDS))
     try:
         control.post(START, {})
@@ -102,7 +108,8 @@ def record_window(server: Server, seconds: float, stop: Stop, report: Report) ->
             report(passed / seconds, f"recording, {time_left(seconds - passed)}")
             time.sleep(min(_LOOK_SECONDS, seconds - passed))
     except BaseException as error:
-        _stop_after_fault(control)
+        with suppress(InputError):  # the fault before is the news
+            control.post(STOP, {})
         if isinstance(error, ServerError) and error.status == 404:
             raise InputError(
                 f"{error}: it cannot record; start the server with {RECORDER_FLAG} stat (or per_token)"
@@ -125,16 +132,8 @@ def _stop(server: Server) -> None:
             raise InputError(f"{error}; the server may still be recording: POST {server.url}{STOP}") from None
 
 
-def _stop_after_fault(server: Server) -> None:
-    """Stop the recorder if it can be reached; what went wrong before is the news."""
-    try:
-        server.post(STOP, {})
-    except InputError:
-        return
-
-
 def model_served(server: Server, info: dict[str, Any]) -> MoEModel:
-    """The model that the server says it serves, where it is a packaged one. Raises InputError that asks for it."""
+    """The model that the server says it serves, if it is a packaged one; else raises InputError that asks for it."""
     served = str(info.get("model_path", ""))
     if packaged.is_packaged(served):
         return packaged.packaged_model(served)
@@ -145,8 +144,8 @@ def model_served(server: Server, info: dict[str, Any]) -> MoEModel:
 
 
 def asker(server: Server, info: dict[str, Any], model: MoEModel, max_tokens: int) -> Ask:
-    """What sends one prompt to `/generate` and decodes the routing of its tokens. Raises InputError where the server's own
-    arguments say that it returns none."""
+    """A function that sends one prompt to `/generate` and decodes the routing of its tokens. Raises InputError if the server's
+    own arguments say that it returns none."""
     if info.get("enable_return_routed_experts") is False:
         raise InputError(f"{server.url}: returns no routing; start the server with {ROUTING_FLAG}")
 
@@ -165,7 +164,7 @@ def asker(server: Server, info: dict[str, Any], model: MoEModel, max_tokens: int
 
 
 def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
-    """int16[row, decoder layer, k] of one answer."""
+    """The choices in one answer, int16[row, decoder layer, k]; raises InputError."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     text = meta.get("routed_experts") if isinstance(meta, dict) else None
     if text is None:
@@ -187,19 +186,8 @@ def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
     return experts
 
 
-PATTERN = "expert_distribution_recorder_*.pt"
-FOLDER_VARIABLE = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
-USUAL_FOLDER = "/tmp"
-"""Where SGLang writes without that variable."""
-
-QUIET_SECONDS = 10.0
-"""Ranks on other machines may write elsewhere: so long without a new byte, and no further file is waited for."""
-
-_LOOK_SECONDS = 0.2
-
-
 def dumps_in(folder: Path) -> dict[str, int]:
-    """Sizes of the recorder's files in a folder, by name. Raises InputError when there is no such folder."""
+    """Sizes of the recorder's files in a folder, by name. Raises InputError if there is no such folder."""
     try:
         return {path.name: path.stat().st_size for path in folder.glob(PATTERN) if path.is_file()}
     except OSError as error:
@@ -221,10 +209,10 @@ def check_folders(source: Path, target: Path) -> None:
 
 def wait_for_dumps(folder: Path, before: set[str], files: int, timeout: float, stop: Stop) -> list[Path]:
     """The files of a dump, once all are complete: as many as the ranks write, or those that came before nothing changed for
-    `QUIET_SECONDS`. A file of torch.save is a zip archive, whose directory is written last.
+    `QUIET_SECONDS`. A file of torch.save is a zip archive, with its directory written last. Raises InputError if none came
+    within `timeout` seconds.
 
     before: names that were there when the recording began
-    Raises InputError when none came within `timeout` seconds.
     """
     seen: dict[str, int] = {}
     begin = changed = time.monotonic()

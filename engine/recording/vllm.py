@@ -1,4 +1,4 @@
-"""vLLM over HTTP: completions that return their routing, and what its metrics say of its expert load balancer.
+"""vLLM over HTTP: completions that return their routing, and the metrics of its expert load balancer.
 
 Sources: vLLM's documentation, training/routed_experts (latest) and training/routed_experts_replay (0.21), and of the metrics
 distributed/eplb/metrics.py.
@@ -39,10 +39,10 @@ def served_model(server: Server) -> str:
 
 
 def asker(server: Server, served: str, model: MoEModel | None, max_tokens: int) -> Ask:
-    """What sends one prompt to `/v1/completions` and decodes the routing of its tokens.
+    """A function that sends one prompt to `/v1/completions` and decodes the routing of its tokens.
 
-    served: what the server calls its model
-    model: what answers are held against, if it is known
+    served: the server's name for its model
+    model: the model to hold answers against, if it is known
     """
 
     def ask(prompt: Prompt) -> np.ndarray:
@@ -58,7 +58,8 @@ def asker(server: Server, served: str, model: MoEModel | None, max_tokens: int) 
 
 
 def _routing(server: Server, answer: object) -> np.ndarray:
-    """int16[row, MoE layer, k] of one answer: in base64 as one array, prompt first; in lists (0.14 to 0.21) as two."""
+    """The choices in one answer, int16[row, MoE layer, k]: in base64 as one array, prompt first; in lists (0.14 to 0.21) as
+    two."""
     where = f"{server.url}/v1/completions"
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
@@ -75,8 +76,8 @@ def _routing(server: Server, answer: object) -> np.ndarray:
 
 
 def read_metrics(server: Server) -> dict[str, float]:
-    """The load balancer's gauges and the tokens so far, out of `/metrics`, by name and labels; empty where the server has no
-    such page. Raises InputError."""
+    """The load balancer's gauges and the tokens so far, out of `/metrics`, by name and labels; empty if the server has no such
+    page. Raises InputError."""
     try:
         text = server.get("/metrics", MAX_METRICS_BYTES).decode("utf-8", errors="replace")
     except ServerError:

@@ -1,4 +1,4 @@
-"""Can a recording be trusted? What a person should know before planning on it, and how to mend it: one file a kind of fault."""
+"""Can a recording be trusted? Findings that a person should know before planning on it, with the remedy of each."""
 
 from collections.abc import Iterator
 
@@ -20,38 +20,31 @@ __all__ = ["check_recording", "limited_groups"]
 
 
 def check_recording(workload: Workload, model: MoEModel | None = None) -> list[Finding]:
-    """Findings on a workload, those of its reader first, never empty. Layers are MoE layers, as in the workload.
+    """The findings on a workload, those of its reader first, never empty. Layers are MoE layers, as in the workload.
 
     model: the model that was recorded; without it slot ids and the numbering of layers cannot be checked
     """
-    seen = workload.origin.findings if workload.origin else ()
-    match workload:
-        case RoutingTrace():
-            return [*seen, *_of_trace(workload, model)]
-        case ExpertLoad():
-            return [*seen, *_of_loads(workload, model)]
-        case TrafficMatrix():
-            return [*seen, *check_traffic(workload)]
+    return [*(workload.origin.findings if workload.origin else ()), *_checked(workload, model)]
 
 
-def _of_trace(trace: RoutingTrace, model: MoEModel | None) -> Iterator[Finding]:
-    if outside := ids_outside(trace):
+def _checked(workload: Workload, model: MoEModel | None) -> Iterator[Finding]:
+    if isinstance(workload, TrafficMatrix):
+        yield from check_traffic(workload)
+        return
+    if isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
         yield outside
         return
-    yield from check_slots(trace, model)
-    yield from check_numbering(trace, model)
-    yield from check_choices(trace)
-    yield from check_layers(trace)
-    yield from check_profile_rows(trace)
-    yield from check_token_copies(trace)
-    yield from check_phases(trace)
-    yield from check_groups(trace)
-    yield from check_ranks(trace)
-
-
-def _of_loads(loads: ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:
-    yield from check_slots(loads, model)
-    yield from check_numbering(loads, model)
-    yield from check_totals(loads)
-    yield from check_layers(loads)
-    yield from check_load_copies(loads)
+    yield from check_slots(workload, model)
+    yield from check_numbering(workload, model)
+    if isinstance(workload, ExpertLoad):
+        yield from check_totals(workload)
+        yield from check_layers(workload)
+        yield from check_load_copies(workload)
+        return
+    yield from check_choices(workload)
+    yield from check_layers(workload)
+    yield from check_profile_rows(workload)
+    yield from check_token_copies(workload)
+    yield from check_phases(workload)
+    yield from check_groups(workload)
+    yield from check_ranks(workload)

@@ -1,11 +1,8 @@
-"""The same tokens counted several times: by every rank of a data-parallel group (vllm #22167) or by tensor-parallel
-ranks that all see the same tokens (Megatron-Core without sequence parallelism).
+"""Checks of the choices themselves: ids and repetitions that no top-k router makes, padding, gates that are limited to some
+groups of experts, and copies of tokens.
 
-What a top-k router cannot have chosen, and choices that are not there.
-
-A gate that is limited to some groups of experts: their nodes are all that a row must be sent to.
-
-Wording that findings share.
+The same tokens are counted several times by every rank of a data-parallel group (vllm #22167), and by tensor-parallel ranks
+that all see the same tokens (Megatron-Core without sequence parallelism).
 """
 
 from collections.abc import Iterator
@@ -13,20 +10,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine import units
+from engine.formats.source import error, ok, warning
 from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 FEWEST_TOKENS = 64
-"""Of a block: shorter ones may be alike by chance."""
+"""Tokens of a block; shorter ones may be alike by chance."""
 FEWEST_COUNTS = 32
 """Different counts that must have a factor in common before it means something."""
 MOST_COPIES = 64
 ALIGNMENT = 128
-"""To multiples of which DeepEP's dispatch rounds up the tokens of each expert where DeepGEMM follows, and SGLang's
-recorder counts those (srt/layers/moe/token_dispatcher/deepep.py, `expert_alignment`)."""
+"""DeepEP's dispatch rounds up the tokens of each expert to multiples of this if DeepGEMM follows, and SGLang's recorder counts
+those (srt/layers/moe/token_dispatcher/deepep.py, `expert_alignment`)."""
+ROWS_AT_ONCE = 1 << 16
+"""Rows of choices that stay in the processor's cache."""
+FEWEST_ROWS, MOST_GROUPS = 4096, 64
+"""Choices of tokens in layers that show whether a gate is limited to groups, and how many groups there may be."""
 
 
 def factor_of_counts(loads: ExpertLoad) -> int:
-    """What every count of every layer is a multiple of; 1 where counts are no whole numbers or too few differ."""
+    """The greatest common divisor of all counts; 1 if counts are no whole numbers or too few differ."""
     counts = loads.load[loads.load > 0]
     if (counts != np.rint(counts)).any() or counts.max(initial=0) >= 2**53:
         return 1
@@ -35,7 +37,7 @@ def factor_of_counts(loads: ExpertLoad) -> int:
 
 
 def is_rounded(loads: ExpertLoad) -> bool:
-    """Whether counts were rounded up pass by pass, which leaves layers that saw the same tokens with different totals; copies
+    """True if counts were rounded up pass by pass, which leaves layers that saw the same tokens with different totals; copies
     leave them with the same."""
     return factor_of_counts(loads) % ALIGNMENT == 0 and bool(np.ptp(loads.load.sum(axis=1)) > 0)
 
@@ -62,7 +64,7 @@ def ranks_alike(workload: RoutingTrace | ExpertLoad) -> list[list[int]]:
 
 
 def tokens_of_ranks(trace: RoutingTrace) -> dict[int, np.ndarray]:
-    """int64[...] for each source rank that has tokens, ascending."""
+    """The tokens of each source rank that has any, int64[...], ascending."""
     order = np.argsort(trace.source_rank, kind="stable")
     ranks, starts = np.unique(trace.source_rank[order], return_index=True)
     return dict(zip(ranks.tolist(), np.split(order, starts[1:]), strict=True))
@@ -77,7 +79,7 @@ def _counts_alike(loads: ExpertLoad) -> list[list[int]]:
 
 
 def blocks_in_turn(trace: RoutingTrace) -> int:
-    """How many times the whole recording says the same, one block after another; 1 where it does not."""
+    """The number of equal blocks, one after another, that make the whole recording; 1 if there are none."""
     for copies in range(min(MOST_COPIES, trace.tokens // FEWEST_TOKENS), 1, -1):
         block = trace.tokens // copies
         if trace.tokens % copies or (trace.experts[0] != trace.experts[block]).any():
@@ -88,48 +90,39 @@ def blocks_in_turn(trace: RoutingTrace) -> int:
 
 
 def check_token_copies(trace: RoutingTrace) -> Iterator[Finding]:
-    """Blocks of tokens that come several times."""
+    """Findings on blocks of tokens that come several times."""
     if alike := ranks_alike(trace):
         yield _ranks(alike, "have the same tokens with the same choices")
     elif (copies := blocks_in_turn(trace)) > 1:
-        yield Finding(
-            severity="warning",
-            code="copies",
-            message=(
-                f"The recording is {copies} times the same {trace.tokens // copies:,} tokens, as {copies} ranks that "
-                f"all see the same tokens record them, or the same requests sent {copies} times: every load reads "
-                f"{copies} times too high. Keep the first."
-            ),
+        yield warning(
+            "copies",
+            f"The recording is {copies} times the same {trace.tokens // copies:,} tokens, as {copies} ranks that "
+            f"all see the same tokens record them, or the same requests sent {copies} times: every load reads "
+            f"{copies} times too high. Keep the first.",
             rows=(trace.tokens // copies, trace.tokens),
             remedy="drop-copies",
         )
 
 
 def check_load_copies(loads: ExpertLoad) -> Iterator[Finding]:
-    """Counts that several ranks have in common, or that are all multiples of one number."""
+    """Findings on counts that several ranks have in common, or that are all multiples of one number."""
     if alike := ranks_alike(loads):
         yield _ranks(alike, "counted exactly the same")
     elif is_rounded(loads):
         total = loads.load.sum(axis=1)
-        yield Finding(
-            severity="ok",
-            code="rounded-counts",
-            message=(
-                f"All counts are multiples of {ALIGNMENT}, and the layers' totals differ by "
-                f"{np.ptp(total) / total.max():.2g}: DeepEP's dispatch rounds up each expert's tokens in every pass. "
-                "Loads read a little too high, most for experts that are seldom chosen."
-            ),
+        yield ok(
+            "rounded-counts",
+            f"All counts are multiples of {ALIGNMENT}, and the layers' totals differ by "
+            f"{np.ptp(total) / total.max():.2g}: DeepEP's dispatch rounds up each expert's tokens in every pass. "
+            "Loads read a little too high, most for experts that are seldom chosen.",
         )
     elif (factor := factor_of_counts(loads)) > 1:
-        yield Finding(
-            severity="warning",
-            code="multiplied-counts",
-            message=(
-                f"All counts are multiples of {factor}, as where each of {factor} data-parallel ranks adds the same "
-                f"tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts "
-                f"are right, but every load reads {factor} times too high: divide by {factor}, unless the requests "
-                "were meant."
-            ),
+        yield warning(
+            "multiplied-counts",
+            f"All counts are multiples of {factor}, as where each of {factor} data-parallel ranks adds the same "
+            f"tokens to a common sum, or the same requests were sent {factor} times. The shares of the experts "
+            f"are right, but every load reads {factor} times too high: divide by {factor}, unless the requests "
+            "were meant.",
             remedy="divide-by-copies",
         )
 
@@ -137,40 +130,30 @@ def check_load_copies(loads: ExpertLoad) -> Iterator[Finding]:
 def _ranks(alike: list[list[int]], does: str) -> Finding:
     largest = max(alike, key=len)
     ranks = " and ".join(str(rank) for rank in largest[:2]) + (" …" if len(largest) > 2 else "")
-    return Finding(
-        severity="warning",
-        code="copies",
-        message=(
-            f"Ranks {ranks} {does} ({len(alike)} such groups, of up to {len(largest)} ranks), as tensor-parallel "
-            f"ranks do: loads read up to {len(largest)} times too high. Keep one copy of each, its tokens distributed over "
-            "these ranks in turn."
-        ),
+    return warning(
+        "copies",
+        f"Ranks {ranks} {does} ({len(alike)} such groups, of up to {len(largest)} ranks), as tensor-parallel "
+        f"ranks do: loads read up to {len(largest)} times too high. Keep one copy of each, its tokens distributed over "
+        "these ranks in turn.",
         remedy="drop-copies",
     )
 
 
-ROWS_AT_ONCE = 1 << 16
-"""What stays in the processor's cache."""
-
-
 def ids_outside(trace: RoutingTrace) -> Finding | None:
-    """Ids that are no expert's: nothing else can be said of such a recording."""
+    """The finding on ids that are no expert's, after which nothing else can be said of a recording; None without any."""
     if trace.experts.min(initial=0) >= -1 and trace.experts.max(initial=0) < trace.num_experts:
         return None
     outside = (trace.experts < -1) | (trace.experts >= trace.num_experts)
     token, layer, _ = np.argwhere(outside)[0]
-    return Finding(
-        severity="error",
-        code="ids-out-of-range",
-        message=(
-            f"{outside.sum()} expert ids lie outside 0 … {trace.num_experts - 1}, the first at token {token}, layer "
-            f"{layer}; fold physical slots back to logical experts, or correct the number of experts."
-        ),
+    return error(
+        "ids-out-of-range",
+        f"{outside.sum()} expert ids lie outside 0 … {trace.num_experts - 1}, the first at token {token}, layer "
+        f"{layer}; fold physical slots back to logical experts, or correct the number of experts.",
     )
 
 
 def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
-    """Whether every layer counts tokens × k, how much of it is padding, and experts chosen twice by one token."""
+    """Findings on the sum of every layer, which must be tokens × k, on padding, and on experts chosen twice by one token."""
     expected, padded = trace.tokens * trace.k, trace.experts.min(initial=0) < 0
     padding = (trace.experts < 0).sum(axis=(0, 2)) if padded else np.zeros(trace.layers, dtype=np.int64)
     yield _conservation(trace.load, expected, padding)
@@ -189,29 +172,28 @@ def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
 
 
 def _conservation(load: np.ndarray, expected: int, padding: np.ndarray) -> Finding:
-    """load: float64[layer, expert]; expected: tokens × k; padding: int64[layer]"""
+    """The finding on the sums of layers.
+
+    load: float64[layer, expert]
+    expected: tokens × k
+    padding: int64[layer]
+    """
     off = np.flatnonzero(load.sum(axis=1) != expected - padding)
     if not off.size:
         less = " less the padding" if padding.any() else ""
-        return Finding(
-            severity="ok",
-            code="conservation",
-            message=f"Every layer's counts add up to tokens × k = {expected:,}{less}.",
-        )
+        return ok("conservation", f"Every layer's counts add up to tokens × k = {expected:,}{less}.")
     layer = int(off[0])
-    return Finding(
-        severity="error",
-        code="conservation",
-        message=(
-            f"Layer {layer} counts {load[layer].sum():,.0f} choices, but tokens × k less padding is "
-            f"{expected - padding[layer]:,}; record the layer again."
-        ),
+    return error(
+        "conservation",
+        f"Layer {layer} counts {load[layer].sum():,.0f} choices, but tokens × k less padding is "
+        f"{expected - padding[layer]:,}; record the layer again.",
         layers=tuple(off.tolist()),
     )
 
 
 def _repeated_choices(trace: RoutingTrace) -> Iterator[Finding]:
-    """Layers that nobody wrote, all of whose choices are expert 0, are for `check_layers` to name."""
+    """Findings on experts chosen twice by one token. Layers that nobody wrote, where every choice is expert 0, are left to
+    `check_layers`."""
     written = np.flatnonzero(~never_written(trace))
     rows = trace.experts.reshape(-1, trace.k)
     repeated = np.concatenate(
@@ -221,19 +203,16 @@ def _repeated_choices(trace: RoutingTrace) -> Iterator[Finding]:
         return
     token, place = np.argwhere(repeated[:, written])[0]
     layers = written[repeated[:, written].any(axis=0)]
-    yield Finding(
-        severity="error",
-        code="repeated-choices",
-        message=(
-            f"{repeated[:, written].sum()} times a token chose the same expert twice in one layer (first: token {token}, layer "
-            f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong."
-        ),
+    yield error(
+        "repeated-choices",
+        f"{repeated[:, written].sum()} times a token chose the same expert twice in one layer (first: token {token}, layer "
+        f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong.",
         layers=tuple(layers.tolist()),
     )
 
 
 def _repeats(rows: np.ndarray) -> np.ndarray:
-    """bool[row]: whether an expert is in a row (int16[row, k]) twice."""
+    """True for every row (int16[row, k]) that has an expert twice, bool[row]."""
     choices = np.ascontiguousarray(rows.T)
     twice = np.zeros(len(rows), dtype=bool)
     for at, choice in enumerate(choices):
@@ -245,35 +224,27 @@ def _repeats(rows: np.ndarray) -> np.ndarray:
 
 
 def never_written(trace: RoutingTrace) -> np.ndarray:
-    """bool[layer]: all choices are expert 0, more than there are tokens, so that some token would have chosen it twice:
-    a buffer of zeros in which nobody wrote, as SGLang's is for dense layers (srt/layers/topk_capturer_base.py)."""
+    """True for every layer, bool[layer], where all choices are expert 0, more than there are tokens, so that some token would
+    have chosen it twice: a buffer of zeros in which nobody wrote, as SGLang's is for dense layers
+    (srt/layers/topk_capturer_base.py)."""
     total = trace.load.sum(axis=1)
     return (trace.load[:, 0] == total) & (total > trace.tokens)
 
 
-FEWEST_ROWS, MOST_GROUPS = 4096, 64
-"""Choices of tokens in layers that show whether a gate is limited to groups, and how many groups there may be."""
-ROWS_AT_ONCE = 1 << 16
-"""What stays in the processor's cache."""
-
-
 def check_groups(trace: RoutingTrace) -> Iterator[Finding]:
-    """What the gate is limited to, where it is."""
+    """The finding on a gate that is limited to groups of experts: their nodes are all that a row must be sent to."""
     if limit := limited_groups(trace):
         groups, most = limit
-        yield Finding(
-            severity="ok",
-            code="limited-groups",
-            message=(
-                f"No token's experts lie in more than {most} of {groups} groups of {trace.num_experts // groups}: the gate is "
-                f"limited to groups. With a group to a node and one row per node, a token goes to at most {most} nodes."
-            ),
+        yield ok(
+            "limited-groups",
+            f"No token's experts lie in more than {most} of {groups} groups of {trace.num_experts // groups}: the gate is "
+            f"limited to groups. With a group to a node and one row per node, a token goes to at most {most} nodes.",
         )
 
 
 def limited_groups(trace: RoutingTrace) -> tuple[int, int] | None:
     """(groups, most groups of a token) of a gate that chooses groups of consecutive experts before experts, as DeepSeek-V3's
-    does (§2.1.2); None where no token in a large enough recording shows such a limit."""
+    does (§2.1.2); None unless a large enough recording shows such a limit."""
     rows = trace.experts.reshape(-1, trace.k)
     if len(rows) < FEWEST_ROWS:
         return None
@@ -293,7 +264,7 @@ def limited_groups(trace: RoutingTrace) -> tuple[int, int] | None:
 
 
 def _most_groups(rows: np.ndarray, experts: int, candidates: list[int]) -> dict[int, int]:
-    """For each number of groups, in how many of them the experts of a row (int16[row, k], -1 = none) lie at most."""
+    """The largest number of groups that the experts of a row (int16[row, k], -1 = none) lie in, by the number of groups."""
     # One bit a group; the last entry, which -1 picks, has none.
     bits = {
         groups: np.append(np.uint64(1) << (np.arange(experts) * groups // experts).astype(np.uint64), np.uint64(0))
@@ -310,9 +281,9 @@ def _most_groups(rows: np.ndarray, experts: int, candidates: list[int]) -> dict[
     return most
 
 
-def name_of(what: str, numbers: np.ndarray) -> str:
+def name_of(noun: str, numbers: np.ndarray) -> str:
     """`layer 3` or `layer 3 (and 4 more)`."""
-    return f"{what} {numbers[0]}" + (f" (and {len(numbers) - 1} more)" if len(numbers) > 1 else "")
+    return f"{noun} {numbers[0]}" + (f" (and {len(numbers) - 1} more)" if len(numbers) > 1 else "")
 
 
 def skew_of(load: np.ndarray) -> float:

@@ -1,7 +1,5 @@
-"""Layers without tokens, with all mass on one expert, with experts never used.
-
-Which layers of the model a recording has: local numbers of pipeline stages, numbers from 1, an MTP layer, layers of another
-model.
+"""Checks of layers: those without tokens, with all mass on one expert, or with experts never used; and their numbers held
+against the model's, for local numbers of pipeline stages, numbers from 1, an MTP layer, and layers of another model.
 """
 
 from collections.abc import Iterator
@@ -9,46 +7,42 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.formats.checks.copies import name_of, never_written
+from engine.formats.source import error, ok, warning
 from engine.model import MoEModel
 from engine.workload import ExpertLoad, Finding, RoutingTrace
 
 DROP = "drop-empty-layers"
+MOST_STAGES = 64
 
 
 def empty_layers(workload: RoutingTrace | ExpertLoad) -> np.ndarray:
-    """int64[...]: layers that no router wrote: without any tokens, or with all of them at expert 0 of several."""
+    """The layers that no router wrote, int64[...]: those without any tokens, or with all of them at expert 0 of several."""
     total = workload.load.sum(axis=1)
     return np.flatnonzero((total == 0) | ((workload.load[:, 0] == total) & (workload.num_experts > 1)))
 
 
 def check_layers(workload: RoutingTrace | ExpertLoad) -> Iterator[Finding]:
-    """How tokens are spread over the experts of each layer."""
+    """Findings on the spread of tokens over the experts of each layer."""
     load = workload.load
     total = load.sum(axis=1)
     empty = empty_layers(workload)
-    # Where no layer was captured there is nothing to keep.
+    # If no layer was captured there is nothing to keep.
     remedy = DROP if 0 < len(empty) < len(load) else None
     if (silent := np.flatnonzero(total == 0)).size:
-        yield Finding(
-            severity="error",
-            code="silent-layers",
-            message=(
-                f"{name_of('layer', silent)} received no tokens at all; the recorder missed it, or it is a dense layer: "
-                "record again or drop it."
-            ),
+        yield error(
+            "silent-layers",
+            f"{name_of('layer', silent)} received no tokens at all; the recorder missed it, or it is a dense layer: "
+            "record again or drop it.",
             layers=tuple(silent.tolist()),
             remedy=remedy,
         )
     unwritten = np.flatnonzero(never_written(workload)) if isinstance(workload, RoutingTrace) else silent[:0]
     if unwritten.size:
-        yield Finding(
-            severity="error",
-            code="never-captured",
-            message=(
-                f"In {name_of('layer', unwritten)} all {workload.k} choices of every token are expert 0, which no "
-                "router makes: the layer is dense, or was never captured. "
-                + ("Drop it." if remedy else "Record again with the engine's routing capture switched on.")
-            ),
+        yield error(
+            "never-captured",
+            f"In {name_of('layer', unwritten)} all {workload.k} choices of every token are expert 0, which no "
+            "router makes: the layer is dense, or was never captured. "
+            + ("Drop it." if remedy else "Record again with the engine's routing capture switched on."),
             layers=tuple(unwritten.tolist()),
             remedy=remedy,
         )
@@ -57,56 +51,50 @@ def check_layers(workload: RoutingTrace | ExpertLoad) -> Iterator[Finding]:
 
 
 def _single_expert(load: np.ndarray, zero: np.ndarray, remedy: str | None) -> Iterator[Finding]:
-    """load: float64[layer, expert]; zero: int64[...], layers with all mass on expert 0"""
+    """Findings on layers with all mass on one expert.
+
+    load: float64[layer, expert]
+    zero: int64[...]; layers with all mass on expert 0
+    """
     if zero.size:
-        yield Finding(
-            severity="error",
-            code="expert-zero",
-            message=(
-                f"In {name_of('layer', zero)} every token went to expert 0: a known capture fault (a buffer of zeros that "
-                "was never written); record again with the engine's routing capture switched on"
-                + (", or drop the layer if it is a dense one." if remedy else ".")
-            ),
+        yield error(
+            "expert-zero",
+            f"In {name_of('layer', zero)} every token went to expert 0: a known capture fault (a buffer of zeros that "
+            "was never written); record again with the engine's routing capture switched on"
+            + (", or drop the layer if it is a dense one." if remedy else "."),
             layers=tuple(zero.tolist()),
             remedy=remedy,
         )
     rest = load[:, 1:]
     if (single := np.flatnonzero((rest.sum(axis=1) > 0) & (load.max(axis=1) == load.sum(axis=1)))).size:
-        yield Finding(
-            severity="warning",
-            code="single-expert",
-            message=f"In {name_of('layer', single)} every token went to a single expert; check the recording first.",
+        yield warning(
+            "single-expert",
+            f"In {name_of('layer', single)} every token went to a single expert; check the recording first.",
             layers=tuple(single.tolist()),
         )
 
 
 def _idle_experts(load: np.ndarray, written: np.ndarray) -> Finding:
-    """load: float64[layer, expert]; written: int64[...], layers that some router wrote"""
+    """The finding on experts that were never chosen.
+
+    load: float64[layer, expert]
+    written: int64[...]; layers that some router wrote
+    """
     idle = np.zeros(len(load), dtype=np.int64)
     idle[written] = (load[written] == 0).sum(axis=1)
     if not idle.any():
-        return Finding(
-            severity="ok",
-            code="idle-experts",
-            message=f"All {load.shape[1]} experts of every layer with tokens were chosen.",
-        )
+        return ok("idle-experts", f"All {load.shape[1]} experts of every layer with tokens were chosen.")
     worst = int(idle.argmax())
-    return Finding(
-        severity="warning",
-        code="idle-experts",
-        message=(
-            f"In {np.count_nonzero(idle)} of {len(load)} layers some experts were never chosen (layer {worst}: "
-            f"{idle[worst]} of {load.shape[1]}); record more tokens to see how rare they are."
-        ),
+    return warning(
+        "idle-experts",
+        f"In {np.count_nonzero(idle)} of {len(load)} layers some experts were never chosen (layer {worst}: "
+        f"{idle[worst]} of {load.shape[1]}); record more tokens to see how rare they are.",
         layers=tuple(np.flatnonzero(idle).tolist()),
     )
 
 
-MOST_STAGES = 64
-
-
 def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> Iterator[Finding]:
-    """Layers held against the model's; empty ones are for `check_layers` to name."""
+    """Findings on layers held against the model's; empty ones are left to `check_layers`."""
     if model is None:
         return
     written = np.setdiff1d(np.arange(workload.layers), empty_layers(workload))
@@ -118,74 +106,56 @@ def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None)
         if workload.layers == moe and named is not None and named != model.moe_layers:
             yield _other_numbers(named, model)
     elif layers > moe and workload.layers == model.layers and named in (None, tuple(range(model.layers))):
-        yield Finding(
-            severity="warning",
-            code="counts-in-dense-layers",
-            message=(
-                f"All {layers} decoder layers have tokens, of which {model.name} has experts in {moe}: SGLang has counted "
-                "passes of the MTP layer in layer 0 (sglang #19812); or this is another model's recording. Record without "
-                "MTP, or leave the dense layers out."
-            ),
+        yield warning(
+            "counts-in-dense-layers",
+            f"All {layers} decoder layers have tokens, of which {model.name} has experts in {moe}: SGLang has counted "
+            "passes of the MTP layer in layer 0 (sglang #19812); or this is another model's recording. Record without "
+            "MTP, or leave the dense layers out.",
             layers=model.dense_layers,
         )
     elif layers == moe + 1 or (named is not None and layers > moe and named[-1] == model.layers):
-        yield Finding(
-            severity="warning",
-            code="with-mtp-layer",
-            message=(
-                f"The recording has {layers} MoE layers, {model.name} {moe}: the last is an MTP layer, which only "
-                "drafts tokens and is not part of the model here. Drop it; writers of plans can copy a layer's "
-                "placement for it."
-            ),
+        yield warning(
+            "with-mtp-layer",
+            f"The recording has {layers} MoE layers, {model.name} {moe}: the last is an MTP layer, which only "
+            "drafts tokens and is not part of the model here. Drop it; writers of plans can copy a layer's "
+            "placement for it.",
             layers=(int(written[-1]),),
             remedy="drop-mtp-layer",
         )
     elif layers < moe and (stages := _stages(layers, model)):
-        yield Finding(
-            severity="error",
-            code="local-layers",
-            message=(
-                f"The recording has {layers} MoE layers, {model.name} {moe}: as many as one of {stages} pipeline "
-                "stages. Layers numbered within their stage are different layers under one number: give the "
-                f"recording of each of the {stages} stages, or record without pipeline parallelism."
-            ),
+        yield error(
+            "local-layers",
+            f"The recording has {layers} MoE layers, {model.name} {moe}: as many as one of {stages} pipeline "
+            "stages. Layers numbered within their stage are different layers under one number: give the "
+            f"recording of each of the {stages} stages, or record without pipeline parallelism.",
         )
     else:
-        yield Finding(
-            severity="error",
-            code="other-layers",
-            message=(
-                f"The recording has {layers} MoE layers, {model.name} {moe}: it is of another model, or layers are missing; "
-                "open its model, or record again."
-            ),
+        yield error(
+            "other-layers",
+            f"The recording has {layers} MoE layers, {model.name} {moe}: it is of another model, or layers are missing; "
+            "open its model, or record again.",
         )
 
 
 def _stages(layers: int, model: MoEModel) -> int | None:
-    """Into how many pipeline stages of so many MoE layers the model splits, if it does evenly."""
+    """The number of pipeline stages of so many MoE layers that the model splits into, None unless it does evenly."""
     stages, rest = divmod(len(model.moe_layers), layers)
     return stages if not rest and 2 <= stages <= MOST_STAGES else None
 
 
 def _other_numbers(named: tuple[int, ...], model: MoEModel) -> Finding:
     if named == tuple(layer + 1 for layer in model.moe_layers):
-        return Finding(
-            severity="warning",
-            code="layers-from-one",
-            message=(
-                f"The layers are numbered from {named[0]} to {named[-1]}, those of {model.name} from "
-                f"{model.moe_layers[0]} to {model.moe_layers[-1]}: the recorder counts from 1. Number them from 0, or "
-                "plans are written for the wrong layers."
-            ),
+        return warning(
+            "layers-from-one",
+            f"The layers are numbered from {named[0]} to {named[-1]}, those of {model.name} from "
+            f"{model.moe_layers[0]} to {model.moe_layers[-1]}: the recorder counts from 1. Number them from 0, or "
+            "plans are written for the wrong layers.",
             remedy="number-layers-from-zero",
         )
-    return Finding(
-        severity="warning",
-        code="other-layer-numbers",
-        message=(
-            f"The layers are numbered {_span(named)}, the MoE layers of {model.name} {_span(model.moe_layers)}; plans take the "
-            "model's numbers: check that the recording is of this model and names decoder layers, dense ones counted."
-        ),
+    return warning(
+        "other-layer-numbers",
+        f"The layers are numbered {_span(named)}, the MoE layers of {model.name} {_span(model.moe_layers)}; plans take the "
+        "model's numbers: check that the recording is of this model and names decoder layers, dense ones counted.",
     )
 
 

@@ -1,9 +1,8 @@
-"""Rows of profiling or warm-up: thousands of consecutive tokens with the same choices, as engines make them from dummy
-inputs when they start (vllm #56716, #57151). They put all mass on k experts of each layer.
+"""Checks of the origin of tokens: rows of profiling or warm-up, phases that are mixed, and ranks without tokens.
 
-Prefill and decode in one recording: they run at other times, often on other GPUs, and like other experts.
-
-Which ranks the tokens of a trace come from.
+Rows of profiling or warm-up are thousands of consecutive tokens with the same choices, as engines make them from dummy inputs
+when they start (vllm #56716, #57151). They put all mass on k experts of each layer. Prefill and decode run at other times,
+often on other GPUs, and like other experts.
 """
 
 from collections.abc import Iterator
@@ -13,19 +12,22 @@ import numpy as np
 
 from engine import units
 from engine.formats.checks.copies import skew_of
+from engine.formats.source import error, ok, warning
 from engine.workload import DECODE, PREFILL, Finding, RoutingTrace
 
 LONGEST, SHARE = 64, 0.05
 """Identical rows one after another, in number or as part of all tokens, beyond which a stretch is suspect."""
 FEWEST = 8
-"""Of a short recording: fewer identical rows show nothing."""
+"""Fewer identical rows show nothing in a short recording."""
 FEWEST_STRETCHES, FALSE_ALARM = 20, 1e-3
-"""Stretches that show how long they usually are, and how often one beyond that may be taken for profile rows."""
+"""Stretches needed to show their usual length, and the chance that a longer one is wrongly taken for profile rows."""
+APART = 0.02
+"""Distance between the loads of two phases, less that of so few tokens by chance, from which planning on both misleads."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tokens first … end - 1, which made the same choices in all layers (or, side by side, several such series)."""
+    """Tokens first … end - 1, which made the same choices in all layers (or several such series, one after another)."""
 
     first: int
     end: int
@@ -58,8 +60,8 @@ def profile_stretches(trace: RoutingTrace) -> list[Stretch]:
 
 
 def _same_as_next(trace: RoutingTrace) -> np.ndarray:
-    """bool[token - 1]: the next token chose the same in every layer. Tokens without any choice are padding and like no
-    other."""
+    """True for every token, bool[token - 1], if the next one chose the same in every layer. Tokens without any choice are
+    padding and like no other."""
     experts = trace.experts
     same = (experts[1:, 0] == experts[:-1, 0]).all(axis=1)
     alike = np.flatnonzero(same)
@@ -72,25 +74,24 @@ def _same_as_next(trace: RoutingTrace) -> np.ndarray:
 
 
 def _longest_by_chance(lengths: np.ndarray) -> float:
-    """Identical rows that may well follow one another, if the lengths of stretches fall off as nine in ten of them do.
-
-    lengths: int64[stretch]
-    """
+    """The number of identical rows that may well follow one another, if the lengths of stretches (int64[stretch]) fall off as
+    nine in ten of them do."""
     usual = np.quantile(lengths, 0.9, method="lower")  # e^(-usual / mean) = 1 / 10
     return float(usual * np.log(len(lengths) / FALSE_ALARM) / np.log(10))
 
 
 def _longest_of_row(row: np.ndarray, elsewhere: np.ndarray, tokens: int) -> float:
-    """The same where stretches are too few to show it: if every token is like `row` as often as the others are.
+    """The same for too few stretches to show it, if every token is like `row` as often as the others are.
 
-    row: int16[layer, k]; elsewhere: int16[token, layer, k], outside of its stretch
+    row: int16[layer, k]
+    elsewhere: int16[token, layer, k]; the tokens outside of its stretch
     """
     share = (1 + (elsewhere == row).all(axis=(1, 2)).sum()) / (2 + len(elsewhere))
     return float(np.log(tokens / FALSE_ALARM) / -np.log(share))
 
 
 def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:
-    """How much the recording's skew owes to such rows."""
+    """Findings on profile rows, with the skew of the recording with and without them."""
     stretches = profile_stretches(trace)
     if not stretches:
         return
@@ -99,38 +100,28 @@ def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:
     if cut == trace.tokens:
         if trace.k == 1 and len(stretches) == 1:
             return  # every layer has a single expert, which `check_layers` says
-        yield Finding(
-            severity="error",
-            code="profile-rows",
-            message=(
-                f"All {cut:,} tokens are in stretches that made the same choices in every layer, as an engine's dummy "
-                "inputs do at its start: there is no routing of real text here; record while requests are served."
-            ),
+        yield error(
+            "profile-rows",
+            f"All {cut:,} tokens are in stretches that made the same choices in every layer, as an engine's dummy "
+            "inputs do at its start: there is no routing of real text here; record while requests are served.",
             rows=(longest.first, longest.end),
         )
         return
     inside = np.concatenate([np.arange(stretch.first, stretch.end) for stretch in stretches])
     rest = trace.load - trace.part(inside).load
     others = f", {cut:,} with those in {len(stretches) - 1} other places" if len(stretches) > 1 else ""
-    yield Finding(
-        severity="warning",
-        code="profile-rows",
-        message=(
-            f"Tokens {longest.first:,} to {longest.end - 1:,} made the same choices in every layer ({longest.tokens:,} tokens"
-            f"{others}; {units.share(cut / trace.tokens)} of the recording), as an engine's dummy inputs do while it profiles "
-            f"or warms up. With them the skew reads {skew_of(trace.load):.1f}×, without them {skew_of(rest):.1f}×: cut them."
-        ),
+    yield warning(
+        "profile-rows",
+        f"Tokens {longest.first:,} to {longest.end - 1:,} made the same choices in every layer ({longest.tokens:,} tokens"
+        f"{others}; {units.share(cut / trace.tokens)} of the recording), as an engine's dummy inputs do while it profiles "
+        f"or warms up. With them the skew reads {skew_of(trace.load):.1f}×, without them {skew_of(rest):.1f}×: cut them.",
         rows=(longest.first, longest.end),
         remedy="cut-profile-rows",
     )
 
 
-APART = 0.02
-"""Distance between the loads of two phases, beyond what chance makes of so few tokens, from which planning on both misleads."""
-
-
 def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
-    """How different the loads of the phases are, where the recording says which token is of which."""
+    """Findings on the difference between the loads of the phases, if the recording has phases."""
     if trace.phase is None or len(np.unique(trace.phase)) < 2:
         return
     share = float((trace.phase == PREFILL).mean())
@@ -141,25 +132,23 @@ def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
         f"{units.share(chance)} by chance alone)"
     )
     if distance - chance <= APART:
-        yield Finding(severity="ok", code="phases-mixed", message=f"{mixed}: one plan may serve both.")
+        yield ok("phases-mixed", f"{mixed}: one plan may serve both.")
         return
-    yield Finding(
-        severity="warning",
-        code="phases-mixed",
-        message=f"{mixed}: plan for each alone. For instances that prefill, keep the prefill.",
+    yield warning(
+        "phases-mixed",
+        f"{mixed}: plan for each alone. For instances that prefill, keep the prefill.",
         remedy="keep-prefill",
     )
-    yield Finding(
-        severity="warning",
-        code="phases-mixed",
-        message=f"For instances that decode, keep the decode ({units.share(1 - share)} of the tokens).",
+    yield warning(
+        "phases-mixed",
+        f"For instances that decode, keep the decode ({units.share(1 - share)} of the tokens).",
         remedy="keep-decode",
     )
 
 
 def distance_of_phases(trace: RoutingTrace) -> tuple[float, float]:
-    """Total variation between the experts' shares of prefill and of decode on average over layers with both, and what it
-    would be in the mean if both phases drew from the same shares."""
+    """(total variation between the experts' shares of prefill and of decode on average over layers with both, its mean if both
+    phases drew from the same shares)"""
     rarer = trace.part(trace.phase == (PREFILL if 2 * (trace.phase == PREFILL).sum() < trace.tokens else DECODE))
     counts = np.stack([rarer.load, trace.load - rarer.load], axis=1)  # float64[layer, phase, expert]
     counts = counts[(counts.sum(axis=2) > 0).all(axis=1)]
@@ -175,34 +164,27 @@ def distance_of_phases(trace: RoutingTrace) -> tuple[float, float]:
 
 
 def check_ranks(trace: RoutingTrace) -> Iterator[Finding]:
-    """Ranks without tokens, and how many GPUs the sequences of a recording go round."""
+    """Findings on ranks without tokens, or on the number of GPUs that the sequences of a recording suffice for."""
     if trace.source_rank is not None:
         present = np.unique(trace.source_rank)
         ranks = int(present[-1]) + 1
         if gaps := ranks - len(present):
             missing = int((present != np.arange(len(present))).argmax())
-            yield Finding(
-                severity="warning",
-                code="silent-ranks",
-                message=(
-                    f"{gaps} of {ranks} source ranks have no tokens (first: rank {missing}); add the missing ranks' files, "
-                    "or drop source_rank to spread the tokens evenly."
-                ),
+            yield warning(
+                "silent-ranks",
+                f"{gaps} of {ranks} source ranks have no tokens (first: rank {missing}); add the missing ranks' files, "
+                "or drop source_rank to spread the tokens evenly.",
             )
         else:
-            yield Finding(severity="ok", code="silent-ranks", message=f"All {ranks} source ranks have tokens.")
+            yield ok("silent-ranks", f"All {ranks} source ranks have tokens.")
     elif trace.sequence is not None and trace.tokens > 1 and (trace.sequence == trace.sequence[0]).all():
-        yield Finding(
-            severity="warning",
-            code="one-sequence",
-            message="All tokens belong to one sequence, so they would all start on one GPU; record several requests.",
+        yield warning(
+            "one-sequence",
+            "All tokens belong to one sequence, so they would all start on one GPU; record several requests.",
         )
     elif trace.sequence is not None:
-        yield Finding(
-            severity="ok",
-            code="sequences",
-            message=(
-                f"{trace.sources:,} sequences are distributed over the GPUs; on a cluster of more than {trace.sources:,} GPUs "
-                "some would start with no tokens."
-            ),
+        yield ok(
+            "sequences",
+            f"{trace.sources:,} sequences are distributed over the GPUs; on a cluster of more than {trace.sources:,} GPUs "
+            "some would start with no tokens.",
         )

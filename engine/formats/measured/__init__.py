@@ -1,1 +1,1 @@
-"""Measured times in the forms in which others have them: logs, tables, traces."""
+"""Measured times in outside forms: logs, tables, traces."""

@@ -4,8 +4,8 @@
 * `nccl_perf`: `op_name` (alltoall, all_reduce, …), `nccl_dtype`, `num_gpus` of one node, `message_size` in elements of the
   buffer that every GPU holds, `latency` in ms. 16-bit rows count; eight-bit ones of as many bytes take as long.
 
-The others time what measured times have no place for. They are named, with where such tables count, which come with the package
-aiconfigurator-core. The columns are those of its version 0.12.
+The others have times that measured times have no place for. Each is named, with the place that uses the same table of the
+package aiconfigurator-core. The columns are those of its version 0.12.
 """
 
 from pathlib import Path
@@ -63,7 +63,7 @@ NAMED = (
     ),
     ("other", "another operation", "no times here are read off it", {"op_name", "kernel_source"}),
 )
-"""(name, what it holds, where it would be used, columns), the more telling first."""
+"""(name, content, use, columns), the more telling first."""
 
 
 def read_gemms(path: Path) -> MeasuredTimes:
@@ -106,15 +106,15 @@ def read_collectives(path: Path) -> MeasuredTimes:
 
 
 def refuse(path: Path) -> MeasuredTimes:
-    """Say what a table of another kind is and where it is used: always raises InputError."""
+    """Always raise InputError, which names the content of a table of another kind and its use."""
     columns = set(Glance(path).columns)
-    what, use = next((what, use) for _, what, use, telling in NAMED if telling <= columns)
-    raise fault(path, f"is a table of {what}, which measured times have no place for; {use}")
+    content, use = next((content, use) for _, content, use, telling in NAMED if telling <= columns)
+    raise fault(path, f"is a table of {content}, which measured times have no place for; {use}")
 
 
 def _rows(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> "tuple[pd.DataFrame, list[str]]":
-    """These columns of a table, of rows with texts and with numbers above 0, and a note on the others; `gpu` is the catalogue's
-    name of the device. Raises InputError."""
+    """(these columns of a table, for the rows with texts and with numbers above 0, notes on the others); `gpu` is the
+    catalogue's name of the device. Raises InputError."""
     schema, rows = pq.read_schema(path), pq.read_metadata(path).num_rows
     if not 0 < rows <= MAX_ROWS:
         raise fault(path, f"has {rows:,} rows; between 1 and {MAX_ROWS:,} are read")
@@ -140,7 +140,7 @@ def _rows(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> "tupl
 
 
 def _gpus(devices: "pd.Series.cat") -> np.ndarray:
-    """object[row]: the catalogue's name of the device, or its own."""
+    """The catalogue's name of every row's device, or its own, object[row]."""
     names = [type_of(name) or one_line(name)[:80] or FALLBACK_GPU for name in map(str, devices.categories)]
     return np.array([*names, FALLBACK_GPU], dtype=object)[devices.codes]  # -1, no text: the last
 
@@ -174,7 +174,7 @@ FORMATS = (
         _with("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"),
     ),
     *(
-        Format(f"aiconfigurator-{name}", f"AIConfigurator's times of {what}", "measurements", _with(*columns))
-        for name, what, _, columns in NAMED
+        Format(f"aiconfigurator-{name}", f"AIConfigurator's times of {content}", "measurements", _with(*columns))
+        for name, content, _, columns in NAMED
     ),
 )

@@ -1,18 +1,19 @@
-"""Logs of DeepXTrace (src/deepxtrace/diagnose.py; DeepEP pull request 311): how long every rank waited for every other one in
+"""DeepEP in logs and in traces.
+
+Logs of DeepXTrace (src/deepxtrace/diagnose.py; DeepEP pull request 311) say how long every rank waited for every other one in
 DeepEP's low-latency kernels.
 
     [TIME] [Diagnose] InstanceID: ID EPSize: 16, diagnose: {…}, Dispatch Wait Recv Cost Per Token Matrix[src_rank, dst_rank]
     [TIME] rank=0 [     458      436  2089715 …]
 
-One head for each window and part, then, where details are on (DEEPEP_DIAGNOSE_LOG_DETAILS), a row for every rank, bare in the
-pull request. Row i, column j is what i waited for j, summed and in the clock's ticks, so that only ratios say something.
+One head for each window and part, then, if details are on (DEEPEP_DIAGNOSE_LOG_DETAILS), a row for every rank, bare in the
+pull request. Row i, column j is the time that i waited for j, summed and in the clock's ticks, so only ratios mean anything.
 
-DeepEP's kernels in profiler traces, by their names: `void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, …)`.
-
-Namespaces are the three sets of kernels (csrc/kernels/api.cuh): intranode, internode, and internode_ll for low latency; those
-of DeepSeek's own traces are called dpsk::ep and end in _ll. Of the template's numbers count: the first of intranode kernels,
-the GPUs (intranode.cu); the first of internode ones, the nodes (internode.cu); the largest of those for low latency, the width
-of a token (internode_ll.cu), which their other numbers never reach.
+Profiler traces have DeepEP's kernels by their names: `void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, …)`. Namespaces
+are the three sets of kernels (csrc/kernels/api.cuh): intranode, internode, and internode_ll for low latency; those of
+DeepSeek's own traces are called dpsk::ep and end in _ll. Of the template's numbers count: the first of intranode kernels, the
+GPUs (intranode.cu); the first of internode ones, the nodes (internode.cu); the largest of those for low latency, the width of
+a token (internode_ll.cu), which their other numbers never reach.
 
 A name does not say how many tokens went, and no operator of PyTorch around the kernel does. Low-latency kernels with a receive
 hook are launched twice, to send and to receive; each launch counts here. Waiting for a late rank is in the durations.
@@ -26,25 +27,35 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from engine import units
 from engine.costs.measured import ExchangeTimes
 from engine.formats.format import Format
 from engine.formats.source import fault
-from engine.units import seconds as seconds_in_words
 
 MAX_RANKS = 1024
 MAX_LINE = 64 * 1024
 SLOW = 3.0
-"""Times the mean of all waits from which on a column or row is slow: DeepXTrace's own threshold."""
+"""Multiple of the mean of all waits from which a column or row is slow: DeepXTrace's own threshold."""
 
 MARK = "Wait Recv Cost Per Token Matrix"
 
 _SIZE = re.compile(r"\bEPSize: ?(\d{1,6})\b")
 _ROW = re.compile(r"(?:^|\brank=\d+\s*)\[([\s\d]+)\]\s*$")
+Part = Literal["notify", "dispatch", "combine"]
+_NAME = re.compile(r"\b(?:deep_ep|dpsk::ep)::(intranode|internode|internode_ll)::(\w+)\s*(?:<(.{0,400}?)>\s*\()?")
+_PARTS: dict[str, Part] = {"notify": "notify", "cached_notify": "notify", "dispatch": "dispatch", "combine": "combine"}
+"""Parts by the beginning of a kernel's name. Others, such as barriers, exchange nothing."""
+_NUMBER = re.compile(r"\s*(?:\((?:unsigned )?(?:int|long)\))?\s*(\d{1,9})[uUlL]*\s*")
+MIN_WIDTH = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """One window. part: "dispatch" or "combine"; ticks: float64[rank, rank], how long the row's rank waited for the column's"""
+    """One window.
+
+    part: "dispatch" or "combine"
+    ticks: float64[rank, rank]; how long the row's rank waited for the column's
+    """
 
     part: str
     ticks: np.ndarray
@@ -93,19 +104,14 @@ def _windows(path: Path) -> Iterator[tuple[str, list[list[int]]]]:
                     size = 0
 
 
-def in_words(windows: list[Waits]) -> str:
-    """Who is slow in the last window of each part, for people."""
+def refuse(path: Path) -> None:
+    """Always raise InputError, which says who is slow in the last window of each part: such a log has no times to plan with."""
     said = []
-    for window in {window.part: window for window in windows}.values():
+    for window in {window.part: window for window in read_waits(path)}.values():
         slow = [f"all wait for rank {rank} ({times:.1f} times the mean)" for rank, times in window.slow()]
         slow += [f"rank {rank} waits for all ({times:.1f} times the mean)" for rank, times in window.waiting()]
         said.append(f"last {window.part} over {len(window.ticks)} ranks: {', '.join(slow) or 'no rank is slow'}")
-    return "; ".join(said)
-
-
-def refuse(path: Path) -> None:
-    """Say what such a log tells, which is nothing to plan with: always raises InputError."""
-    raise fault(path, f"is a log of DeepXTrace, whose waits are no times to plan with; {in_words(read_waits(path))}")
+    raise fault(path, f"is a log of DeepXTrace, whose waits are no times to plan with; {'; '.join(said)}")
 
 
 FORMATS = (
@@ -118,22 +124,12 @@ FORMATS = (
 )
 
 
-Part = Literal["notify", "dispatch", "combine"]
-
-_NAME = re.compile(r"\b(?:deep_ep|dpsk::ep)::(intranode|internode|internode_ll)::(\w+)\s*(?:<(.{0,400}?)>\s*\()?")
-_PARTS: tuple[tuple[str, Part], ...] = (
-    ("notify", "notify"),
-    ("cached_notify", "notify"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-)
-"""By what a kernel's name begins with. Others, such as barriers, exchange nothing."""
-_NUMBER = re.compile(r"\s*(?:\((?:unsigned )?(?:int|long)\))?\s*(\d{1,9})[uUlL]*\s*")
-MIN_WIDTH = 512
-
-
 class ExchangeKernel(NamedTuple):
-    """What a kernel's name says. kernels: the set that it is of; gpus, nodes, width: None where it does not say."""
+    """The facts in a kernel's name.
+
+    kernels: the set that it is of
+    gpus, nodes, width: None if it does not say
+    """
 
     kernels: Literal["intranode", "internode", "low-latency"]
     part: Part
@@ -147,7 +143,7 @@ def kernel_of(name: str) -> ExchangeKernel | None:
     if (match := _NAME.search(name)) is None:
         return None
     place, function, arguments = match.groups()
-    part = next((part for beginning, part in _PARTS if function.startswith(beginning)), None)
+    part = next((part for beginning, part in _PARTS.items() if function.startswith(beginning)), None)
     if part is None:
         return None
     numbers = [int(found[1]) for text in (arguments or "").split(",") if (found := _NUMBER.fullmatch(text))]
@@ -161,7 +157,7 @@ def kernel_of(name: str) -> ExchangeKernel | None:
 
 
 def exchange_times(durations: Mapping[ExchangeKernel, Sequence[float]]) -> tuple[ExchangeTimes, ...]:
-    """By kind of kernel how often it ran and how long that took. durations: seconds of every launch."""
+    """The number and durations of launches by kind of kernel. durations: seconds of every launch"""
     times = []
     for kernel, seconds in durations.items():
         low, median, high = np.quantile(seconds, (0.1, 0.5, 0.9)).tolist()
@@ -170,12 +166,12 @@ def exchange_times(durations: Mapping[ExchangeKernel, Sequence[float]]) -> tuple
     return tuple(times)
 
 
-def kernels_in_words(times: ExchangeTimes) -> str:
+def exchange_note(times: ExchangeTimes) -> str:
     """`58 DeepEP intranode dispatch kernels over 8 GPUs: 131 µs in the median (…); …`."""
     over = f" over {times.gpus} GPUs" if times.gpus else f" over {times.nodes} nodes" if times.nodes else ""
     wide = f" of {times.width} wide tokens" if times.width else ""
     return (
-        f"{times.launches} DeepEP {times.kernels} {times.part} kernels{over}{wide}: {seconds_in_words(times.median)} in the "
-        f"median, {seconds_in_words(times.low)} to {seconds_in_words(times.high)} for four in five; a trace does not say how "
+        f"{times.launches} DeepEP {times.kernels} {times.part} kernels{over}{wide}: {units.seconds(times.median)} in the "
+        f"median, {units.seconds(times.low)} to {units.seconds(times.high)} for four in five; a trace does not say how "
         "many tokens they moved, so nothing is timed by them"
     )

@@ -1,17 +1,16 @@
 """Chrome traces of the PyTorch profiler (Kineto), `.json` or `.json.gz`: GEMMs and collectives of one rank.
 
-What counts, repetitions of a size by their median:
+These count, repetitions of a size by their median:
 
 * GEMMs: operators `aten::mm` and `aten::addmm` with `Input Dims` and `Input type` (record_shapes=True). With a GPU their
   time is that of the kernels that carry the operator's `External id`, without one the operator's own.
 * Collectives: kernels with `Collective name`, `In msg nelems`, `dtype` and `Group size`; on a CPU the `gloo:` ranges with
   `Input Dims`. A rank that is early waits inside its collective for the others, and the trace cannot tell: profile ranks that
   arrive together.
-* Kernels of DeepEP (see `deepep_kernels`): how many there are and how long they took.
+* Kernels of DeepEP (see `deepxtrace`): how many there are and how long they took.
 
-Events are taken one by one as they are read, so that a trace may be much larger than the memory that is left.
-
-JSON objects too large to hold: their members one after another, and the elements of one long list in them.
+`read_members` takes JSON that is too large to hold member by member, and event by event, so that a trace may be much larger
+than the memory that is left.
 """
 
 import gzip
@@ -30,22 +29,47 @@ from engine.catalogue.nvidia import type_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, medians
 from engine.errors import one_line
 from engine.formats.format import Format, Glance
-from engine.formats.measured.deepxtrace import ExchangeKernel, exchange_times, kernel_of, kernels_in_words
+from engine.formats.measured.deepxtrace import ExchangeKernel, exchange_note, exchange_times, kernel_of
 from engine.formats.source import fault, quoted
 
 PIECE = 1024**2
 """Characters that are read at a time."""
 MAX_VALUE = 16 * 1024**2
-"""Characters of one element, or of one member that is no such list."""
+"""Limit in characters of one element, or of one member that is no such list."""
 
 _NUMBER = re.compile(r"[-+.\deE]*")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _scan = json.JSONDecoder(strict=False).scan_once
+MAX_TRACE_BYTES = 1024**3
+"""Limit of the JSON text, unpacked."""
+GEMMS = {"aten::mm": 0, "aten::addmm": 1}
+"""Operators, and which of their inputs is A."""
+DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
+"""`Input type` in lower case."""
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoallv": "all_to_all",
+}
+ELEMENT_BYTES = {
+    name: size
+    for size, names in (
+        (1, "byte char bool float8_e4m3fn float8_e5m2"),
+        (2, "half bfloat16 short c10::bfloat16 c10::half"),
+        (4, "float int"),
+        (8, "double long"),
+    )
+    for name in names.split()
+}
+"""By torch's name of the dtype, in lower case."""
 
 
 def read_members(file: TextIO, path: Path, key: str, most: int) -> Iterator[tuple[str, object]]:
-    """(key, value) of every member of the object in `file`; of the member `key`, a list, (key, element) of each element. Raises
-    InputError, which names `path`, for other text and for more than `most` characters."""
+    """(key, value) of every member of the object in `file`; for the member `key`, a list, (key, element) of each element.
+    Raises InputError, which names `path`, for other text and for more than `most` characters."""
     text = _Text(file, path, most)
     if text.next() != "{":
         raise fault(path, "a JSON object {…} is needed")
@@ -66,7 +90,7 @@ def read_members(file: TextIO, path: Path, key: str, most: int) -> Iterator[tupl
 
 
 class _Text:
-    """A window into a text. `start` is where what was not yet taken begins."""
+    """A window into a text, with `start` at the first character that was not taken yet."""
 
     def __init__(self, file: TextIO, path: Path, most: int) -> None:
         self.file, self.path, self.left = file, path, most
@@ -103,7 +127,7 @@ class _Text:
                     why = error.msg if isinstance(error, json.JSONDecodeError) else "a value is missing"
                     raise fault(self.path, f"not valid JSON, or cut off ({why})") from None
             else:
-                # A number may go on in what was not read yet.
+                # A number may go on in the part that was not read yet.
                 cut = _NUMBER.match(self.window, end).end() == len(self.window)
                 if not cut or self.ended or len(self.window) - self.start > MAX_VALUE:
                     self.start = end
@@ -111,7 +135,7 @@ class _Text:
             self._read_on()
 
     def _read_on(self) -> None:
-        """Twice as much, so that a long value is not begun over and over."""
+        """Double the window, so that a long value is not begun over and over."""
         piece = self.file.read(max(PIECE, len(self.window) - self.start))
         self.left -= len(piece)
         if self.left < 0:
@@ -120,7 +144,7 @@ class _Text:
 
 
 def _separated(text: _Text, end: str) -> Iterator[None]:
-    """Once for each part between an opening bracket, which is next, commas and `end`; the caller takes the part."""
+    """Yield once for each part between an opening bracket, which is next, commas and `end`; the caller takes the part."""
     text.start += 1
     if text.next() == end:
         text.start += 1
@@ -131,45 +155,8 @@ def _separated(text: _Text, end: str) -> Iterator[None]:
             return
 
 
-MAX_TRACE_BYTES = 1024**3
-"""Of the JSON text, unpacked."""
-
-GEMMS = {"aten::mm": 0, "aten::addmm": 1}
-"""Operators, and which of their inputs is A."""
-
-DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
-"""`Input type` in lower case."""
-
-COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoallv": "all_to_all",
-}
-
-ELEMENT_BYTES = {
-    "float": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "double": 8,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "c10::bfloat16": 2,
-    "c10::half": 2,
-}
-"""By torch's name of the dtype, in lower case."""
-
-
 def read_kineto(path: Path) -> MeasuredTimes:
-    """The times in a trace; raises InputError when it has neither GEMMs nor collectives nor kernels of DeepEP."""
+    """The times in a trace; raises InputError if it has neither GEMMs nor collectives nor kernels of DeepEP."""
     trace, about = _Events(), {}
     with _unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
@@ -196,7 +183,7 @@ def read_kineto(path: Path) -> MeasuredTimes:
             for (operation, ranks), points in collectives.items()
         ),
         exchanges=exchanges or None,
-        notes=(*map(kernels_in_words, exchanges), *trace.left_out()) or None,
+        notes=(*map(exchange_note, exchanges), *trace.left_out()) or None,
     )
 
 
@@ -206,11 +193,13 @@ def _unpacked(path: Path) -> BinaryIO:
 
 @dataclass
 class _Events:
-    """What counts of the events so far.
+    """The events so far that count.
 
-    kernels: by `External id`, µs; operators: (id, dtype, m, n, k, µs) of GEMMs; on_device, on_host: (operation, ranks, bytes,
-    seconds) of collectives, ranks 0 where the trace's world counts; exchanges: seconds by kernel; others: how many collectives
-    of other kinds
+    kernels: µs by `External id`
+    operators: (id, dtype, m, n, k, µs) of GEMMs
+    on_device, on_host: (operation, ranks, bytes, seconds) of collectives; ranks 0 if the trace's world counts
+    exchanges: seconds by kernel
+    others: number of collectives of other kinds
     """
 
     on_gpu: bool = False
@@ -272,7 +261,7 @@ class _Events:
             into.append((COLLECTIVES[operation.lower()], ranks, size, duration * 1e-6))
 
     def gemms(self) -> dict[str, list[tuple[float, ...]]]:
-        """By dtype: (m, n, k, seconds)."""
+        """(m, n, k, seconds) by dtype."""
         gemms = defaultdict(list)
         for number, dtype, m, n, k, own in self.operators:
             duration = own
@@ -283,7 +272,7 @@ class _Events:
         return gemms
 
     def collectives(self, world: int) -> dict[tuple[str, int], list[tuple[float, float]]]:
-        """By operation and number of ranks: (bytes, seconds)."""
+        """(bytes, seconds) by operation and number of ranks."""
         collectives = defaultdict(list)
         for operation, ranks, size, seconds in self.on_device if self.on_gpu else self.on_host:
             if (ranks or world) > 1:
@@ -291,7 +280,7 @@ class _Events:
         return collectives
 
     def left_out(self) -> list[str]:
-        """What the trace has and nothing here is timed by."""
+        """A note on the collectives that the trace has and nothing here is timed by."""
         if not self.others:
             return []
         names = ", ".join(f"{count} × {quoted(name)}" for name, count in self.others.most_common(6))
@@ -299,7 +288,7 @@ class _Events:
 
 
 def _complete(event: dict) -> bool:
-    """Whether this is an event with a duration and details."""
+    """True for an event with a duration and details."""
     if event.get("ph") != "X" or not isinstance(event.get("args"), dict):
         return False
     duration = event.get("dur")
@@ -307,7 +296,7 @@ def _complete(event: dict) -> bool:
 
 
 def _elements(dims: object) -> int | None:
-    """Elements of the first tensor, None where its shape is not recorded."""
+    """The number of elements of the first tensor, None if its shape is not recorded."""
     first = dims[0] if isinstance(dims, list) and dims else None
     if isinstance(first, list) and first and all(isinstance(size, int) for size in first):
         return prod(first)

@@ -1,9 +1,5 @@
-"""A set of nccl-tests logs with tests between two GPUs each, `sendrecv_perf` or `alltoall_perf`, as times of pairs.
-
-The lines `# Rank` name host and bus of both GPUs, so that the names of the files do not matter. A test sends both ways at once
-and prints one time, so that a pair has one rate: the slope of a line through the bytes to the peer, beside a start-up.
-
-Text that the binaries of nccl-tests print, test by test, whatever else a job wrote between them.
+"""Logs of nccl-tests as costs, and a set of them as times of pairs of GPUs: the text that the binaries print, test by test,
+with any other text of a job between them.
 
 Comment lines begin with #: `# Collective test starting: NAME` (since 2.17), one `#  Rank N Group M Pid … on HOST device …
 [BUS] NAME` for every GPU, and the head of the table. A row is
@@ -11,12 +7,14 @@ Comment lines begin with #: `# Collective test starting: NAME` (since 2.17), one
     size count type redop root | time algbw busbw #wrong | time algbw busbw #wrong
 
 in bytes, elements, µs and GB/s, out of place and then in place; without root before 2.11. The times out of place count.
-One file may hold the output of several tests, one after another. Ranks in several groups (NCCL_TESTS_SPLIT) run the same test
+One file may hold the output of several tests, one after another; tests of other binaries than `alltoall_perf`,
+`all_reduce_perf` and `sendrecv_perf` are left out, with a note. Ranks in several groups (NCCL_TESTS_SPLIT) run the same test
 side by side. The bus, not the device's number, tells GPUs of a host apart: numbers begin at 0 in every process that sees only
 some of them.
 
-Times of `alltoall_perf`, `all_reduce_perf` and `sendrecv_perf` of nccl-tests, as costs. Other tests in a log are left out,
-with a note. How the text is laid out is in `nccl_log`.
+Logs with tests between two GPUs each, `sendrecv_perf` or `alltoall_perf`, make a set. The lines `# Rank` name host and bus of
+both GPUs, so that the names of the files do not matter. A test sends both ways at once and prints one time, so that a pair has
+one rate: the slope of a line through the bytes to the peer, with a start-up.
 """
 
 import re
@@ -34,21 +32,21 @@ from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.pair_cluster import PairTimes
 from engine.errors import InputError
 from engine.formats.format import FileSet, Format, Glance
-from engine.formats.source import check_size, check_there, fault, one_clear_line, quoted
+from engine.formats.source import check_size, check_there, error, fault, ok, one_clear_line, quoted
 from engine.workload import Finding
 
 OPERATIONS = {"alltoall_perf": "all_to_all", "all_reduce_perf": "all_reduce", "sendrecv_perf": "send_receive"}
-"""The tests that are read, and what they time."""
+"""The operation that each test times, for the tests that are read."""
 MAX_LINE = 4096
 MAX_RANKS = 200_000
-"""Lines of ranks and heads of tests in a log: those of all pairs of 300 GPUs."""
+"""Limit of the lines of ranks and heads of tests in a log: those of all pairs of 300 GPUs."""
 SEARCHED_BYTES = 4 * 1024**2
-"""Of a log's beginning: NCCL_DEBUG and launchers print before the first test does."""
+"""Part of a log that is searched for its first test: NCCL_DEBUG and launchers print before it does."""
 MIN_BUS_BANDWIDTH = 1.0
 """GB/s below which the printed bandwidths are too short to tell a collective by their ratio."""
 
 _LABEL = re.compile(r"(?:\[\d+,\d+\]<\w+>:|\d+:)\s*(?=#|\d+\s)")
-"""What mpirun --tag-output and srun --label put before each line."""
+"""The label of mpirun --tag-output and srun --label before each line."""
 _START = re.compile(r"#\s*Collective test starting:\s*(?:\S*/)?(\S+)")
 _END = re.compile(r"#\s*Collective test concluded:")
 _RANK = re.compile(r"#\s*Rank\s+(\d{1,9})\s")
@@ -57,6 +55,12 @@ _HEAD = re.compile(r"#\s*size\s+count\s+type\s+redop\s")
 _ROW = re.compile(r"\d+\s+\d+\s+(u?int(8|32|64)|half|float|double|bfloat16|f8e\dm\d)\s")
 
 _ROWS = re.compile(rb"^ *\d+ +\d+ +(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d) +[a-z]+ ", re.MULTILINE)
+SENDING = {"all_to_all": 0.5, "send_receive": 1.0}
+"""The share of a GPU's buffer that goes to its one peer: half of it stays in an all-to-all."""
+LEAST = 1e-18
+"""Fewest seconds a byte: nothing is as fast as an exabyte a second."""
+Key = tuple[str, str]
+"""Host and bus of a GPU."""
 
 
 class Rank(NamedTuple):
@@ -73,8 +77,11 @@ class Rank(NamedTuple):
 class NcclTest:
     """One test's part of a log.
 
-    line: where it begins; binary: None where the print is of a version that does not name it; rows: (bytes of each GPU's
-    buffer, seconds); bus_shares: busbw / algbw of rows fast enough to tell; damage: the first row that is none, and its line
+    line: number of its first line
+    binary: None if the print is of a version that does not name it
+    rows: (bytes of each GPU's buffer, seconds)
+    bus_shares: busbw / algbw of rows fast enough to tell
+    damage: the fault of the first damaged row, and its line
     """
 
     line: int
@@ -91,7 +98,7 @@ class NcclTest:
         return f"test from line {self.line}"
 
     def unusable(self, path: Path) -> str | None:
-        """Why its times say nothing, None where they do."""
+        """The reason why its times cannot be used, None if they can."""
         numbers = [rank.rank for rank in self.ranks]
         if self.binary is not None and self.binary not in OPERATIONS:
             return f"{quoted(self.binary)} is not a test of {' or '.join(OPERATIONS)}"
@@ -118,8 +125,8 @@ class NcclTest:
         return None
 
     def operation(self, path: Path) -> str | None:
-        """What it times, of `OPERATIONS`: as it says; else a sum whose busbw is 2 (n-1)/n of its algbw is an all-reduce, and
-        others are what the file's name says. None where nothing tells."""
+        """The operation that it times, of `OPERATIONS`: by its own word; else a sum with a busbw of 2 (n-1)/n of its algbw is
+        an all-reduce, and others go by the file's name. None if nothing tells."""
         if self.binary is not None:
             return OPERATIONS.get(self.binary)
         if "none" not in self.redops:
@@ -133,7 +140,7 @@ class NcclTest:
 
 
 def is_log(glance: Glance) -> bool:
-    """Whether a text has the head of nccl-tests' table, the line that names a test, or rows of the table."""
+    """True if a text has the head of nccl-tests' table, the line that names a test, or rows of the table."""
     if not glance.is_text:
         return False
     with glance.path.open("rb") as file:
@@ -168,7 +175,7 @@ def read_tests(path: Path) -> list[NcclTest]:
 
 
 def usable_tests(path: Path) -> tuple[list[NcclTest], list[str]]:
-    """The tests whose times count, one at least, and notes on those left out; raises InputError, also for damaged rows."""
+    """(the usable tests, one at least, notes on those left out); raises InputError, also for damaged rows."""
     usable, left_out = [], {}
     for test in read_tests(path):
         if reason := test.unusable(path):
@@ -183,17 +190,15 @@ def usable_tests(path: Path) -> tuple[list[NcclTest], list[str]]:
     if not usable:
         test, reason = next(iter(left_out.values()))[0]
         raise fault(path, reason, test.place)
-    return usable, [_left_out(reason, [test for test, _ in tests]) for reason, tests in left_out.items()]
-
-
-def _left_out(reason: str, tests: list[NcclTest]) -> str:
-    first, more = tests[0].line, len(tests) - 1
-    return f"left out, from line {first}{f' and {more} more' if more else ''}: {reason}"
+    return usable, [
+        f"left out, from line {tests[0][0].line}{f' and {len(tests) - 1} more' if len(tests) > 1 else ''}: {reason}"
+        for reason, tests in left_out.items()
+    ]
 
 
 def _comment(tests: list[NcclTest], number: int, text: str) -> bool:
-    """Take what a comment line says, and whether it adds a test or a rank. A new test begins where it is named, or at the first
-    of its ranks."""
+    """Take the facts of a comment line; True if it adds a test or a rank. A new test begins at the line that names it, or at
+    the first of its ranks."""
     if match := _START.match(text):
         tests.append(NcclTest(number, match[1]))
         return True
@@ -211,7 +216,7 @@ def _comment(tests: list[NcclTest], number: int, text: str) -> bool:
 
 
 def _rank(number: int, text: str) -> Rank | None:
-    """The GPU of a line `# Rank N Group M Pid … on HOST device 0 [BUS] NAME`, None of other lines."""
+    """The GPU of a line `# Rank N Group M Pid … on HOST device 0 [BUS] NAME`, None for other lines."""
     process, _, rest = text.partition(" on ")
     host, on_device, rest = rest.partition(" device ")
     _, opened, rest = rest.partition("[")
@@ -239,18 +244,8 @@ def _row(test: NcclTest, number: int, cells: list[str]) -> None:
         test.rows.append((size, time * 1e-6))
 
 
-SENDING = {"all_to_all": 0.5, "send_receive": 1.0}
-"""What of a GPU's buffer goes to its one peer: of an all-to-all half of it stays."""
-
-LEAST = 1e-18
-"""Seconds a byte: nothing is as fast as an exabyte a second."""
-
-Key = tuple[str, str]
-"""Host and bus of a GPU."""
-
-
 def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:
-    """The pairs in these logs, and notes on what was left out; raises InputError. Tests of one pair count together."""
+    """(the pairs in these logs, notes on the tests left out); raises InputError. Tests of one pair count together."""
     points: dict[frozenset[Key], list[tuple[float, float]]] = defaultdict(list)
     gpu_of: dict[Key, Rank] = {}
     left_out = 0
@@ -284,7 +279,7 @@ def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:
 
 def pairs_in(path: Path) -> set[frozenset[Key]]:
     """The pairs of GPUs that a log has tests between; nothing here raises on damaged files, which reading them does. A test
-    whose two ranks are on one GPU is a pair of one."""
+    with both ranks on one GPU is a pair of one."""
     try:
         with one_clear_line(path):
             return {frozenset(_gpus(test)) for test in read_tests(path) if _share(path, test) is not None}
@@ -293,7 +288,7 @@ def pairs_in(path: Path) -> set[frozenset[Key]]:
 
 
 def _choose(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The logs with pairs, where they cover several: tests of one pair alone are times."""
+    """The logs with pairs, if they cover several: tests of one pair alone are times."""
     pairs_of = {path: pairs_in(path) for path in paths}
     covered = {pair for pairs in pairs_of.values() for pair in pairs if len(pair) == 2}
     return tuple(path for path, pairs in pairs_of.items() if pairs) if len(covered) > 1 else ()
@@ -303,23 +298,20 @@ SET = FileSet(Format("nccl-pairs", "pairwise nccl-tests output", "pairs", lambda
 
 
 def findings_of_pairs(paths: Sequence[Path]) -> list[Finding]:
-    """What is to be said of a set of logs: how many pairs it has, what was left out, or why nothing can be read off it."""
+    """Findings on a set of logs: how many pairs it has, the tests left out, or the reason why nothing can be read off it."""
     try:
         pairs, notes = read_pairs(paths)
-    except InputError as error:
-        return [Finding(severity="error", code="no-pairs", message=str(error))]
+    except InputError as refused:
+        return [error("no-pairs", str(refused))]
     gpus, hosts = len(pairs.hosts), len(set(pairs.hosts))
     count, all_pairs = int(np.isfinite(pairs.rate).sum()) // 2, gpus * (gpus - 1) // 2
     covers = f"{count} of the {all_pairs} pairs of {gpus} GPUs on {hosts} host{'s' * (hosts > 1)} were measured"
     severity = "ok" if count == all_pairs else "warning"
-    return [
-        Finding(severity=severity, code="pairs", message=covers),
-        *(Finding(severity="ok", code="pairs", message=note) for note in notes),
-    ]
+    return [Finding(severity=severity, code="pairs", message=covers), *(ok("pairs", note) for note in notes)]
 
 
 def _share(path: Path, test: NcclTest) -> float | None:
-    """What of its buffer a GPU sends to its peer in a test of two; None of any other test, and of one without times."""
+    """The share of its buffer that a GPU sends to its peer in a test of two; None for other tests and without times."""
     if len(test.ranks) != 2 or test.unusable(path):
         return None
     return SENDING.get(test.operation(path) or "")
@@ -330,7 +322,7 @@ def _gpus(test: NcclTest) -> dict[Key, Rank]:
 
 
 def _pair(path: Path, test: NcclTest) -> dict[Key, Rank]:
-    """Both GPUs of a test; raises InputError where they are one, and for damaged rows."""
+    """Both GPUs of a test; raises InputError if they are one, and for damaged rows."""
     if test.damage is not None:
         text, line = test.damage
         raise fault(path, text, f"line {line}")
@@ -368,8 +360,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def read_nccl_tests(path: Path) -> MeasuredTimes:
-    """The times in the text, with notes on what was left out; raises InputError. Sizes with a time of 0 (below a byte for each
-    GPU) are left out."""
+    """The times in the text, with notes on the tests left out; raises InputError. Sizes with a time of 0 (below a byte for
+    each GPU) are left out."""
     tests, notes = usable_tests(path)
     collectives = [
         CollectiveTimes(operation=test.operation(path), ranks=len(test.ranks), points=tuple(test.rows))

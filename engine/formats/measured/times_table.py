@@ -29,7 +29,7 @@ NEEDED = {
     "all_reduce": ("ranks", "bytes"),
     "send_receive": ("ranks", "bytes"),
 }
-"""Columns of each operation, besides the seconds."""
+"""Columns of each operation, apart from the seconds."""
 
 
 def read_measurements(path: Path) -> MeasuredTimes:

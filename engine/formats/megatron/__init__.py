@@ -1,5 +1,5 @@
-"""Megatron-Core's router traces: `records` reads the files of ranks, `stages` finds which layers their numbers mean, `trace`
-puts the tokens together."""
+"""Megatron-Core's router traces: `records` reads the files of ranks and finds the layers that their numbers mean, `trace` puts
+the tokens together."""
 
 from engine.formats.megatron.trace import FORMATS
 

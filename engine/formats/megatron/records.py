@@ -2,14 +2,12 @@
 every (step, block, layer) of a rank:
 
 {"step", "stage": "pre_dispatch", "block": "decoder" | "mtp", "layer", "rank", "num_tokens", "topk", "top_indices": [[k ids]
-× tokens]}, of MTP also "mtp_idx", and "hs_…" and "logit_…" where hidden states and logits were saved beside it.
+× tokens]}, of MTP also "mtp_idx", and "hs_…" and "logit_…" if hidden states and logits were saved with it.
 
-Which pipeline stage each rank of a Megatron-Core trace belongs to, and which layers its numbers mean.
-
-Two numberings share one schema: forward hooks write the module's index, from 0 within the pipeline stage; the routing-replay
-sink writes `layer_number`, from 1 through all stages. Pipeline parallelism is the outermost in Megatron's order of ranks
-(tp-cp-ep-dp-pp), so with P stages the first of P equal blocks of ranks is the first stage. What the recording or the model
-proves is taken; what they leave open is asked for.
+Two numberings of layers share this schema: forward hooks write the module's index, from 0 within the pipeline stage; the
+routing-replay sink writes `layer_number`, from 1 through all stages. Pipeline parallelism is the outermost in Megatron's order
+of ranks (tp-cp-ep-dp-pp), so with P stages the first of P equal blocks of ranks is the first stage. A number of stages that the
+recording or the model proves is taken; one that they leave open is asked for.
 """
 
 import json
@@ -31,15 +29,19 @@ _AT_ONCE = 4 * 1024**2
 """Bytes of lines that are parsed together."""
 
 Line = tuple[int, bytes]
-"""Its number from 1, and its text."""
+"""A line's number from 1, and its text."""
+_TELLING = 64
+"""Choices in a row that two different layers do not make alike by chance."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """What one rank recorded, in the order of its file.
+    """The records of one rank, in the order of its file.
 
-    step, layer, tokens: int64[record]; is_mtp: bool[record]; experts: int16[row, k], the tokens of one record after another;
-    sidecars: whether hidden states or logits were saved beside it
+    step, layer, tokens: int64[record]
+    is_mtp: bool[record]
+    experts: int16[row, k]; the tokens of one record after another
+    sidecars: True if hidden states or logits were saved with it
     """
 
     source: Source
@@ -53,7 +55,7 @@ class Records:
 
     @property
     def start(self) -> np.ndarray:
-        """int64[record]: the row at which each begins."""
+        """The row at which each record begins, int64[record]."""
         return np.cumsum(self.tokens) - self.tokens
 
 
@@ -94,15 +96,15 @@ def _chunks(source: Source) -> Iterator[list[Line]]:
 
 
 def _width(source: Source, line: Line) -> int:
-    """Experts of the record's first token, 0 where it has no tokens."""
+    """The number of experts of the record's first token, 0 if it has no tokens."""
     number, text = line
     rows = _rows(source, f"line {number}", parse(source.path, number, text))
     return len(rows[0]) if rows else 0
 
 
 def _parsed_together(chunk: list[Line], k: int | None) -> tuple[list[dict], np.ndarray] | None:
-    """(records with numbers of tokens for their choices, int16[row, k] choices) of lines as the tracer writes them; None for
-    others. The choices, nearly all of a file, are read as one list, thirty times as fast as JSON is."""
+    """(records with numbers of tokens for their choices, the choices, int16[row, k]) of lines as the tracer writes them; None
+    for others. The choices, nearly all of a file, are read as one list, thirty times as fast as JSON is."""
     if k is None:
         return None
     heads, bodies = [], []
@@ -134,7 +136,7 @@ def _parsed_together(chunk: list[Line], k: int | None) -> tuple[list[dict], np.n
 
 
 def _parsed(source: Source, chunk: list[Line], k: int | None) -> tuple[list[dict], np.ndarray]:
-    """As `_parsed_together`, of any lines, one after another; raises InputError at the first that breaks a rule."""
+    """As `_parsed_together`, for any lines, one after another; raises InputError at the first that breaks a rule."""
     records, rows = [], []
     for number, line in chunk:
         place, record = f"line {number}", parse(source.path, number, line)
@@ -162,7 +164,8 @@ def _rows(source: Source, place: str, record: dict) -> list[list]:
 
 
 def _head(source: Source, place: str, record: dict) -> tuple[int, int, int, bool, bool]:
-    """(step, layer, tokens, of MTP?, saved with sidecars?); raises InputError. Its choices are a number of tokens here."""
+    """(step, layer, tokens, True for MTP, True if saved with sidecars) of a record, which has the number of tokens in place of
+    its choices; raises InputError."""
     for name, limit in _LIMITS.items():
         if not (type(record.get(name)) is int and 0 <= record[name] < limit):
             raise source.fault(f"{name} must be a whole number from 0 to {limit - 1}", place)
@@ -180,21 +183,20 @@ def _head(source: Source, place: str, record: dict) -> tuple[int, int, int, bool
     )
 
 
-_TELLING = 64
-"""Choices in a row that two different layers do not make alike by chance."""
-
-
 @dataclass(frozen=True)
 class Stages:
-    """layers: those recorded in each stage, ascending, as numbered there; model_layers: of all stages in order, None where the
-    recording does not tell"""
+    """Pipeline stages.
+
+    layers: those recorded in each stage, ascending, as numbered there
+    model_layers: the model's layers of all stages in order, None if the recording does not tell
+    """
 
     layers: tuple[tuple[int, ...], ...]
     model_layers: tuple[int, ...] | None
 
 
 def pipeline_stages(source: Source, ranks: Sequence[Records]) -> Stages:
-    """The stages of ranks, which ascend; raises InputError with what decides where the recording leaves it open."""
+    """The stages of ranks, which ascend; raises InputError, which says how to decide, if the recording leaves it open."""
     possible = {len(stages): stages for stages in _possible(ranks)}
     if source.stages is not None:
         if source.stages not in possible:
@@ -257,7 +259,7 @@ def _possible(ranks: Sequence[Records]) -> Iterator[tuple[tuple[int, ...], ...]]
 
 
 def _one_token_stream(stages: Sequence[Records]) -> bool:
-    """Whether these ranks may be stages that the same tokens went through: as many of them in every step, and other choices."""
+    """True if these ranks may be stages that the same tokens went through: as many of them in every step, and other choices."""
     first = {}
     for records in stages:
         lowest = np.flatnonzero((records.layer == records.layer[~records.is_mtp].min()) & ~records.is_mtp)
@@ -267,28 +269,25 @@ def _one_token_stream(stages: Sequence[Records]) -> bool:
         start, number = records.start[lowest[0]], records.tokens[lowest[0]]
         choices = records.experts[start : start + number]
         for others, same in first.values():
-            if any(_differ(tokens[step], others[step]) for step in tokens.keys() & others.keys()):
-                return False
+            for step in tokens.keys() & others.keys():
+                # The last micro-batches may be missing if a run was stopped.
+                if any(mine != theirs for mine, theirs in zip(tokens[step], others[step], strict=False)):
+                    return False
             if choices.size >= _TELLING and np.array_equal(choices, same):
                 return False  # the same layer of the same tokens
         first[records.rank] = tokens, choices
     return True
 
 
-def _differ(tokens: list[int], others: list[int]) -> bool:
-    """Whether micro-batches of a step differ in size. The last ones may be missing where a run was stopped."""
-    return any(mine != theirs for mine, theirs in zip(tokens, others, strict=False))
-
-
 def _counted_through(stages: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether layers are counted through all stages: consecutive, and without 0. Counted within stages, each would have to
+    """True if layers are counted through all stages: consecutive, and without 0. Counted within stages, each would have to
     begin with dense layers of its own."""
     numbers = [layer for stage in stages for layer in stage]
     return numbers[0] > 0 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _layers_in(stages: tuple[tuple[int, ...], ...], model: MoEModel) -> tuple[int, ...] | None:
-    """The model layers that the stages recorded, None where they are not all MoE layers of the model."""
+    """The model layers that the stages recorded, None unless they are all MoE layers of the model."""
     numbers, moe = tuple(layer for stage in stages for layer in stage), model.moe_layers
     if numbers == tuple(layer + 1 for layer in moe):
         return moe

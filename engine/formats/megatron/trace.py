@@ -1,4 +1,4 @@
-"""Megatron-Core's router traces (`--moe-routing-trace-path`): `router_trace_rank{r}.jsonl`, what every token of a rank chose.
+"""Megatron-Core's router traces (`--moe-routing-trace-path`): `router_trace_rank{r}.jsonl`, the choices of a rank's tokens.
 
 Tokens of a micro-batch (one record a layer; several a step in training) are put together over layers and pipeline stages. The
 MTP block is never mixed with the decoder, and tokens that several ranks recorded count once.
@@ -15,20 +15,22 @@ import numpy as np
 from engine.formats.arrays import routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
-from engine.formats.source import Source
+from engine.formats.source import Source, ok, warning
 from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "megatron-router-trace"
 MOST_TEXT = 512 * 1024**2
-"""Bytes of all ranks' files: some 13 million rows of 8 choices."""
+"""Limit of all ranks' files in bytes: some 13 million rows of 8 choices."""
 
 
 @dataclass(frozen=True)
 class MicroBatches:
     """Tokens that went through all layers together, in order of steps and then of sources.
 
-    step, source, tokens: int64[micro-batch]; source: the place among the ranks of a stage
-    experts: int16[token, layer, k]; incomplete: how many were left out for want of a layer
+    step, tokens: int64[micro-batch]
+    source: int64[micro-batch]; the place among the ranks of a stage
+    experts: int16[token, layer, k]
+    incomplete: number that were left out for want of a layer
     """
 
     step: np.ndarray
@@ -39,8 +41,8 @@ class MicroBatches:
 
 
 def read(sources: Sequence[Source]) -> RoutingTrace:
-    """The decoder's trace; its source ranks are data-parallel ranks. Raises InputError, also where the number of pipeline
-    stages is open."""
+    """The decoder's trace; its source ranks are data-parallel ranks. Raises InputError, also if the number of pipeline stages
+    is open."""
     source = sources[0]
     if sum(file.path.stat().st_size for file in sources) > MOST_TEXT:
         raise source.fault(
@@ -69,7 +71,7 @@ def read(sources: Sequence[Source]) -> RoutingTrace:
 
 
 def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> MicroBatches:
-    """The tokens of all ranks, layer beside layer.
+    """The tokens of all ranks with their layers joined.
 
     In the table, int64[7, record], the first three rows name a micro-batch (step, source, which one of the step), the others
     say where its tokens in a layer are: column of the layer, rank's file, row there, and how many.
@@ -116,7 +118,7 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
 
 
 def _occurrence(step: np.ndarray, layer: np.ndarray) -> np.ndarray:
-    """int64[record]: how often the same layer was recorded before in the same step: the number of the micro-batch."""
+    """The micro-batch of every record, int64[record]: how often the same layer was recorded before in the same step."""
     order = np.lexsort((layer, step))
     place = np.arange(len(order))
     first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
@@ -126,7 +128,11 @@ def _occurrence(step: np.ndarray, layer: np.ndarray) -> np.ndarray:
 
 
 def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """int16[token, layer, k]. origin: int64[2, micro-batch, layer], the file and the row in it where tokens begin."""
+    """The choices, int16[token, layer, k].
+
+    origin: int64[2, micro-batch, layer]; the file, and the row in it where tokens begin
+    tokens: int64[micro-batch]
+    """
     file, row = origin
     begin = np.cumsum(tokens) - tokens
     experts = np.empty((int(tokens.sum()), file.shape[1], ranks[0].experts.shape[1]), np.int16)
@@ -140,8 +146,8 @@ def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) 
 
 
 def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
-    """(bool[micro-batch] that count, sources that recorded another's tokens, micro-batches recorded again when activations were
-    recomputed)."""
+    """(True for every micro-batch that counts, bool[micro-batch], number of sources that recorded another's tokens, number of
+    micro-batches recorded again when activations were recomputed)"""
     begin = np.cumsum(batches.tokens) - batches.tokens
     digests = [
         hashlib.blake2b(np.ascontiguousarray(batches.experts[start : start + number]), digest_size=16).digest()
@@ -167,77 +173,57 @@ def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
 
 def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]:
     if len(stages.layers) > 1:
-        yield Finding(
-            severity="ok",
-            code="pipeline-stages",
-            message=(f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another."),
+        yield ok(
+            "pipeline-stages",
+            f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another.",
         )
     missing = sorted(set(range(ranks[-1].rank + 1)) - {records.rank for records in ranks})
     if missing:
-        yield Finding(
-            severity="warning",
-            code="missing-ranks",
-            message=(
-                f"The files of {len(missing)} ranks are missing (first: rank {missing[0]}), so their tokens are not counted; "
-                "add them."
-            ),
+        yield warning(
+            "missing-ranks",
+            f"The files of {len(missing)} ranks are missing (first: rank {missing[0]}), so their tokens are not counted; "
+            "add them.",
         )
     if stages.model_layers is None:
-        yield Finding(
-            severity="warning",
-            code="layer-numbering",
-            message=(
-                "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
-                "(--model)."
-            ),
+        yield warning(
+            "layer-numbering",
+            "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
+            "(--model).",
         )
 
 
 def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterator[Finding]:
     if copies:
-        yield Finding(
-            severity="warning",
-            code="tensor-parallel-copies",
-            message=(
-                f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
-                "out."
-            ),
+        yield warning(
+            "tensor-parallel-copies",
+            f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
+            "out.",
         )
     if recomputed:
-        yield Finding(
-            severity="warning",
-            code="recomputed-copies",
-            message=(
-                f"{recomputed} micro-batches were recorded twice in a step, as recomputing activations does; the second is "
-                "left out."
-            ),
+        yield warning(
+            "recomputed-copies",
+            f"{recomputed} micro-batches were recorded twice in a step, as recomputing activations does; the second is "
+            "left out.",
         )
     if batches.incomplete:
-        yield Finding(
-            severity="warning",
-            code="incomplete-steps",
-            message=(
-                f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
-                "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded."
-            ),
+        yield warning(
+            "incomplete-steps",
+            f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
+            "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded.",
         )
 
 
 def _about_files(ranks: Sequence[Records]) -> Iterator[Finding]:
     if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in ranks):
-        yield Finding(
-            severity="warning",
-            code="mtp-left-out",
-            message=(
-                f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
-                "the decoder's."
-            ),
+        yield warning(
+            "mtp-left-out",
+            f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
+            "the decoder's.",
         )
     if any(records.sidecars for records in ranks):
-        yield Finding(
-            severity="ok",
-            code="sidecars",
-            message="Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
+        yield ok(
+            "sidecars",
+            "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
         )
 
 

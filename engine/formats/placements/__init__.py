@@ -1,4 +1,4 @@
-"""Plans of serving engines, in and out: where their experts are, one module an outside format.
+"""Plans of serving engines, in and out: the places of their experts, with a module for each outside format.
 
 A file is told by its content. Layers are counted as each engine does, over all decoder layers or over MoE layers; the MTP
 layer, which a `MoEModel` does not have, is left out with a note.
@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from engine.errors import IllegalError, InputError
 from engine.formats import torch_files
+from engine.formats.arrays import MAX_EXPERTS
+from engine.formats.format import Format, Glance
 from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm
 from engine.formats.placements.export import Export, Written, not_carried
 from engine.formats.placements.plan_source import (
@@ -28,6 +30,7 @@ from engine.model import MoEModel
 from engine.plan import Placement, Plan
 
 __all__ = [
+    "FORMATS",
     "TARGETS",
     "WORDS",
     "Deployed",
@@ -54,29 +57,34 @@ _WRITERS: dict[Target, Callable[[Placement, MoEModel, str], Written]] = {
 TARGETS: tuple[Target, ...] = tuple(_WRITERS)
 
 MAX_TEXT_BYTES = 32 * 1024**2
-"""Of a table."""
+"""Limit of a table."""
+_Reader = Callable[[PlanSource], Deployed]
+_KNOWN = (
+    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
+)
 
 
 @dataclass(frozen=True)
 class PlanFile:
     """A plan file that has been told by its content, but not read for a model yet.
 
-    plan: the whole plan, of a file of the studio; read: the placement of any other
+    plan: the whole plan, for a file of the studio
+    read: reads the placement
     """
 
     path: Path
     plan: Plan | None
-    read: Callable[[PlanSource], Deployed]
+    read: _Reader
 
     def deployed(self, model: MoEModel, gpus: int) -> Deployed:
-        """The placement for a model on so many GPUs; raises InputError when the file does not fit them."""
+        """The placement for a model on so many GPUs; raises InputError if the file does not fit them."""
         with one_clear_line(self.path):
             return self.read(PlanSource(self.path, model, gpus))
 
 
 def read_deployed(source: Path | str, model: MoEModel, gpus: int) -> Placement:
-    """Where experts are now: from a plan file of the studio or of a serving engine, or by word, `linear` or `round-robin`, as
-    vLLM lays them out by default. Raises InputError that names the file, the place and the rule."""
+    """The placement that runs now: from a plan file of the studio or of a serving engine, or by word, `linear` or
+    `round-robin`, as vLLM lays experts out by default. Raises InputError that names the file, the place and the rule."""
     return open_plan_file(source).deployed(model, gpus).placement
 
 
@@ -94,13 +102,9 @@ def open_plan_file(source: Path | str) -> PlanFile:
 
 
 def recognise(path: Path, data: bytes) -> PlanFile:
-    """The plan in these bytes; path: what to call it. Raises InputError, also for what is no plan, with what it is."""
+    """The plan in these bytes. Raises InputError, also for a file that is no plan. path: its name in messages"""
     with one_clear_line(path):
-        plan, read = _recognise(path, data)
-        return PlanFile(path, plan, read)
-
-
-_Reader = Callable[[PlanSource], Deployed]
+        return PlanFile(path, *_recognise(path, data))
 
 
 def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
@@ -135,7 +139,7 @@ def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
 
 
 def _content_of_torch(path: Path, data: bytes) -> dict[str, Any]:
-    """What `torch.save` wrote, with SGLang's map as lists; raises InputError."""
+    """The dict that `torch.save` wrote, with SGLang's map as lists; raises InputError."""
     content = torch_files.load(path, io.BytesIO(data))
     if not isinstance(content, dict):
         raise fault(path, f"holds a {type(content).__name__}, not a dict with a map of experts")
@@ -171,7 +175,7 @@ def _recognise_json(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
 
 
 def _reader_of_map(path: Path, content: dict[str, Any]) -> _Reader:
-    """Of a dict with SGLang's keys; raises InputError for another one."""
+    """The reader of a dict with SGLang's keys; raises InputError for another one."""
     if not sglang.is_map(content):
         if "logical_count" in content:
             raise fault(path, "holds the loads of experts (logical_count): a recording, not a plan")
@@ -180,31 +184,28 @@ def _reader_of_map(path: Path, content: dict[str, Any]) -> _Reader:
     return lambda source: sglang.read(source, content)
 
 
-_KNOWN = (
-    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
-)
-
-
 def _fitting(source: PlanSource, placement: Placement) -> Placement:
     """The placement of one of our plans, for the same sizes."""
-    for what, mine, theirs in (
+    for noun, mine, theirs in (
         ("GPUs", placement.gpus, source.gpus),
         ("MoE layers", placement.layers, len(source.model.moe_layers)),
         ("experts", placement.experts, source.model.experts),
     ):
         if mine != theirs:
-            raise source.fault(f"is for {mine} {what}, but there are {theirs}")
+            raise source.fault(f"is for {mine} {noun}, but there are {theirs}")
     return placement
 
 
 def write_placement(
     target: Target, plan: Plan | Placement, model: MoEModel, name: str = "plan.json", mtp: bool = False
 ) -> Export:
-    """A plan's placement as an engine reads it, with what to add to the engine's command line.
+    """A plan's placement as an engine reads it, with the lines to add to the engine's command line. Of two models it is the
+    first. The file has been read back and is the same. Raises InputError for a plan that the engine can not load, with the
+    layers and GPUs at fault.
 
-    target: the engine; name: the file's, which some engines take the format from and all lines to add repeat; mtp: with the MTP
-    layer too, for TensorRT-LLM alone. Of two models it is the first. What is written has been read back and is the same.
-    Raises InputError for a plan that the engine can not load, with the layers and GPUs at fault.
+    target: the engine
+    name: the file's, which gives some engines the format and stands in all lines to add
+    mtp: with the MTP layer too, for TensorRT-LLM alone
     """
     if mtp and target != "trtllm":
         raise InputError("only TensorRT-LLM's placement has a layer for MTP (--mtp)")
@@ -219,3 +220,35 @@ def write_placement(
         raise IllegalError(f"{file.name}: what was written for {target} is another placement when it is read back")
     left = not_carried(plan) if isinstance(plan, Plan) else ()
     return Export({file.name: written.content}, written.lines, (*written.notes, *left))
+
+
+def _tells(glance: Glance) -> bool:
+    if glance.is_json:
+        return (
+            bool({sglang.KEY, vllm.MAPS, vllm.LAYERS} & glance.keys)
+            or glance.record.get("record_type") == vllm.MAPPING
+            or _is_permutation(glance)
+        )
+    if not glance.is_text:
+        return sglang.KEY.encode() in glance.pickled
+    return table.is_table(glance.first_line) or tensorrt_llm.ASSIGNMENTS.encode() in glance.head
+
+
+def _is_permutation(glance: Glance) -> bool:
+    """True if a list of lists has every expert once in each layer, as Megatron-Core's has; loads never do."""
+    if len(glance.shape) != 2 or not 2 <= glance.shape[1] <= MAX_EXPERTS:
+        return False
+    experts = list(range(glance.shape[1]))
+    return all(
+        isinstance(row, list)
+        and len(row) == len(experts)
+        and all(type(id) is int for id in row)
+        and sorted(row) == experts
+        for row in glance.json
+    )
+
+
+FORMATS = (
+    Format("exflow-plan", "an ExFlow placement", "plan", lambda glance: exflow.is_table(glance.first_line)),
+    Format("engine-plan", "a plan of a serving engine", "plan", _tells),
+)

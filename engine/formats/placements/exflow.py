@@ -28,7 +28,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     """The table.
 
     Can not carry: replicas, different numbers of experts on the GPUs, the order of the experts of a GPU, which model layer an
-    MoE layer is, and of a plan anything beside its placement. Raises InputError for such placements.
+    MoE layer is, and of a plan anything but its placement. Raises InputError for such placements.
     """
     refuse_replicas(placement, "ExFlow")
     even_slots(placement, model, "ExFlow")
@@ -38,7 +38,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def is_table(first_line: str) -> bool:
-    """Whether a file that begins with this line is such a table."""
+    """True if a file that begins with this line is such a table."""
     return tuple(cell.strip() for cell in first_line.split(",")) == HEADER
 
 
@@ -53,10 +53,12 @@ def read(source: PlanSource, text: str) -> Deployed:
 
 
 def read_table(path: Path, text: str, experts: int, gpus: int | None = None) -> NDArray[np.int64]:
-    """gpu_of_expert int64[layer, expert] from a table with layers * experts rows in any order.
+    """The GPU of every expert, int64[layer, expert], from a table with layers * experts rows in any order. Raises InputError
+    that names the file, the line and the rule it breaks.
 
-    path: what to call it; experts: of one layer, which the table does not say; gpus: how many there are, by default the highest
-    named + 1. Raises InputError that names the file, the line and the rule it breaks.
+    path: the file's name in messages
+    experts: of one layer, which the table does not say
+    gpus: number of GPUs, by default the highest named + 1
     """
     if experts < 1:
         raise InputError(f"experts: a layer has at least one, not {experts}")
@@ -115,7 +117,7 @@ def _check_column(
 
 
 def _check_even(path: Path, place: NDArray[np.int64], gpus: int) -> None:
-    """Equally many experts on each GPU in every layer of int64[layer, expert]."""
+    """Raise InputError unless each GPU has equally many experts in every layer. place: int64[layer, expert]"""
     layers, experts = place.shape
     held = np.zeros((layers, gpus), dtype=np.int64)
     np.add.at(held, (np.arange(layers)[:, None], place), 1)

@@ -1,6 +1,5 @@
-"""What every writer of a plan shares: the file with what belongs beside it, and the rules that all engines have.
-
-What of a plan no file of a serving engine can say: everything but where the experts are.
+"""Shared by all writers of plans: the file with its lines and notes, the rules that all engines have, and the parts of a plan
+that no file of a serving engine can carry: everything but the placement of its experts.
 """
 
 from collections.abc import Mapping
@@ -14,14 +13,22 @@ from engine.model import MoEModel
 from engine.plan import Placement, Plan
 
 PROJECT = "export its even projection instead (--even)"
+_ORDERS = {
+    "sequential": "one send after another",
+    "matched": "phases in which each GPU has one peer",
+    "shared": "phases that share the ports",
+    "joint": "phases of two models together",
+    "two-tier": "phases between nodes",
+}
 
 
 @dataclass(frozen=True)
 class Export:
     """A plan as an engine takes it.
 
-    files: content by file name; lines: what to add to the engine's command line or configuration, as they are typed;
-    notes: what the engine can not carry of the plan, and on what it depends, for people
+    files: content by file name
+    lines: to add to the engine's command line or configuration, as they are typed
+    notes: the parts of the plan that the engine can not carry, and its conditions, for people
     """
 
     files: Mapping[str, bytes]
@@ -31,7 +38,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Written:
-    """What one format's writer hands back; see `Export`."""
+    """The content of one file with its lines and notes; see `Export`."""
 
     content: bytes
     lines: tuple[str, ...] = ()
@@ -40,21 +47,23 @@ class Written:
 
 def check_model(placement: Placement, model: MoEModel) -> None:
     """Raise InputError unless the placement is of this model's own MoE layers and experts."""
-    for what, mine, theirs in (
+    for noun, mine, theirs in (
         ("MoE layers", placement.layers, len(model.moe_layers)),
         ("experts per layer", placement.experts, model.experts),
     ):
         if mine != theirs:
-            raise InputError(f"the plan places {mine} {what}, but the model {model.name} has {theirs}")
+            raise InputError(f"the plan places {mine} {noun}, but the model {model.name} has {theirs}")
     for layer, (said, own) in enumerate(zip(placement.model_layers, model.moe_layers, strict=True)):
         if said != own:
             raise InputError(f"layer {layer} of the plan is model layer {said}, of the model {model.name} it is {own}")
 
 
 def even_slots(placement: Placement, model: MoEModel, engine: str) -> NDArray[np.int64]:
-    """int64[MoE layer, slot]: the expert of every slot, GPU after GPU, of a plan with as many slots on every GPU in every
-    layer and no expert twice on a GPU. engine: its name, for messages. Raises InputError for another plan, which names the
-    layers and GPUs at fault."""
+    """The expert of every slot, GPU after GPU, int64[MoE layer, slot], of a plan with as many slots on every GPU in every
+    layer and no expert twice on a GPU. Raises InputError for another plan, which names the layers and GPUs at fault.
+
+    engine: its name, for messages
+    """
     check_model(placement, model)
     refuse_uneven(placement, engine)
     refuse_twice(placement, engine)
@@ -70,8 +79,8 @@ def refuse_uneven(placement: Placement, engine: str) -> None:
     if len(uneven):
         layer = int(uneven[0])
         counts = sorted(set(slots[layer].tolist()), reverse=True)
-        held = "; ".join(f"{count} on {_gpus(np.flatnonzero(slots[layer] == count))}" for count in counts)
-        also = f"; also uneven: {_layers(uneven[1:])}" if len(uneven) > 1 else ""
+        held = "; ".join(f"{count} on {_named('GPU', np.flatnonzero(slots[layer] == count))}" for count in counts)
+        also = f"; also uneven: {_named('layer', uneven[1:])}" if len(uneven) > 1 else ""
         raise InputError(
             f"{engine} needs as many slots on every GPU, but {_layer(placement, layer)} has {held}{also}; {PROJECT}"
         )
@@ -84,7 +93,7 @@ def refuse_uneven(placement: Placement, engine: str) -> None:
 
 
 def refuse_twice(placement: Placement, engine: str) -> None:
-    """Raise InputError when a GPU holds one expert in two slots of a layer."""
+    """Raise InputError if a GPU holds one expert in two slots of a layer."""
     for layer, row in enumerate(placement.experts_of_gpu):
         for gpu, held in enumerate(row):
             if len(set(held)) < len(held):
@@ -96,7 +105,7 @@ def refuse_twice(placement: Placement, engine: str) -> None:
 
 
 def refuse_replicas(placement: Placement, engine: str) -> None:
-    """Raise InputError when an expert has more than one copy."""
+    """Raise InputError if an expert has more than one copy."""
     copies = placement.slots.sum(axis=1)
     if (copies > placement.experts).any():
         layer = int((copies > placement.experts).argmax())
@@ -110,27 +119,11 @@ def _layer(placement: Placement, layer: int) -> str:
     return f"layer {layer} (model layer {placement.model_layers[layer]})"
 
 
-def _gpus(gpus: NDArray[np.int64]) -> str:
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {_ranges(gpus)}"
-
-
-def _layers(layers: NDArray[np.int64]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {_ranges(layers)}"
-
-
-def _ranges(numbers: NDArray[np.int64]) -> str:
-    """Ascending numbers with runs drawn together, as in `0 … 3, 7`."""
+def _named(noun: str, numbers: NDArray[np.int64]) -> str:
+    """Ascending numbers with runs drawn together, as in `GPUs 0 … 3, 7`."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-
-
-_ORDERS = {
-    "sequential": "one send after another",
-    "matched": "phases in which each GPU has one peer",
-    "shared": "phases that share the ports",
-    "joint": "phases of two models together",
-    "two-tier": "phases between nodes",
-}
+    ranges = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(ranges)}"
 
 
 def not_carried(plan: Plan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     """The permutation.
 
     Can not carry: replicas, different numbers of experts on the GPUs, which model layer an MoE layer is, and of a plan anything
-    beside its placement. Raises InputError for such placements.
+    but its placement. Raises InputError for such placements.
     """
     refuse_replicas(placement, "Megatron-Core")
     position = np.argsort(even_slots(placement, model, "Megatron-Core"), axis=1)

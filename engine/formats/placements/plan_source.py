@@ -1,6 +1,5 @@
-"""The plan file being read and what it is read for: the one way to complain about it, and from slots to a `Placement`.
-
-Where engines put experts when nobody says: vLLM's `--expert-placement-strategy` without a balancer.
+"""The plan file being read, with the model and GPUs that it is read for, and the way from its slots to a `Placement`; and the
+default layouts of engines: vLLM's `--expert-placement-strategy` without a balancer.
 """
 
 from collections.abc import Sequence
@@ -18,22 +17,22 @@ from engine.placement.baselines import linear_assignment, round_robin_assignment
 from engine.plan import Placement
 
 MAX_SLOTS = 65536
-"""Of a layer; 4096 experts on each of 16 GPUs."""
-
-
+"""Slots of a layer; 4096 experts on each of 16 GPUs."""
 MAX_JSON_BYTES = 16 * 1024**2
-"""Of a plan of an engine; a hundred layers of 16 384 slots take ten."""
+"""Limit of an engine's plan; a hundred layers of 16 384 slots take ten megabytes."""
 MAX_JSON_PARTS = 500_000
 """Lists, objects and keys of a plan. Each takes tens of bytes and the time of the collector, which looks at all of them."""
+WORDS = {"linear": "linear", "round-robin": "round-robin", "round_robin": "round-robin"}
+"""Words that a person may write in place of a file; vLLM spells the second with an underscore."""
 
 
 def parse_json(path: Path, data: bytes, place: str = "", most_bytes: int = MAX_JSON_BYTES) -> Any:
-    """What JSON says, of bounded size in memory; raises InputError."""
+    """The content of JSON, of bounded size in memory; raises InputError."""
     if len(data) > most_bytes:
         raise fault(path, f"is longer than {most_bytes // 1024**2} MB, as no plan is", place)
     if sum(map(data.count, (b"[", b"{", b":"))) > MAX_JSON_PARTS:
         raise fault(path, f"has more than {MAX_JSON_PARTS} lists and keys, as no plan has", place)
-    if data.count(b",") > MAX_VALUES:  # of plans of the studio: long columns are texts without any
+    if data.count(b",") > MAX_VALUES:  # long columns in plans of the studio are texts without any
         raise fault(path, f"has more than {MAX_VALUES:,} numbers in lists, as no plan has", place)
     try:
         return from_json(data, allow_inf_nan=False)
@@ -57,9 +56,10 @@ class PlanSource:
 
 @dataclass(frozen=True)
 class Deployed:
-    """What a plan file says, for a model and a number of GPUs.
+    """The placement in a plan file, for a model and a number of GPUs.
 
-    format: what the file is, for people; notes: what of it was left out or read in a way that a person should know
+    format: the file's kind, for people
+    notes: parts that were left out, or read in a way that a person should know
     """
 
     placement: Placement
@@ -68,7 +68,7 @@ class Deployed:
 
 
 def whole_numbers_of(source: PlanSource, ids: object, place: str) -> list[int]:
-    """`ids` where they are a list of whole numbers; raises InputError otherwise. JSON's true and 1.0 are none."""
+    """`ids` if they are a list of whole numbers; raises InputError otherwise. JSON's true and 1.0 are none."""
     if not isinstance(ids, list):
         raise source.fault("a list of expert ids is needed", place)
     if len(ids) > MAX_SLOTS:
@@ -94,11 +94,11 @@ def expert_ids(source: PlanSource, ids: object, place: str) -> list[int]:
 
 
 def even_placement(source: PlanSource, rows: Sequence[object], places: Sequence[str]) -> Placement:
-    """Slots that go to the GPUs in equal blocks, slot j to GPU j // (slots / GPUs).
+    """Slots that go to the GPUs in equal blocks, slot j to GPU j // (slots / GPUs). Raises InputError for a row that is no list
+    of experts, that leaves one out or has another length than the first, and for slots that do not divide over the GPUs.
 
-    rows: the slots of every MoE layer; places: what to call each row in a message. Raises InputError for a row that is no
-    list of experts, that leaves one out or has another length than the first, and for slots that do not divide over the
-    GPUs.
+    rows: the slots of every MoE layer
+    places: the name of each row in messages
     """
     slots = [expert_ids(source, row, place) for row, place in zip(rows, places, strict=True)]
     for row, place in zip(slots, places, strict=True):
@@ -115,7 +115,7 @@ def even_placement(source: PlanSource, rows: Sequence[object], places: Sequence[
 
 
 def field_of(source: PlanSource, content: dict, key: str, kind: type, place: str = "") -> Any:
-    """`content[key]` where it is of this kind; raises InputError otherwise."""
+    """`content[key]` if it is of this kind; raises InputError otherwise."""
     value = content.get(key)
     if type(value) is not kind:
         names = {dict: "an object {…}", list: "a list [ … ]", int: "a whole number"}
@@ -124,18 +124,14 @@ def field_of(source: PlanSource, content: dict, key: str, kind: type, place: str
 
 
 def check_number(source: PlanSource, content: dict, key: str, expected: int, why: str, place: str = "") -> None:
-    """Raise InputError unless `content[key]`, where there is one, is what the slots say. why: what they say, in words."""
+    """Raise InputError unless `content[key]`, if there is one, is as the slots say. why: the slots' word, for the message"""
     if key in content and content[key] != expected:
         raise source.fault(f"{key} is {quoted(content[key])}, but {why}", place)
 
 
-WORDS = {"linear": "linear", "round-robin": "round-robin", "round_robin": "round-robin"}
-"""What a person may write in place of a file; vLLM spells the second with an underscore."""
-
-
 def default_layout(word: str, model: MoEModel, gpus: int) -> Deployed:
     """One copy of every expert, the same in all layers: contiguous blocks, or dealt out one by one. The first GPUs hold one
-    more where the experts do not divide: 30 on 8 are 4, 4, 4, 4, 4, 4, 3, 3 (vllm #21497)."""
+    more if the experts do not divide: 30 on 8 are 4, 4, 4, 4, 4, 4, 3, 3 (vllm #21497)."""
     slots = np.full(gpus, model.experts // gpus)
     slots[: model.experts % gpus] += 1
     assign = {"linear": linear_assignment, "round-robin": round_robin_assignment}[WORDS[word]]

@@ -20,14 +20,14 @@ from engine.plan import Placement
 
 KEY = "physical_to_logical_map"
 DUMPED = "last_physical_to_logical_map"
-"""Where the recorder's `per_pass` and `per_token` dumps have the map that ran last."""
+"""The key of the map that ran last in the recorder's `per_pass` and `per_token` dumps."""
 
 
 def write(placement: Placement, model: MoEModel, name: str) -> Written:
-    """The map as JSON, or as `.pt` where the file's name ends so: SGLang tells them apart by it.
+    """The map as JSON, or as `.pt` if the file's name ends so: SGLang tells them apart by it.
 
     Can not carry: different numbers of slots, an expert twice on a GPU, a layout of the MTP layer, and of a plan anything
-    beside its placement. Raises InputError for such placements and for other extensions.
+    but its placement. Raises InputError for such placements and for other extensions.
     """
     extension = Path(name).suffix
     if extension not in (".json", ".pt"):
@@ -48,7 +48,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def _saved(rows: np.ndarray) -> bytes:
-    """int64[layer, slot] as `torch.save` writes it."""
+    """The bytes that `torch.save` makes of a map, int64[layer, slot]."""
     import torch  # which takes seconds to load
 
     file = io.BytesIO()
@@ -91,7 +91,7 @@ def of_moe_layers(source: PlanSource, rows: list, kind: str) -> Deployed:
 
 
 def _without_mtp(source: PlanSource, rows: int, key: str) -> tuple[str, ...]:
-    """What to say of further rows; InputError unless there is one for every decoder layer and for MTP at most one."""
+    """Notes on further rows; raises InputError unless there is one for every decoder layer and at most one for MTP."""
     layers = source.model.layers
     if rows == layers:
         return ()

@@ -13,15 +13,15 @@ from engine.model import MoEModel
 from engine.plan import Placement
 
 HEADER = ("layer", "model_layer", "slot", "gpu", "expert", "copy", "copies")
-"""layer: MoE layer; slot: of the layer, GPU after GPU; copy: which of the expert's `copies` in the layer. All count from 0."""
+"""`layer` counts MoE layers, `slot` a layer's slots, GPU after GPU, `copy` an expert's `copies` in the layer; all from 0."""
 
 NEEDED = ("model_layer", "gpu", "expert")
 MAX_ROWS = 250_000
-"""Of 61 layers with 4000 slots each."""
+"""Those of 61 layers with 4000 slots each."""
 
 
 def write(placement: Placement, model: MoEModel, name: str) -> Written:
-    """The table. Carries every placement whole; of a plan nothing beside its placement."""
+    """The table. Carries every placement whole; of a plan nothing but its placement."""
     check_model(placement, model)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -40,7 +40,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def is_table(first_line: str) -> bool:
-    """Whether a file that begins with this line is such a table; its columns may come in any order, with others."""
+    """True if a file that begins with this line is such a table; its columns may come in any order, with others."""
     names = {cell.strip().strip('"') for cell in first_line.split(",")}
     return set(NEEDED) <= names
 
@@ -69,7 +69,7 @@ def read(source: PlanSource, text: str) -> Deployed:
 
 
 def _rows(source: PlanSource, text: str) -> Iterator[tuple[str, list[int]]]:
-    """Where it stands and the model layer, GPU and expert of every row."""
+    """(place, [model layer, GPU, expert]) of every row; raises InputError."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [cell.strip() for cell in next(reader)]
     columns = [header.index(name) for name in NEEDED]

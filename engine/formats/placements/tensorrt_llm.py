@@ -36,10 +36,12 @@ MAX_DEPTH = 3
 
 
 def write(placement: Placement, model: MoEModel, name: str, mtp: bool) -> Written:
-    """The YAML. mtp: with a copy of the last layer's assignment as that of the MTP layer, the layer after the last one.
+    """The YAML.
 
-    Can not carry: different numbers of slots, an expert twice on a GPU, and of a plan anything beside its placement.
-    Raises InputError for such placements.
+    Can not carry: different numbers of slots, an expert twice on a GPU, and of a plan anything but its placement. Raises
+    InputError for such placements.
+
+    mtp: with a copy of the last layer's assignment as that of the MTP layer, the layer after the last one
     """
     import yaml
 
@@ -91,7 +93,7 @@ def parse(path: Path, text: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """See `parse`; raises YAMLError, and ValueError for what is YAML but no placement."""
+    """As `parse`, but raises YAMLError, and ValueError for YAML that is no placement."""
     import yaml
 
     stack: list[list] = [[]]

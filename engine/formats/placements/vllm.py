@@ -31,13 +31,15 @@ from engine.plan import Placement
 
 MAPPING, STATISTICS = "eplb_initial_mapping", "eplb_load_stats"
 ASSIGNMENTS = "initial_global_assignments"
+MAPS = "model_maps"
+COUNT, LAYERS = "moe_layer_count", "layer_list"
 
 
 def write(placement: Placement, model: MoEModel, name: str) -> Written:
     """The line.
 
     Can not carry: different numbers of slots, an expert twice on a GPU, the MTP layer, which model layer an MoE layer is, and
-    of a plan anything beside its placement. Raises InputError for such placements.
+    of a plan anything but its placement. Raises InputError for such placements.
     """
     slots = even_slots(placement, model, "vLLM")
     redundant = slots.shape[1] - model.experts
@@ -61,7 +63,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
 
 
 def is_log(data: bytes) -> bool:
-    """Whether these are lines of JSON records, as the first of them tells."""
+    """True if these are lines of JSON records, as the first of them tells."""
     first = data.split(b"\n", 1)[0]
     return first.lstrip().startswith(b"{") and b'"record_type"' in first
 
@@ -123,9 +125,6 @@ def _initial_mapping(source: PlanSource, record: dict, place: str) -> Deployed:
     return Deployed(placement, "vLLM initial mapping (pull request #41141)", notes)
 
 
-MAPS = "model_maps"
-
-
 def read_plugin(source: PlanSource, content: dict[str, Any]) -> Deployed:
     """The one map that has as many rows as the model MoE layers; the others are left out."""
     if content.get("version", 2) != 2:
@@ -148,14 +147,11 @@ def read_plugin(source: PlanSource, content: dict[str, Any]) -> Deployed:
     return Deployed(deployed.placement, deployed.format, left)
 
 
-COUNT, LAYERS = "moe_layer_count", "layer_list"
-
-
 def write_ascend(placement: Placement, model: MoEModel, name: str) -> Written:
     """The map.
 
     Can not carry: different numbers of slots, an expert twice on a GPU (the second copy takes the first one's place in the
-    device's table, which leaves a dead slot), which model layer an MoE layer is, and of a plan anything beside its placement.
+    device's table, which leaves a dead slot), which model layer an MoE layer is, and of a plan anything but its placement.
     Raises InputError for such placements and for a name without `.json`.
     """
     if Path(name).suffix != ".json":

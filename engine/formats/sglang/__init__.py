@@ -1,4 +1,4 @@
-"""What SGLang writes of its experts: statistics, passes and tokens of its recorder, and the choices of single requests."""
+"""SGLang's records of its experts: statistics, passes and tokens of its recorder, and the choices of single requests."""
 
 from engine.formats.format import Format
 from engine.formats.sglang import counts_csv, dumps, responses, statistics, tokens

@@ -24,7 +24,7 @@ _FILE_OF_RANK = re.compile(r"expert_distribution_rank(?P<rank>\d+)_timestamp(?P<
 
 
 def read_counts(sources: Sequence[Source]) -> ExpertLoad:
-    """Loads, by rank where the names of several files say which. Raises InputError."""
+    """The loads, by rank if the names of several files say which. Raises InputError."""
     rows_of = [(source, _rank(source), _read_rows(source)) for source in sources]
     layers, experts = (max(int(rows[:, at].max()) + 1 for _, _, rows in rows_of) for at in (0, 1))
     experts = max(experts, sources[0].num_experts or 0, _experts_of_model(sources[0], layers, experts))
@@ -51,14 +51,14 @@ def read_counts(sources: Sequence[Source]) -> ExpertLoad:
 
 
 def _experts_of_model(source: Source, layers: int, experts: int) -> int:
-    """Experts of the open model where the counts can be of it, else 0: experts that nobody chose are not in the files."""
+    """Experts of the open model if the counts can be of it, else 0: experts that nobody chose are not in the files."""
     model = source.model
     fits = model is not None and 0 <= layers - model.layers <= MOST_MTP_LAYERS and experts <= model.experts
     return model.experts if fits else 0
 
 
 def _rank(source: Source) -> int | None:
-    """The rank that the file's name says, None where it says none."""
+    """The rank that the file's name says, None if it says none."""
     match = _FILE_OF_RANK.fullmatch(source.path.name)
     rank = int(match["rank"]) if match else None
     if rank is not None and rank >= MAX_RANKS:
@@ -67,7 +67,7 @@ def _rank(source: Source) -> int | None:
 
 
 def _read_rows(source: Source) -> np.ndarray:
-    """int64[row, 3]: layer, expert, count, by layer and expert."""
+    """Layer, expert and count of every row, int64[row, 3], by layer and expert."""
     header = tuple(Glance(source.path).columns)
     table = CsvTable(source, header, len(header))
     positions = [header.index(name) for name in COLUMNS]
@@ -81,8 +81,8 @@ def _read_rows(source: Source) -> np.ndarray:
 
 
 def _by_rank(kept: dict[int | None, np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
-    """float64[rank, layer, expert], None for a single file, for names without ranks, and for more numbers than are kept
-    apart."""
+    """The loads by rank, float64[rank, layer, expert]; None for a single file, for names without ranks, and for more numbers
+    than are kept apart."""
     if len(kept) < 2 or None in kept or (max(kept) + 1) * np.prod(shape) > MAX_SPLIT:
         return None
     by_source = np.zeros((max(kept) + 1, *shape))

@@ -1,16 +1,13 @@
-"""The recorder's dumps of single passes (`.pt`, modes `per_pass` and `per_token`), one file a rank: what both have in common.
+"""The recorder's dumps of single passes (`.pt`, modes `per_pass` and `per_token`), one file a rank, and the reader of the
+first kind.
 
 `{"records": [{forward_pass_id, rank, gatherer_key, …}], "last_physical_to_logical_map": int[decoder layer, slot]}`
-(srt/eplb/expert_distribution.py). What is recorded is of physical slots; the map that folds them to logical experts is
-that of the moment of the dump.
+(srt/eplb/expert_distribution.py). Records are of physical slots; the map that folds them to logical experts is that of the
+moment of the dump. Recorders number all decoder layers, dense ones too.
 
-Which rows of SGLang's tables are MoE layers: its recorders number all decoder layers, dense ones too.
-
-The recorder's counts of every pass (`.pt`, mode `per_pass`), one file a rank: `global_physical_count` int[decoder
-layer, slot].
-
-A rank counts the choices of its own tokens over all slots; only in DeepEP's low-latency mode it counts what its own slots
-receive, and zero for all others, so that the ranks' sum is right and a single rank is not.
+In mode `per_pass` a record has `global_physical_count` int[decoder layer, slot]. A rank counts the choices of its own tokens
+over all slots; only in DeepEP's low-latency mode it counts the copies that its own slots receive, and zero for all others, so
+that the ranks' sum is right and a single rank is not.
 """
 
 import hashlib
@@ -25,22 +22,29 @@ import numpy as np
 from engine.formats import torch_files
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, MAX_SPLIT, expert_load, first
 from engine.formats.format import Format, Glance
-from engine.formats.source import MAX_FILE_BYTES, Source, quoted
+from engine.formats.source import MAX_FILE_BYTES, Source, error, ok, quoted, warning
 from engine.formats.step_spans import split_steps
 from engine.workload import ExpertLoad, Finding, Origin
 
 MAX_MAP = 2**22
 """Slots of all layers together; 61 layers of 1024 slots are a hundred times fewer."""
 MAX_BYTES = 4 * MAX_FILE_BYTES
-"""Of all ranks' files together."""
+"""Limit of all ranks' files together."""
 PRIMARY = "primary"
 _DUMP_OF_RANK = re.compile(r"expert_distribution_recorder_(?P<time>\d+(?:\.\d+)?)_(?P<rank>\d+)\.pt")
+MOST_MTP_LAYERS = 4
+NAME = "sglang-passes"
+COUNT = "global_physical_count"
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The dump of one rank. records: of the model itself, in the order of its passes; drafts: how many records of a draft model
-    were left out; logical_of_slot: int64[decoder layer, slot]"""
+    """The dump of one rank.
+
+    records: of the model itself, in the order of its passes
+    drafts: number of records of a draft model, which were left out
+    logical_of_slot: int64[decoder layer, slot]
+    """
 
     source: Source
     rank: int
@@ -56,7 +60,7 @@ class Dump:
         return f"rank {self.rank}, forward pass {record['forward_pass_id']}"
 
     def digest(self, key: str) -> bytes:
-        """Of the passes and the tensors under this key: what ranks that hold the same tokens have in common."""
+        """A digest of the passes and the tensors under this key, equal for ranks that hold the same tokens."""
         hasher = hashlib.blake2b()
         for record in self.records:
             numbers = torch_files.array_of(self.source.path, record.get(key), f"{self.place(record)}, {key}")
@@ -142,7 +146,7 @@ def _check_alike(dump: Dump, other: Dump) -> None:
 
 
 def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
-    """What there is to say of how the ranks folded slots to experts, and of what was left out."""
+    """Findings on ranks that folded slots to experts by different maps, and on records that were left out."""
     by_rank = list(dumps)
     reference, findings = by_rank[0], []
     if apart := [dump.rank for dump in by_rank if (dump.logical_of_slot != reference.logical_of_slot).any()]:
@@ -150,15 +154,19 @@ def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
             f"Rank {apart[0]} ended with another placement of experts than rank {reference.rank}: the balancer moved "
             "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off."
         )
-        findings.append(Finding(severity="error", code="balancer-moved", message=message))
+        findings.append(error("balancer-moved", message))
     if drafts := sum(dump.drafts for dump in by_rank):
         message = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
-        findings.append(Finding(severity="ok", code="draft-model-left-out", message=message))
+        findings.append(ok("draft-model-left-out", message))
     return findings
 
 
 def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
-    """kept: ranks that are counted; copies: ranks with the same tokens as one of these"""
+    """The finding on copies.
+
+    kept: number of ranks that are counted
+    copies: ranks with the same tokens as one of these
+    """
     if not copies:
         return []
     ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
@@ -166,11 +174,11 @@ def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
         f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
         "parallelism: every token is counted once, and which rank held it is left open."
     )
-    return [Finding(severity="ok", code="copies-dropped", message=message)]
+    return [ok("copies-dropped", message)]
 
 
 def find_missing(ranks: Sequence[int]) -> list[Finding]:
-    """What there is to say where the files of some ranks below the highest are not there."""
+    """The finding on ranks below the highest that have no file."""
     missing = sorted(set(range(max(ranks, default=0))) - set(ranks))
     if not missing:
         return []
@@ -178,17 +186,17 @@ def find_missing(ranks: Sequence[int]) -> list[Finding]:
     message = (
         f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
     )
-    return [Finding(severity="warning", code="ranks-missing", message=message)]
+    return [warning("ranks-missing", message)]
 
 
 def recording_of(path: Path) -> str:
-    """What the dumps of all ranks at one moment have in common. Each rank puts its own clock into the name: in a folder,
-    the dumps until a rank comes again are one recording."""
+    """The name of the first dump of the recording. Each rank puts its own clock into the name: in a folder, the dumps until a
+    rank comes again are one recording."""
     return grouped_by_rank(path, _DUMP_OF_RANK)
 
 
 def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
-    """The name of the first file of the recording that the file is of. pattern: of names, with the groups `time` and `rank`"""
+    """The name of the first file of a file's recording. pattern: of names, with the groups `time` and `rank`"""
     if not pattern.fullmatch(path.name):
         return path.name
     return _recordings(path.parent, path.parent.stat().st_mtime_ns, pattern).get(path.name, path.name)
@@ -196,7 +204,7 @@ def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
 
 @lru_cache(maxsize=8)
 def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[str, str]:
-    """By the name of a dump in the folder, the name of the first dump of its recording."""
+    """The name of the first dump of the recording, by the name of every dump in the folder."""
     matches = [match for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     recording, ranks, first_of = "", set(), {}
     for match in sorted(matches, key=lambda match: (float(match["time"]), int(match["rank"]))):
@@ -207,14 +215,11 @@ def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[s
     return first_of
 
 
-MOST_MTP_LAYERS = 4
-
-
 def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray, list[Finding]]:
-    """int64[...]: the rows to keep, and what there is to say of the others. Without a model of these sizes, every row with
-    tokens is an MoE layer; with one, rows that it has no experts in are left out.
+    """(the rows to keep, int64[...], findings on the others). Without a model of these sizes, every row with tokens is an MoE
+    layer; with one, the rows of its dense layers are left out.
 
-    used: bool[decoder layer], whether a row has any tokens
+    used: bool[decoder layer]; True for a row with tokens
     experts: logical experts per layer of the recording
     """
     model = source.model
@@ -225,35 +230,26 @@ def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray
     findings = []
     if (mtp := extra[extra >= model.layers]).size:
         findings.append(
-            Finding(
-                severity="ok",
-                code="mtp-layer-left-out",
-                message=(
-                    f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
-                    "MTP layer, which is placed by itself."
-                ),
+            ok(
+                "mtp-layer-left-out",
+                f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
+                "MTP layer, which is placed by itself.",
             )
         )
     if (dense := extra[extra < model.layers]).size:
         findings.append(
-            Finding(
-                severity="warning",
-                code="counts-in-dense-layers",
-                message=(
-                    f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
-                    "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording."
-                ),
+            warning(
+                "counts-in-dense-layers",
+                f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
+                "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording.",
             )
         )
     if (missing := np.flatnonzero(expected & ~used)).size:
         findings.append(
-            Finding(
-                severity="warning",
-                code="layers-missing",
-                message=(
-                    f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
-                    "it; record again, or plan without it."
-                ),
+            warning(
+                "layers-missing",
+                f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
+                "it; record again, or plan without it.",
             )
         )
     return np.flatnonzero(used & expected), findings
@@ -263,10 +259,6 @@ def _rows(layers: Iterable[int]) -> str:
     """`Layer 3` or `Layers 3, 4 and 5`, by model layer."""
     *others, last = (str(layer) for layer in layers)
     return f"Layers {', '.join(others)} and {last}" if others else f"Layer {last}"
-
-
-NAME = "sglang-passes"
-COUNT = "global_physical_count"
 
 
 def read_passes(sources: Sequence[Source]) -> ExpertLoad:
@@ -302,13 +294,13 @@ def read_passes(sources: Sequence[Source]) -> ExpertLoad:
 
 
 def _spans(dump: Dump) -> np.ndarray:
-    """int64[span]: the first pass of every span of equally many passes. Ranks pass in step, so those of one serve for all."""
+    """The first pass of every span of equally many passes, int64[span]. Ranks pass in step, so those of one serve for all."""
     passes = np.unique([record["forward_pass_id"] for record in dump.records])
     return np.array([span[0] for span in split_steps(passes, dump.logical_of_slot.size)])
 
 
 def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
-    """float64[span, decoder layer, slot]"""
+    """The counts of a rank, float64[span, decoder layer, slot]."""
     physical = np.zeros((len(spans), *dump.logical_of_slot.shape))
     for record in dump.records:
         place = f"{dump.place(record)}, {COUNT}"
@@ -326,7 +318,7 @@ def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
 
 
 def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
-    """float64[span, decoder layer, expert] from float64[span, decoder layer, slot]."""
+    """The counts of experts, float64[span, decoder layer, expert], from those of slots, float64[span, decoder layer, slot]."""
     layers, experts = len(logical_of_slot), int(logical_of_slot.max()) + 1
     key = (np.arange(layers)[:, None] * experts + logical_of_slot).ravel()
     folded = [np.bincount(key, span.ravel(), layers * experts).reshape(layers, experts) for span in physical]
@@ -334,7 +326,7 @@ def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
 
 
 def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:
-    """Whether every rank counted its own slots alone; raises InputError where it did and ranks are missing.
+    """True if every rank counted its own slots alone; raises InputError if it did and ranks are missing.
 
     slots_used: by rank, bool[slot]
     """
@@ -357,7 +349,7 @@ def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:
 
 
 def _by_rank(loads: dict[int, np.ndarray]) -> np.ndarray | None:
-    """float64[rank, decoder layer, expert], None for a single rank, or for more numbers than are kept apart."""
+    """The loads by rank, float64[rank, decoder layer, expert]; None for a single rank, and for too many to keep apart."""
     load = next(iter(loads.values()))
     if len(loads) < 2 or (max(loads) + 1) * load.size > MAX_SPLIT:
         return None

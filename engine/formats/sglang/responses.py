@@ -1,7 +1,7 @@
 """The choices of single requests as SGLang answers with `return_routed_experts`: `meta_info.routed_experts` of /generate,
 `sglext` (once `sgl_ext`) of the OpenAI endpoints, for the answer or a choice. Workers of Dynamo pass the same text on as
-`engine_data.routed_experts` or `disaggregated_params.routed_experts`; what its front end makes of it (`nvext`) is read with
-the answers of vLLM.
+`engine_data.routed_experts` or `disaggregated_params.routed_experts`; the form of its front end (`nvext`) is read with the
+answers of vLLM.
 
 A file holds one answer, a list of them or one a line. Layers and k are not in it: they are the open model's. How many of
 the tokens are the prompt's follows from the number that was generated: the last of these was never forwarded.
@@ -18,7 +18,7 @@ from engine.formats.format import Format, Glance
 from engine.formats.json_lines import lines, parse_value
 from engine.formats.routed_experts import decode_int32
 from engine.formats.sglang.dumps import moe_rows
-from engine.formats.source import MAX_FILE_BYTES, Source, without_ids
+from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
 from engine.model import MoEModel
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
 
@@ -26,12 +26,16 @@ NAME = "sglang-routed-experts"
 KEY = "routed_experts"
 WRAPPERS = ("meta_info", "sglext", "sgl_ext", "engine_data", "disaggregated_params")
 MAX_LINE_BYTES = 32 * 1024**2
-"""Of one answer in a file of lines: ten thousand tokens of 61 layers and 8 experts."""
+"""Limit of one answer in a file of lines: ten thousand tokens of 61 layers and 8 experts."""
 
 
 @dataclass(frozen=True)
 class Routed:
-    """The choices in an answer, still as text. dtype: of the numbers; prompt, generated: tokens, None where it does not say"""
+    """The choices in an answer, still as text.
+
+    dtype: of the numbers
+    prompt, generated: tokens, None if the answer does not say
+    """
 
     place: str
     text: object
@@ -41,8 +45,8 @@ class Routed:
 
 
 def read_responses(sources: Sequence[Source]) -> RoutingTrace:
-    """One sequence an answer, in the order of the files; by phase where every answer says how many tokens it generated. Raises
-    InputError, also without a model."""
+    """A trace with a sequence for each answer, in the order of the files; by phase if every answer says how many tokens it
+    generated. Raises InputError, also without a model."""
     model = sources[0].model
     if model is None:
         raise sources[0].fault(
@@ -71,7 +75,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
         message = (
             f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
         )
-        findings = [*findings, Finding(severity="warning", code="tokens-not-captured", message=message)]
+        findings = [*findings, warning("tokens-not-captured", message)]
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
         phase=None if any(phase is None for phase in phases) else np.concatenate(phases),
@@ -83,8 +87,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
 def _layers(
     source: Source, model: MoEModel, experts: list[np.ndarray]
 ) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:
-    """Rows to keep, their model layers, and what there is to say of the others. experts: int16[token, layer, k] of every
-    answer"""
+    """(rows to keep, their model layers, findings on the others). experts: int16[token, layer, k] of every answer"""
     layers, k = experts[0].shape[1:]
     used = np.zeros(layers, bool)
     for ids in experts:
@@ -130,7 +133,7 @@ def _count(usage: dict, name: str) -> int | None:
 
 
 def _decode(source: Source, model: MoEModel, routed: Routed) -> np.ndarray:
-    """int16[token, layer, k]"""
+    """The choices of an answer, int16[token, layer, k]; raises InputError."""
     if not isinstance(routed.text, str):
         kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
         raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
@@ -141,8 +144,8 @@ def _decode(source: Source, model: MoEModel, routed: Routed) -> np.ndarray:
 
 
 def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:
-    """int8[token], None where the answer does not say how many tokens it generated. Raises InputError where it says that
-    there are other numbers of tokens: then layers or k are another model's."""
+    """The phase of every token, int8[token]; None if the answer does not say how many it generated. Raises InputError for a
+    count that its rows contradict: then layers or k are another model's."""
     if routed.generated is None:
         return None
     decoded = max(routed.generated - 1, 0)

@@ -21,7 +21,7 @@ from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SPLIT,
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.number_lists import NUMBERS, array_of_lists
 from engine.formats.sglang.dumps import moe_rows
-from engine.formats.source import Source, quoted, read_json_object
+from engine.formats.source import Source, quoted, read_json_object, warning
 from engine.formats.step_spans import sum_spans
 from engine.workload import ExpertLoad, Finding, Origin
 
@@ -29,7 +29,7 @@ NAME = "sglang-statistics"
 BY_RANK = "rank_layer_expert"
 MAX_JSON_BYTES = 32 * 1024**2
 MAX_TABLE = 2**22
-"""Counts of one step; 61 layers of 256 experts are two hundred times fewer."""
+"""Limit of the counts of one step; 61 layers of 256 experts are two hundred times fewer."""
 
 
 def read_statistics(source: Source) -> ExpertLoad:
@@ -68,7 +68,7 @@ def read_statistics(source: Source) -> ExpertLoad:
 
 
 def _as_array(source: Source, rows: object) -> np.ndarray:
-    """float64[...] of 1 to 3 axes from nested lists of numbers."""
+    """Nested lists of numbers as float64[...] of 1 to 3 axes; raises InputError."""
     for depth in (1, 2, 3):
         if (counts := array_of_lists(rows, depth, NUMBERS)) is not None:
             return counts
@@ -91,7 +91,7 @@ def _check_shape(source: Source, counts: np.ndarray, layout: str | None) -> None
 
 
 def _in_time(counts: np.ndarray) -> tuple[np.ndarray, list[Finding]]:
-    """int64[...]: the steps with tokens, the oldest first as far as can be told, and what there is to say of it.
+    """(the steps with tokens, int64[...], the oldest first as far as can be told, findings on their order).
 
     counts: number[step, layer, expert]
     """
@@ -105,8 +105,8 @@ def _in_time(counts: np.ndarray) -> tuple[np.ndarray, list[Finding]]:
             "in it; only with --expert-distribution-recorder-buffer-size -1 are steps in order. Totals are right "
             "either way; what is judged over time may begin in the middle of the recording."
         )
-        return used, [Finding(severity="warning", code="step-order", message=message)]
-    # The longest run of empty steps, around the end too, is what was not filled: the oldest step follows it.
+        return used, [warning("step-order", message)]
+    # The longest run of empty steps, around the end too, was not filled yet: the oldest step follows it.
     following = np.roll(used, -1)
     gap = (following - used - 1) % steps
     order = np.roll(used, -(int(gap.argmax()) + 1))

@@ -4,25 +4,21 @@ Every record adds `input_ids`, `positions`, `extend_seq_lens`, `forward_mode` an
 token, 8]: physical slots, -1 where nothing was chosen. The last axis is fixed at 8, other numbers in forks, so that models
 with fewer choices are padded. Dense layers are -1 throughout.
 
-Which sequence a token belongs to, and in which phase it was routed: the recorder notes positions, but no requests.
+Sequences: the recorder notes positions, but no requests. A pass is parts of sequences one after another: one token each when
+decoding, as many as `extend_seq_lens` says when extending. A part continues a sequence of this rank that ends where the part
+begins: when decoding, the first such one in the order of the batch, which SGLang keeps, adding extended sequences at its end;
+when extending, the one that ran last, as chunks of a prompt do. A sequence that is missing in a pass that decodes has ended,
+as a rule. Between sequences of equal length, one of which has just ended, that is a guess.
 
-A pass is parts of sequences one after another: one token each when decoding, as many as `extend_seq_lens` says when
-extending. A part continues a sequence of this rank that ends where the part begins: when decoding, the first such one in
-the order of the batch, which SGLang keeps and to whose end it adds what it has extended; when extending, the one that ran
-last, as chunks of a prompt do. What is missing in a pass that decodes has ended, as a rule. Between sequences of equal
-length, one of which has just ended, that is a guess.
-
-Traffic that the recorder notes beside tokens (`misc_objects`, mode `per_token`, DeepEP's normal kernels): by layer, how
-many tokens a rank sends to each rank. A token goes once to a rank, for however many experts there.
-
-The recorder hangs the same list into the records of all passes and empties it at every start of one, so a dump holds the
-traffic of the last pass alone (srt/eplb/expert_distribution.py, `_DetailSinglePassGatherer`).
+Traffic: with DeepEP's normal kernels the recorder also notes, by layer, how many tokens a rank sends to each rank
+(`misc_objects`). A token goes once to a rank, for however many experts there. The recorder hangs the same list into the
+records of all passes and empties it at every start of one, so a dump holds the traffic of the last pass alone
+(srt/eplb/expert_distribution.py, `_DetailSinglePassGatherer`).
 """
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -31,12 +27,20 @@ from engine.formats.arrays import MAX_K, MAX_RANKS, MAX_SPLIT, routing_trace, tr
 from engine.formats.format import Format, Glance
 from engine.formats.sglang import dumps
 from engine.formats.sglang.dumps import Dump, moe_rows
-from engine.formats.source import Source, quoted
+from engine.formats.source import Source, error, ok, quoted, warning
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace, TrafficMatrix
 
 EXTEND, DECODING, MIXED, IDLE, TARGET_VERIFY = 1, 2, 3, 4, 5
 """SGLang's `ForwardMode` (srt/model_executor/forward_batch_info.py). Later values have changed their meaning between
 versions."""
+SENT = "num_tokens_per_rank"
+NAME = "sglang-tokens"
+IDS = "topk_ids_of_layer"
+ROUTING, TRAFFIC = "routing", "traffic"
+BLOCK = 2**20
+"""Choices that are folded at once."""
+MOST_COMPARED = 2**22
+"""Choices that are searched for a balancer that moved: it moves the experts of all tokens, so that some show it."""
 
 
 class Sequences:
@@ -44,14 +48,18 @@ class Sequences:
 
     def __init__(self) -> None:
         self._running: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
-        """By the position that may come next: (turn, sequence), the turns counting parts of passes."""
+        """(turn, sequence) by the position that may come next; turns count parts of passes."""
         self._ended: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
         self._turn_of: list[int] = []
         self._turns = self._first_running = 0
 
     def follow(self, mode: int, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """int64[token]: numbers of sequences, from 0. mode: the pass's `forward_mode`; positions: int64[token]; lengths:
-        int64[part], of at least 1 each"""
+        """The sequence of every token, int64[token], numbered from 0.
+
+        mode: the pass's `forward_mode`
+        positions: int64[token]
+        lengths: int64[part]; at least 1 each
+        """
         ends = np.cumsum(lengths)
         parts = list(zip(positions[ends - lengths].tolist(), positions[ends - 1].tolist(), strict=True))
         decodes = mode in (DECODING, MIXED, TARGET_VERIFY)
@@ -61,7 +69,7 @@ class Sequences:
         ]
         if decodes:
             self._first_running = self._turns
-        # Only now: what ends in this pass cannot be continued in it.
+        # Only now: a sequence that ends in this pass cannot be continued in it.
         for sequence, (_, end), length in zip(sequences, parts, lengths.tolist(), strict=True):
             self._turn_of[sequence] = self._turns
             # Of drafts under verification, at least one is accepted.
@@ -86,8 +94,12 @@ class Sequences:
 
 
 def parts_of_pass(mode: int, positions: np.ndarray, extended: np.ndarray | None) -> np.ndarray:
-    """int64[part]: how many tokens of each sequence are in a pass. positions: int64[token]; extended: int64[part] or None, the
-    pass's `extend_seq_lens`"""
+    """The number of tokens in each part of a pass, int64[part].
+
+    mode: the pass's `forward_mode`
+    positions: int64[token]
+    extended: int64[part] or None; the pass's `extend_seq_lens`
+    """
     tokens = len(positions)
     if mode == DECODING:
         return np.ones(tokens, np.int64)
@@ -99,8 +111,12 @@ def parts_of_pass(mode: int, positions: np.ndarray, extended: np.ndarray | None)
 
 
 def phase_of_pass(mode: int, lengths: np.ndarray, extends: bool) -> np.ndarray:
-    """int8[token]: `PREFILL` or `DECODE`. In a mixed pass, parts of one token are taken to decode. extends: whether the
-    pass says how many tokens it extends sequences by"""
+    """The phase of every token, int8[token], `PREFILL` or `DECODE`. In a mixed pass, parts of one token are taken to decode.
+
+    mode: the pass's `forward_mode`
+    lengths: int64[part]
+    extends: True if the pass says how many tokens it extends sequences by
+    """
     if mode == MIXED:
         phase = np.where(lengths == 1, DECODE, PREFILL)
     else:
@@ -109,12 +125,11 @@ def phase_of_pass(mode: int, lengths: np.ndarray, extends: bool) -> np.ndarray:
     return np.repeat(phase.astype(np.int8), lengths)
 
 
-SENT = "num_tokens_per_rank"
-
-
 def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
-    """The dispatch between all ranks, every layer that has any. name: of the format. Raises InputError, also where the
-    file of a rank is missing."""
+    """The dispatch between all ranks, in every layer that has any. Raises InputError, also if the file of a rank is missing.
+
+    name: of the format
+    """
     amounts, passes, written = None, 0, 0
     senders: set[int] = set()
     for dump in dumps.read_ranks(sources):
@@ -143,12 +158,12 @@ def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
             f"The traffic is of {written} of {passes} passes: SGLang's recorder keeps one list for all, so only the "
             "last pass is left. For more, record the tokens and let the studio count what they send."
         )
-        findings = (Finding(severity="warning", code="traffic-of-last-pass", message=message),)
+        findings = (warning("traffic-of-last-pass", message),)
     return replace(matrix, origin=Origin(format=name, findings=findings))
 
 
 def _no_traffic(dump: Dump, ranks: int) -> np.ndarray:
-    """float64[decoder layer, src, dst] of zeros, once that many can be."""
+    """Zeros, float64[decoder layer, src, dst]; raises InputError for more layers and ranks than there can be."""
     layers = len(dump.logical_of_slot)
     if not 2 <= ranks <= MAX_RANKS or layers * ranks * ranks > MAX_SPLIT:
         raise dump.source.fault(f"traffic of {layers} layers between {ranks} ranks is more than can be planned for")
@@ -170,20 +185,16 @@ def _rows(dump: Dump, record: dict) -> list[tuple[int, np.ndarray]]:
     return rows
 
 
-NAME = "sglang-tokens"
-IDS = "topk_ids_of_layer"
-ROUTING, TRAFFIC = "routing", "traffic"
-BLOCK = 2**20
-"""Choices that are folded at once."""
-MOST_COMPARED = 2**22
-"""Choices that are looked through for a balancer that moved: it moves the experts of all tokens, so that some show it."""
-
-
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass on one rank. experts: int16[token, decoder layer, k]; sequence: int64[token], numbered on the rank;
-    phase: int8[token]; verifies: whether its tokens are drafts under verification; unrouted: how many tokens without any
-    choice were left out"""
+    """One forward pass on one rank.
+
+    experts: int16[token, decoder layer, k]
+    sequence: int64[token]; numbered on the rank
+    phase: int8[token]
+    verifies: True if its tokens are drafts under verification
+    unrouted: number of tokens without any choice, which were left out
+    """
 
     number: int
     rank: int
@@ -195,8 +206,8 @@ class Pass:
 
 
 def read_tokens(sources: Sequence[Source]) -> RoutingTrace | TrafficMatrix:
-    """Tokens in the order of passes, by rank in each; or, as member `traffic`, what DeepEP sent. With a single rank its tokens
-    are of no known source. Raises InputError."""
+    """The tokens in the order of passes, by rank in each; or, as member `traffic`, DeepEP's dispatch. With a single rank its
+    tokens are of no known source. Raises InputError."""
     if (member := sources[0].member) not in (None, ROUTING, TRAFFIC):
         raise sources[0].fault(f"has no workload {quoted(member)}; it holds: {ROUTING}, {TRAFFIC}")
     if member == TRAFFIC:
@@ -215,7 +226,7 @@ def read_tokens(sources: Sequence[Source]) -> RoutingTrace | TrafficMatrix:
 
 
 def _read(sources: Sequence[Source]) -> tuple[list[Dump], list[Pass], list[int]]:
-    """The dumps without their records, the passes of ranks with tokens of their own, and the ranks that repeat another's."""
+    """(the dumps without their records, the passes of ranks with tokens of their own, the ranks that repeat another's)"""
     dumps.check_sizes(sources)
     read: list[Dump] = []
     passes: list[Pass] = []
@@ -234,7 +245,7 @@ def _read(sources: Sequence[Source]) -> tuple[list[Dump], list[Pass], list[int]]
 def _trace(
     source: Source, reference: Dump, passes: list[Pass], findings: list[Finding], ranks_known: bool
 ) -> RoutingTrace:
-    """The passes as one trace. ranks_known: whether the rank that recorded a token is the only one that held it"""
+    """The passes as one trace. ranks_known: True if the rank that recorded a token is the only one that held it"""
     passes.sort(key=lambda part: (part.number, part.rank))
     chosen = np.zeros(passes[0].experts.shape[1:], bool)
     for part in passes:
@@ -297,7 +308,7 @@ def _passes(dump: Dump) -> list[Pass]:
 
 
 def _whole_numbers(dump: Dump, record: dict, key: str) -> np.ndarray:
-    """int64[...] of a list, or of a tensor of one axis."""
+    """A list, or a tensor of one axis, as int64[...]; raises InputError."""
     place, value = f"{dump.place(record)}, {key}", record.get(key)
     if isinstance(value, list) and all(type(number) is int and abs(number) < 2**53 for number in value):
         return np.array(value, np.int64)
@@ -308,12 +319,12 @@ def _whole_numbers(dump: Dump, record: dict, key: str) -> np.ndarray:
 
 
 def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
-    """int16[token, decoder layer, k]: logical experts of int[decoder layer, token, k], slots."""
+    """The logical experts, int16[token, decoder layer, k], of slots, int[decoder layer, token, k]; raises InputError."""
     dump.check_ids(ids, place)
     layers, tokens, k = ids.shape
     experts = np.empty((tokens, layers, k), np.int16)
     for layer, logical in enumerate(dump.logical_of_slot.astype(np.int16)):
-        with_none = np.append(logical, np.int16(-1))  # which is what -1 picks
+        with_none = np.append(logical, np.int16(-1))  # which -1 picks
         for start in range(0, tokens, max(BLOCK // k, 1)):
             block = slice(start, start + max(BLOCK // k, 1))
             experts[block, layer] = with_none[ids[layer, block]]
@@ -321,7 +332,10 @@ def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
 
 
 def _in_order(rank: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """int64[token]: sequences of all ranks, numbered as they first appear. sequence: int64[token], numbered on each rank"""
+    """The sequence of every token, int64[token], numbered through all ranks as they first appear.
+
+    rank, sequence: int64[token]; sequences are numbered on each rank
+    """
     _, starts, number = np.unique((rank.astype(np.int64) << 32) | sequence, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(starts))[number]
 
@@ -330,18 +344,18 @@ def _find_in_passes(passes: list[Pass]) -> list[Finding]:
     findings = []
     if unrouted := sum(part.unrouted for part in passes):
         message = f"{unrouted} tokens without any choice are left out: padding, or never captured."
-        findings.append(Finding(severity="ok", code="tokens-without-choices", message=message))
+        findings.append(ok("tokens-without-choices", message))
     if verified := sum(len(part.experts) for part in passes if part.verifies):
         message = (
             f"{verified} tokens are drafts under verification (speculative decoding): those that were rejected are "
             "among them, as they were routed too, and which sequence a draft is of is a guess from its position."
         )
-        findings.append(Finding(severity="ok", code="drafts-verified", message=message))
+        findings.append(ok("drafts-verified", message))
     return findings
 
 
 def _find_moves(experts: np.ndarray) -> list[Finding]:
-    """Tokens with the same expert twice in a layer, where experts have replicas: these were folded by another map than ran.
+    """The finding on tokens with the same expert twice in a layer of replicated experts, which another map than ran folded.
 
     experts: int16[token, layer, k]
     """
@@ -356,12 +370,7 @@ def _find_moves(experts: np.ndarray) -> list[Finding]:
         "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
         "dump before it moves."
     )
-    return [Finding(severity="error", code="balancer-moved", message=message, rows=(int(rows[0]), int(rows[-1]) + 1))]
-
-
-def _members(path: Path) -> tuple[str, ...]:
-    """None that a single file holds: traffic takes the files of all ranks."""
-    return ()
+    return [error("balancer-moved", message, rows=(int(rows[0]), int(rows[-1]) + 1))]
 
 
 def _tells(glance: Glance) -> bool:
@@ -376,6 +385,6 @@ FORMATS = (
         _tells,
         read_tokens,
         recording_of=dumps.recording_of,
-        members=_members,
+        members=lambda path: (),  # a single file holds none: traffic takes the files of all ranks
     ),
 )

@@ -1,5 +1,4 @@
-"""The files of TensorRT-LLM's expert statistics (tensorrt_llm/_torch/expert_statistic.py), each held to what the recorder
-writes:
+"""The files of TensorRT-LLM's expert statistics (tensorrt_llm/_torch/expert_statistic.py), each held to the recorder's form:
 
 * `meta_info.json`: `num_experts`, the ids counted, which are slots while a load balancer is on; `num_experts_per_token`; with
   `EXPERT_STATISTIC_DUMP_DISPATCH`, which a fork has, `ep_size` and `experts_per_rank`
@@ -22,11 +21,18 @@ from engine.formats.source import Source, quoted, read_json_object
 _KEY = re.compile(r"([0-9]{1,9})_([0-9]{1,4})")
 _RANK = re.compile(r"rank(\d{1,6})(?!\d)")
 _NUMBERS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+File = TypeVar("File")
+_META_KEYS = frozenset({"num_experts", "num_experts_per_token", "ep_size", "experts_per_rank"})
 
 
 @dataclass(frozen=True)
 class Meta:
-    """ids: how many ids are counted; experts_per_token: k; ranks: over how many the experts are spread, None where unsaid"""
+    """The recording's sizes.
+
+    ids: number of ids that are counted
+    experts_per_token: k
+    ranks: number that the experts are spread over, None if unsaid
+    """
 
     ids: int
     experts_per_token: int
@@ -44,7 +50,11 @@ class RankFile:
 
 @dataclass(frozen=True)
 class Counts:
-    """What one rank counted. iteration, layer: int64[record]; copies: int64[record, id]"""
+    """The counts of one rank.
+
+    iteration, layer: int64[record]
+    copies: int64[record, id]
+    """
 
     iteration: np.ndarray
     layer: np.ndarray
@@ -53,7 +63,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one recording by their kind, those of ranks by rank; further: of tensors that are no counts."""
+    """The files of one recording by their kind, those of ranks by rank. further: files of tensors that are no counts"""
 
     meta: Source | None
     counts: dict[int, RankFile]
@@ -62,7 +72,7 @@ class Files:
 
 
 def is_counts(glance: Glance) -> bool:
-    """Whether every tensor is named after an iteration and a layer."""
+    """True if every tensor is named after an iteration and a layer."""
     return bool(glance.tensors) and all(_KEY.fullmatch(name) for name in glance.tensors)
 
 
@@ -76,12 +86,8 @@ def is_tokens(glance: Glance) -> bool:
     return all(_KEY.fullmatch(key) and type(tokens) is int for key, tokens in glance.json.items())
 
 
-File = TypeVar("File")
-_META_KEYS = frozenset({"num_experts", "num_experts_per_token", "ep_size", "experts_per_rank"})
-
-
 def sort_files(sources: Sequence[Source]) -> Files:
-    """The files by kind and rank; raises InputError where two are of one rank, or none has counts."""
+    """The files by kind and rank; raises InputError if two are of one rank, or none has counts."""
     meta, counts, tokens, further = [], {}, {}, []
     for source in sources:
         glance = Glance(source.path)
@@ -104,12 +110,12 @@ def sort_files(sources: Sequence[Source]) -> Files:
 
 
 def _has_rows(source: Source) -> bool:
-    """Whether the tensors are one count an id; forks also save pairs of experts and every token's choices under these names."""
+    """True if the tensors are one count an id; forks also save pairs of experts and every token's choices under these names."""
     try:
         with safetensors.safe_open(source.path, framework="numpy") as file:
             return len(file.get_slice(next(iter(file.keys()))).get_shape()) == 1
     except safetensors.SafetensorError:
-        return True  # `read_counts` says what is wrong with it
+        return True  # `read_counts` names the fault
 
 
 def _add(files: dict[int, File], source: Source, file: File) -> None:
@@ -123,7 +129,7 @@ def _add(files: dict[int, File], source: Source, file: File) -> None:
 
 
 def read_meta(source: Source) -> Meta:
-    """What `meta_info.json` says; raises InputError."""
+    """The content of `meta_info.json`; raises InputError."""
     data = read_json_object(source.path)
     for key, most in (("num_experts", MAX_EXPERTS), ("num_experts_per_token", MAX_EXPERTS), ("ep_size", MAX_RANKS)):
         if key in data and not (type(data[key]) is int and 1 <= data[key] <= most):
@@ -132,8 +138,10 @@ def read_meta(source: Source) -> Meta:
 
 
 def read_counts(source: Source, ids: int | None) -> Counts:
-    """The counts of a rank. ids: how many each record must have, None: as many as the first. Raises InputError, also for
-    records that are no counts."""
+    """The counts of a rank. Raises InputError, also for records that are no counts.
+
+    ids: number that each record must have, None: as many as the first
+    """
     with source.path.open("rb") as file:
         if int.from_bytes(file.read(8), "little") > MAX_SAFETENSORS_HEADER:
             raise source.fault(f"has a header of more than {MAX_SAFETENSORS_HEADER // 1024**2} MB")

@@ -2,12 +2,10 @@
 
 `EXPERT_STATISTIC_ITER_RANGE=a-b` records the iterations a … b − 1 into `EXPERT_STATISTIC_PATH`, in the files that
 `engine.formats.tensorrt_llm.files` describes. Ranks count before dispatch: with attention data parallelism each its own tokens,
-without it each all tokens.
+without it each all tokens. A rank's file is read once and let go, for together they are larger than memory.
 
-Whether ids counted are experts or a load balancer's slots. Nothing in the files tells them apart, and loads of slots read as
-loads of experts look fine: the model decides, and the plan that ran says which slot held which expert.
-
-Sums over TensorRT-LLM's counts: a rank's file is read once and let go, for together they are larger than memory.
+The ids counted are experts or a load balancer's slots. Nothing in the files tells them apart, and loads of slots read as loads
+of experts look fine: the model decides, and the plan that ran says which slot held which expert.
 """
 
 import hashlib
@@ -22,7 +20,7 @@ from engine.formats.arrays import expert_load, fold_slots
 from engine.formats.format import Format
 from engine.formats.placements import tensorrt_llm
 from engine.formats.placements.plan_source import PlanSource
-from engine.formats.source import Source, fault, quoted
+from engine.formats.source import Source, error, fault, ok, quoted, warning
 from engine.formats.step_spans import split_steps
 from engine.formats.tensorrt_llm.files import (
     Counts,
@@ -40,12 +38,18 @@ from engine.formats.tensorrt_llm.files import (
 from engine.workload import ExpertLoad, Finding, Origin
 
 _ASSIGNMENTS = tensorrt_llm.ASSIGNMENTS.encode()
+MOST_NUMBERS = 2**25
+"""Limit of the sums of all ranks, which are held at once: 256 MB."""
+NAME = "tensorrt-llm-statistics"
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What the slots of a plan hold. expert: int64[MoE layer, slot], of all MoE layers of the model; updates: after how many
-    iterations a load balancer moved them, 0: never"""
+    """The slots of a plan.
+
+    expert: int64[MoE layer, slot]; of all MoE layers of the model
+    updates: iterations after which a load balancer moved them, 0: never
+    """
 
     path: Path
     expert: np.ndarray
@@ -53,10 +57,10 @@ class Slots:
 
 
 def slots_counted(source: Source, ids: int) -> Slots | None:
-    """The plan that ran, where so many ids are its slots; None where they are experts. The plan is `source.deployed`, or a
+    """The plan that ran, if so many ids are its slots; None if they are experts. The plan is `source.deployed`, or a
     TensorRT-LLM YAML in the recording's folder with as many slots.
 
-    Raises InputError where the ids are slots and no plan says of which experts, or that cannot be decided.
+    Raises InputError if the ids are slots and no plan says of which experts, or if that cannot be decided.
     """
     experts = source.num_experts or (source.model.experts if source.model else None)
     if source.deployed is not None:
@@ -68,18 +72,18 @@ def slots_counted(source: Source, ids: int) -> Slots | None:
         return None
     if ids < experts:
         raise source.fault(f"counts {ids} experts, but the model has {experts}; give the model that was recorded")
-    beside = _beside(source, ids)
+    plans = _plans_in_folder(source, ids)
     if ids > experts:
-        what = f"counts {ids} ids, but the model has {experts} experts: a load balancer was on, and these are its slots"
-        if not beside:
+        seen = f"counts {ids} ids, but the model has {experts} experts: a load balancer was on, and these are its slots"
+        if not plans:
             raise source.fault(
-                f"{what}; give the plan that ran (--deployed FILE, or its YAML in the same folder), or record without one"
+                f"{seen}; give the plan that ran (--deployed FILE, or its YAML in the same folder), or record without one"
             )
-        if len(beside) > 1:
-            names = " and ".join(slots.path.name for slots in beside[:3])
-            raise source.fault(f"{what}; {names} differ, say which ran (--deployed)")
-        return beside[0]
-    if moved := [slots for slots in beside if (slots.expert != np.arange(experts)).any()]:
+        if len(plans) > 1:
+            names = " and ".join(slots.path.name for slots in plans[:3])
+            raise source.fault(f"{seen}; {names} differ, say which ran (--deployed)")
+        return plans[0]
+    if moved := [slots for slots in plans if (slots.expert != np.arange(experts)).any()]:
         raise source.fault(
             f"counts {ids} ids, which are the model's experts, or the slots of {moved[0].path.name} if that ran: give it with "
             "--deployed, or take it out of the folder"
@@ -87,7 +91,7 @@ def slots_counted(source: Source, ids: int) -> Slots | None:
     return None
 
 
-def _beside(source: Source, ids: int) -> list[Slots]:
+def _plans_in_folder(source: Source, ids: int) -> list[Slots]:
     """The plans in the recording's folder that have so many slots, each once."""
     plans: dict[bytes, Slots] = {}
     if source.model is None:
@@ -120,40 +124,40 @@ def _read(source: Source, path: Path) -> Slots:
 
 
 def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Finding]:
-    """What the ids counted are."""
+    """Findings on the meaning of the ids."""
     if slots is None and source.num_experts is None and source.model is None:
         message = (
             f"{ids} ids are counted, taken for experts: right if the model has {ids} experts and no load balancer was on. "
             "With a balancer they are slots; open the model (--model) first, which decides."
         )
-        return (Finding(severity="warning", code="slots-or-experts", message=message),)
+        return (warning("slots-or-experts", message),)
     if slots is None:
         message = (
             f"The {ids} ids counted are the model's experts, unless a load balancer without redundant slots had moved them "
             "while this was recorded."
         )
-        return (Finding(severity="ok", code="slots-or-experts", message=message),)
+        return (ok("slots-or-experts", message),)
     message = f"The {ids} ids counted are slots; {slots.path.name} says which expert each held, and those of one expert add up."
-    folded = Finding(severity="ok", code="slots-or-experts", message=message)
+    folded = ok("slots-or-experts", message)
     if not slots.updates:
         return (folded,)
     message = (
         f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was recorded, so "
         "slots held other experts than it says; record with layer_updates_per_iter 0."
     )
-    return (folded, Finding(severity="error", code="balancer-moved", message=message))
-
-
-MOST_NUMBERS = 2**25
-"""Sums of all ranks that are held at once: 256 MB."""
+    return (folded, error("balancer-moved", message))
 
 
 @dataclass(frozen=True)
 class Sums:
-    """layers: int64[layer], the model layers counted; iterations: how many; ranks: those whose files there are
+    """Sums over the counts of all ranks.
 
-    by_rank: float64[rank, layer, id]; by_span: float64[span, layer, id], spans of equal numbers of iterations in their order;
-    layers_of_rank, digest_of_rank: what each rank recorded, and a digest of its counts
+    layers: int64[layer]; the model layers counted
+    iterations: number of iterations
+    ranks: those with a file
+    by_rank: float64[rank, layer, id]
+    by_span: float64[span, layer, id]; spans of equal numbers of iterations in their order
+    layers_of_rank, digest_of_rank: the layers that each rank recorded, and a digest of its counts
     """
 
     layers: np.ndarray
@@ -166,7 +170,7 @@ class Sums:
 
 
 def add_up(files: Mapping[int, RankFile], ids: int | None) -> Sums:
-    """The sums over the files of ranks. ids: how many are counted, None: as many as the first file has. Raises InputError."""
+    """The sums over the files of ranks. Raises InputError. ids: number that is counted, None: as many as the first file has"""
     iterations = np.unique(np.concatenate([file.iteration for file in files.values()]))
     layers = np.unique(np.concatenate([file.layer for file in files.values()]))
     by_rank, by_span, digests = np.empty(0), np.empty(0), []
@@ -206,9 +210,6 @@ def _digest(counts: Counts) -> bytes:
     return hasher.digest()
 
 
-NAME = "tensorrt-llm-statistics"
-
-
 def read(sources: Sequence[Source]) -> ExpertLoad:
     """Loads of the decoder's MoE layers, by source rank and by spans of iterations. Raises InputError.
 
@@ -218,7 +219,12 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
     files = sort_files(sources)
     source = next(iter(files.counts.values())).source
     meta = read_meta(files.meta) if files.meta else None
-    _check_model(source, meta)
+    model = source.model
+    if meta and model and meta.experts_per_token != model.experts_per_token:
+        raise source.fault(
+            f"was recorded with {meta.experts_per_token} experts per token, {model.name} has {model.experts_per_token}; give "
+            "the model that was recorded"
+        )
     sums = add_up(files.counts, meta.ids if meta else None)
     copies = _copies(sums)
     by_source = _by_source(sums, copies, meta)
@@ -248,26 +254,19 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
 
 
 def _of_experts(counts: np.ndarray, source: Source, layers: np.ndarray, slots: Slots | None) -> np.ndarray:
-    """float64[..., layer, expert] of float64[..., layer, id]. layers: int64[layer], model layers."""
+    """The counts of experts, float64[..., layer, expert], from those of ids, float64[..., layer, id].
+
+    layers: int64[layer]; model layers
+    """
     if slots is None:
         return counts
     rows = np.searchsorted(source.model.moe_layers, layers)
     return fold_slots(counts, slots.expert[rows], source.model.experts)
 
 
-def _check_model(source: Source, meta: Meta | None) -> None:
-    """Raise InputError for a recording that is not of the open model, which decides what its ids and layers are."""
-    model = source.model
-    if meta and model and meta.experts_per_token != model.experts_per_token:
-        raise source.fault(
-            f"was recorded with {meta.experts_per_token} experts per token, {model.name} has {model.experts_per_token}; give "
-            "the model that was recorded"
-        )
-
-
 def _copies(sums: Sums) -> np.ndarray:
-    """int64[layer]: how many ranks counted the same tokens. Tensor-parallel ranks without attention data parallelism do; those
-    of a pipeline stage have its layers."""
+    """The number of ranks that counted the same tokens, int64[layer]. Tensor-parallel ranks without attention data parallelism
+    do; those of a pipeline stage have its layers."""
     copies = np.ones(len(sums.layers), np.int64)
     for layers in set(sums.layers_of_rank):
         digests = {
@@ -280,8 +279,8 @@ def _copies(sums: Sums) -> np.ndarray:
 
 
 def _by_source(sums: Sums, copies: np.ndarray, meta: Meta | None) -> np.ndarray | None:
-    """float64[source rank, layer, id], where every rank is there and counted tokens of its own. Ranks with other layers are
-    other pipeline stages, in which a source has the same place."""
+    """The loads by source, float64[source rank, layer, id], if every rank is there and counted tokens of its own; else None.
+    Ranks with other layers are other pipeline stages, in which a source has the same place."""
     stages = Counter(sums.layers_of_rank)
     disjoint = sum(map(len, stages)) == len(sums.layers)
     if len(set(stages.values())) > 1 or not disjoint or copies.max() > 1 or sums.ranks != tuple(range(len(sums.ranks))):
@@ -297,7 +296,7 @@ def _by_source(sums: Sums, copies: np.ndarray, meta: Meta | None) -> np.ndarray 
 
 
 def _decoder_layers(source: Source, sums: Sums) -> np.ndarray:
-    """int64[...]: places in `sums.layers` of the decoder's layers, which are all of them where no model says otherwise."""
+    """Places in `sums.layers` of the decoder's layers, int64[...]; all of them unless a model says otherwise."""
     model = source.model
     if model is None:
         return np.arange(len(sums.layers))
@@ -310,60 +309,51 @@ def _decoder_layers(source: Source, sums: Sums) -> np.ndarray:
 
 
 def _about_layers(source: Source, recorded: np.ndarray, decoder: np.ndarray, total: np.ndarray) -> Iterator[Finding]:
-    """recorded: int64[layer], model layers; decoder: int64[...], places in it; total: float64[layer, id]"""
+    """Findings on layers that are left out or missing.
+
+    recorded: int64[layer]; model layers
+    decoder: int64[...]; places in it
+    total: float64[layer, id]
+    """
     further = np.setdiff1d(np.arange(len(recorded)), decoder)
     if len(further):
         copies = total[further].sum()
         numbers = ", ".join(map(str, recorded[further][:4].tolist()))
-        yield Finding(
-            severity="warning",
-            code="mtp-left-out",
-            message=(
-                f"Layer {numbers} comes after the model's last one, as that of multi-token prediction (MTP) does; its "
-                f"{copies:.0f} token copies are left out. A plan for it needs a row of its own."
-            ),
+        yield warning(
+            "mtp-left-out",
+            f"Layer {numbers} comes after the model's last one, as that of multi-token prediction (MTP) does; its "
+            f"{copies:.0f} token copies are left out. A plan for it needs a row of its own.",
         )
     if source.model and (missing := sorted(set(source.model.moe_layers) - set(recorded.tolist()))):
-        yield Finding(
-            severity="error",
-            code="missing-layers",
-            message=(
-                f"{len(missing)} MoE layers of {source.model.name} are not in the recording (first: model layer {missing[0]}); "
-                "add the files of all ranks, or record again."
-            ),
+        yield error(
+            "missing-layers",
+            f"{len(missing)} MoE layers of {source.model.name} are not in the recording (first: model layer {missing[0]}); "
+            "add the files of all ranks, or record again.",
         )
 
 
 def _about_ranks(sums: Sums, copies: np.ndarray, sources: bool, meta: Meta | None) -> Iterator[Finding]:
     if copies.max() > 1:
-        yield Finding(
-            severity="warning",
-            code="tensor-parallel-copies",
-            message=(
-                f"{copies.max()} ranks counted the same tokens, as tensor-parallel ranks do without attention data "
-                "parallelism; they count once here. Which rank a token came from is not known."
-            ),
+        yield warning(
+            "tensor-parallel-copies",
+            f"{copies.max()} ranks counted the same tokens, as tensor-parallel ranks do without attention data "
+            "parallelism; they count once here. Which rank a token came from is not known.",
         )
         return
     missing = sorted(set(range(sums.ranks[-1] + 1)) - set(sums.ranks))
     if missing or (meta and meta.ranks and len(sums.ranks) < meta.ranks):
         expected = max(meta.ranks or 0 if meta else 0, sums.ranks[-1] + 1)
-        yield Finding(
-            severity="warning",
-            code="missing-ranks",
-            message=(
-                f"Files of {len(sums.ranks)} of {expected} ranks are here, so some tokens are not counted; add those of the "
-                "others."
-            ),
+        yield warning(
+            "missing-ranks",
+            f"Files of {len(sums.ranks)} of {expected} ranks are here, so some tokens are not counted; add those of the "
+            "others.",
         )
     elif sources:
-        yield Finding(
-            severity="ok", code="source-ranks", message="Every rank counted its own tokens, so sources are as recorded."
-        )
+        yield ok("source-ranks", "Every rank counted its own tokens, so sources are as recorded.")
 
 
 def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Finding]:
-    """Whether counts add up to tokens × k, where ranks say how many tokens they had."""
+    """Findings on counts that must add up to tokens × k, if ranks say how many tokens they had."""
     if not files.tokens or meta is None:
         return
     for place, rank in enumerate(sums.ranks):
@@ -374,26 +364,20 @@ def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Findi
             copies[layer] = copies.get(layer, 0) + tokens * meta.experts_per_token
         for at, layer in enumerate(sums.layers.tolist()):
             if copies[layer] != (counted := sums.by_rank[place, at].sum()):
-                yield Finding(
-                    severity="error",
-                    code="conservation",
-                    message=(
-                        f"Rank {rank} counts {counted:.0f} token copies in model layer {layer}, but its tokens × k are "
-                        f"{copies[layer]}; record again."
-                    ),
+                yield error(
+                    "conservation",
+                    f"Rank {rank} counts {counted:.0f} token copies in model layer {layer}, but its tokens × k are "
+                    f"{copies[layer]}; record again.",
                 )
                 return
-    yield Finding(
-        severity="ok", code="conservation", message="The counts of ranks add up to tokens × k in every layer."
-    )
+    yield ok("conservation", "The counts of ranks add up to tokens × k in every layer.")
 
 
 def _about_files(files: Files) -> Iterator[Finding]:
     if files.further:
-        yield Finding(
-            severity="ok",
-            code="further-tensors",
-            message=f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
+        yield ok(
+            "further-tensors",
+            f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
         )
 
 

@@ -1,1 +1,1 @@
-"""What vLLM, its forks and engines like it record: choices in answers, routing logs, loads of experts."""
+"""Records of vLLM, its forks and engines like it: choices in answers, routing logs, loads of experts."""

@@ -1,14 +1,14 @@
 """Expert loads that vLLM writes with the open pull request #41141 ("offline EPLB"), as JSON lines.
 
 * `{"record_type": "eplb_load_stats", "version": 1, "step", "expert_load": [layer][slot], "p2l_map": [layer][slot]}`, one every
-  so many steps, with `num_ranks` in the older form. Loads are of physical slots; the map beside them says which expert each is.
+  so many steps, with `num_ranks` in the older form. Loads are of physical slots; the map with them says which expert each is.
 * The newer form begins with one `{"record_type": "eplb_load_meta", "version", "model", "num_ranks", "num_groups", "num_nodes",
   "num_layers", "num_redundant_experts"}`.
 
-Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; what is of another type is left out.
+Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; lines of another type are left out.
 
-Expert loads as the script of vLLM-Ascend (@182b75e) that makes static placements takes them: a tensor [layer, expert] of
-counts in what `torch.save` writes, with nothing beside it.
+The script of vLLM-Ascend (@182b75e) that makes static placements takes expert loads as a tensor [layer, expert] of counts,
+saved by `torch.save` and nothing else with it.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
 from engine.formats.number_lists import NUMBERS, array_of_lists
-from engine.formats.source import Source, quoted
+from engine.formats.source import Source, ok, quoted, warning
 from engine.formats.step_spans import StepSpans
 from engine.formats.torch_files import array_of
 from engine.formats.torch_files import load as load_torch_file
@@ -31,12 +31,23 @@ from engine.workload import ExpertLoad, Finding, Origin
 NAME = "vllm-eplb-loads"
 STATS, META = "eplb_load_stats", "eplb_load_meta"
 _MARKERS = ("session_metadata", "bench_run_start")
+TENSOR_NAME = "torch-loads"
+_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
+_PROTOCOL_BYTES = 2
 
 
 @dataclass
 class _Seen:
-    """What the lines before said. logical_of_slot: int64[layer, slot], the map of the last line with loads; moved: steps at
-    whose line another map began; layers_moved: layers in which it differed"""
+    """The facts of the lines so far.
+
+    meta: the line of metadata
+    logical_of_slot: int64[layer, slot]; the map of the last line with loads
+    moved: steps at which another map began
+    layers_moved: layers in which it differed
+    steps: of the lines with loads
+    empty: number of lines with loads of 0
+    others: number of lines by other types
+    """
 
     meta: dict | None = None
     logical_of_slot: np.ndarray | None = None
@@ -75,7 +86,7 @@ def read_loads(source: Source) -> ExpertLoad:
 
 
 def _folded(source: Source, seen: _Seen) -> Iterator[np.ndarray]:
-    """float64[layer, expert] of every line with loads."""
+    """The loads of every line that has any, float64[layer, expert]."""
     for number, record in records(source.path, arrays=True):
         place, kind = f"line {number}", record.get("record_type")
         if kind == META:
@@ -94,7 +105,7 @@ def _folded(source: Source, seen: _Seen) -> Iterator[np.ndarray]:
 
 
 def _fold(source: Source, record: dict, seen: _Seen, place: str) -> np.ndarray:
-    """float64[layer, expert] of one line: the loads of all slots of an expert together."""
+    """The loads of one line, float64[layer, expert]: those of all slots of an expert together."""
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         raise source.fault(f"needs a whole number 'step', not {quoted(step)}", place)
@@ -137,7 +148,7 @@ def _take_map(source: Source, record: dict, logical: np.ndarray, seen: _Seen, pl
 
 
 def _table(source: Source, record: dict, key: str, place: str) -> np.ndarray:
-    """float64[layer, slot]"""
+    """The lists under a key as float64[layer, slot]; raises InputError."""
     table = array_of_lists(record.get(key), 2, NUMBERS)
     if table is None or not table.size or len(table) > MAX_LAYERS:
         raise source.fault(
@@ -148,24 +159,20 @@ def _table(source: Source, record: dict, key: str, place: str) -> np.ndarray:
 
 
 def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
-    """kept: which recorded layer each layer of the loads is"""
+    """The findings on all lines. kept: the recorded layer of each layer of the loads"""
     if seen.moved:
         times = f"{len(seen.moved)} times, first " if len(seen.moved) > 1 else ""
-        yield Finding(
-            severity="warning",
-            code="balancer-moved",
-            message=(
-                f"The balancer moved experts while this was recorded ({times}before step {seen.moved[0]}). Each line is folded "
-                "by its own map, so the loads hold; but no single placement served them, and tokens may have been counted "
-                "under the map before. Record with online rebalancing off."
-            ),
+        yield warning(
+            "balancer-moved",
+            f"The balancer moved experts while this was recorded ({times}before step {seen.moved[0]}). Each line is folded "
+            "by its own map, so the loads hold; but no single placement served them, and tokens may have been counted "
+            "under the map before. Record with online rebalancing off.",
             layers=tuple(layer for layer, recorded in enumerate(kept) if recorded in seen.layers_moved),
         )
     if any(later <= earlier for earlier, later in zip(seen.steps, seen.steps[1:], strict=False)):
-        yield Finding(
-            severity="warning",
-            code="steps-restart",
-            message="Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
+        yield warning(
+            "steps-restart",
+            "Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
         )
     if seen.others:
         kinds = ", ".join(f"{quoted(kind)} ({count})" for kind, count in seen.others.most_common(4))
@@ -175,19 +182,14 @@ def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
             message=f"Lines of other types were left out: {kinds}.",
         )
     if seen.empty:
-        yield Finding(severity="ok", code="idle-steps", message=f"{seen.empty} lines without any tokens were left out.")
+        yield ok("idle-steps", f"{seen.empty} lines without any tokens were left out.")
 
 
 def _tells(glance: Glance) -> bool:
     return glance.record.get("record_type") in (STATS, META, *_MARKERS)
 
 
-FORMATS = (Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads)),)
-
-
-ASCEND_NAME = "torch-loads"
-_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
-_PROTOCOL_BYTES = 2
+LOADS = Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads))
 
 
 def read_tensor(source: Source) -> ExpertLoad:
@@ -195,13 +197,11 @@ def read_tensor(source: Source) -> ExpertLoad:
     counts = array_of(source.path, load_torch_file(source.path), "the tensor")
     if counts.ndim != 2 or counts.dtype.kind not in "iuf" or 0 in counts.shape:
         raise source.fault(f"a tensor of loads is numbers [layers, experts], not {counts.dtype} {list(counts.shape)}")
-    return loads_of_table(source, counts, ASCEND_NAME)
+    return loads_of_table(source, counts, TENSOR_NAME)
 
 
-def _tells_ascend_loads(glance: Glance) -> bool:
+def _is_tensor(glance: Glance) -> bool:
     return glance.pickled[_PROTOCOL_BYTES:].startswith(_TENSOR)
 
 
-ASCEND_FORMATS = (
-    Format(ASCEND_NAME, "a tensor of expert loads", "loads", _tells_ascend_loads, of_one_file(read_tensor)),
-)
+TENSOR = Format(TENSOR_NAME, "a tensor of expert loads", "loads", _is_tensor, of_one_file(read_tensor))

@@ -1,7 +1,7 @@
-"""Routing that was recorded request by request, as one trace.
+"""Routing that was recorded request by request, as one trace; and such requests in `.npz` archives.
 
-Routing of single requests in `.npz` archives, one a request: `routed_experts` int[token, layer, k] as vLLM's offline
-`CompletionOutput` holds it, optionally `prompt_token_ids`, which say how many of the tokens are of the prompt.
+An archive holds one request: `routed_experts` int[token, layer, k] as vLLM's offline `CompletionOutput` has it, optionally
+`prompt_token_ids`, which say how many of the tokens are of the prompt.
 """
 
 import zipfile
@@ -14,17 +14,20 @@ from engine.errors import InputError
 from engine.formats.arrays import Place, model_layers_of, routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.numpy_files import array_names, read_member
-from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, without_ids
+from engine.formats.source import MAX_UNPACKED_BYTES, Source, in_order, one_clear_line, warning, without_ids
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
+
+NAME = "npz-requests"
+_EXPERTS, _PROMPT = "routed_experts", "prompt_token_ids"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one request, or one choice of its answer, was routed to.
+    """The routing of one request, or of one choice of its answer.
 
-    experts: int[row, layer, k], -1 = no choice; rows of the prompt first
-    prompt_rows: how many rows are of the prompt; None: the recording does not say
-    source, place: where it was read, for messages
+    experts: int[row, layer, k]; -1 = no choice; rows of the prompt first
+    prompt_rows: number of rows of the prompt; None: the recording does not say
+    source, place: the file and the place in it, for messages
     """
 
     experts: np.ndarray
@@ -34,10 +37,10 @@ class Request:
 
 
 def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[Finding, ...] = ()) -> RoutingTrace:
-    """One trace, a sequence a request in their order; its phases where every request says where its prompt ends. Layers that
-    the open model knows as dense are left out.
+    """One trace with a sequence for each request in their order; with phases if every request says where its prompt ends.
+    Layers that the open model knows as dense are left out.
 
-    Raises InputError where requests differ in layers or k, or hold more than 2 GB together.
+    Raises InputError if requests differ in layers or k, or hold more than 2 GB together.
     """
     held: list[Request] = []
     size = 0
@@ -65,16 +68,23 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
         source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows))
     )
     if silent := sum(request.prompt_rows is None for request in held):
-        findings = (*findings, _phases_unknown(silent, len(held)))
-    return replace(
-        _without_dense_layers(trace, source),
-        phase=None if silent else _phases(held, rows),
-        origin=Origin(format=format, findings=findings),
-    )
+        phase, which = None, "None" if silent == len(held) else f"{len(held) - silent} alone"
+        unknown = warning(
+            "phase-unknown",
+            f"{which} of {len(held)} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
+            "the answers' usage, or prompt_token_ids, when recording.",
+        )
+        findings = (*findings, unknown)
+    else:
+        row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+        prompt = np.repeat([request.prompt_rows for request in held], rows)
+        phase = np.where(row_of_token < prompt, PREFILL, DECODE).astype(np.int8)
+    origin = Origin(format=format, findings=findings)
+    return replace(_without_dense_layers(trace, source), phase=phase, origin=origin)
 
 
 def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
-    """Places in the file and answer of each request. ends: int64[request], the token after its last"""
+    """Places in the file and answer of each request. ends: int64[request]; the token after its last"""
 
     def place(index: tuple[int, ...]) -> str:
         number = int(np.searchsorted(ends, index[0], side="right"))
@@ -90,15 +100,8 @@ def _sizes(request: Request) -> str:
     return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
 
 
-def _phases(requests: list[Request], rows: np.ndarray) -> np.ndarray:
-    """int8[token]"""
-    prompt = np.array([request.prompt_rows for request in requests])
-    row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
-    return np.where(row_of_token < np.repeat(prompt, rows), PREFILL, DECODE).astype(np.int8)
-
-
 def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
-    """The trace with its layers numbered as in the open model; where it holds all decoder layers, without the dense ones."""
+    """The trace with its layers numbered as in the open model; without the dense ones if it holds all decoder layers."""
     numbers = model_layers_of(source, trace.layers)
     if numbers is None or source.model is None:
         return trace
@@ -110,24 +113,8 @@ def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
     )
 
 
-def _phases_unknown(silent: int, requests: int) -> Finding:
-    which = "None" if silent == requests else f"{requests - silent} alone"
-    return Finding(
-        severity="warning",
-        code="phase-unknown",
-        message=(
-            f"{which} of {requests} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
-            "the answers' usage, or prompt_token_ids, when recording."
-        ),
-    )
-
-
-NAME = "npz-requests"
-_EXPERTS, _PROMPT = "routed_experts", "prompt_token_ids"
-
-
 def read_requests(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace, a sequence a file; cut into prefill and decode where every file has the ids of its prompt."""
+    """A trace with a sequence for each file; cut into prefill and decode if every file has the ids of its prompt."""
     return trace_of_requests((_request(source) for source in in_order(sources)), NAME)
 
 

@@ -1,20 +1,18 @@
-"""Answers of serving engines that carry `routed_experts`: vLLM's and those of what speaks as it does (LightLLM, ATOM, NVIDIA
-Dynamo, prime-rl). One answer a file, a list of them, JSON lines, or a stream of parts as `curl` saves it.
+"""Answers of serving engines that carry `routed_experts`: vLLM's and those of engines that speak as it does (LightLLM, ATOM,
+NVIDIA Dynamo, prime-rl). One answer a file, a list of them, JSON lines, or a stream of parts as `curl` saves it.
 
 vLLM, entrypoints/openai: one row a token that was forwarded, prompt + generated - 1 of them, the prompt's first. Since 0.31 all
 of them are at the choice; from 0.14 to 0.21 those of the prompt were at the answer, as `prompt_routed_experts`. A request's
 `routed_experts_prompt_start` leaves out the first rows of the prompt. Ids are of logical experts.
 
-The JSON values in which engines give one request's routing: a text, lists, or an object with its shape beside the bytes.
+The routing of one request is a text, lists, or an object with shape and bytes:
 
 * vLLM 0.31 and later: base64 of a complete `.npy`
 * vLLM 0.14 to 0.21: lists `[rows][layers][k]`; some servers `{"encoding": "base64", "dtype", "shape", "data"}`
 * LightLLM (docs/r3_routing_capture.md): `{"shape", "data"}`, base64 of int32
 * NVIDIA Dynamo (components/src/dynamo/vllm/handlers.py): `{"shape", "dtype", "start", "data"}`, base64; before mid-2026 base85,
   as PrimeIntellect's prime-rl and verifiers sent it
-* SGLang and older Dynamo: base64 of bare int32, whose layers and k only the open model knows
-
-What one choice of an answer was routed to, put together from all that its parts say.
+* SGLang and older Dynamo: base64 of bare int32; only the open model knows its layers and k
 """
 
 import base64
@@ -23,6 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -38,14 +37,23 @@ from engine.model import MoEModel
 from engine.workload import Finding, RoutingTrace
 
 NPY_IN_BASE64 = "k05VTVB"
-"""How base64 of `\\x93NUMPY` begins."""
+"""The beginning of `\\x93NUMPY` in base64."""
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "int16", "uint16", "int32", "int64")}
 _OF_WIDTH = {1: _DTYPES["uint8"], 2: _DTYPES["int16"], 4: _DTYPES["int32"], 8: _DTYPES["int64"]}
+NAME = "routed-experts"
+_KEYS = ("routed_experts", "prompt_routed_experts")
+_SGLANG_KEYS = ("meta_info", "sglext", "sgl_ext")
+_OBJECTS = ("chat.completion", "chat.completion.chunk", "text_completion")
+_EVENT, _END = "data:", "[DONE]"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """experts: int16[row, layer, k], -1 = not captured; start: rows of the prompt left out before the first, None: not said"""
+    """Decoded routing.
+
+    experts: int16[row, layer, k]; -1 = not captured
+    start: rows of the prompt left out before the first, None: not said
+    """
 
     experts: np.ndarray
     start: int | None = None
@@ -62,18 +70,12 @@ def decode(value: object, model: MoEModel | None) -> Encoded:
     if isinstance(value, dict):
         return _decode_object(value)
     if isinstance(value, list | np.ndarray):
-        return Encoded(decode_lists(_integers(value)))
+        if (ids := array_of_lists(value, 3)) is None:
+            raise InputError(
+                "routed_experts: must be lists of whole numbers, [tokens][layers][k], as many layers and experts for each token"
+            )
+        return Encoded(decode_lists(ids))
     raise InputError(f"routed_experts: a text, lists or an object are needed, not {quoted(value)}")
-
-
-def _integers(rows: list | np.ndarray) -> np.ndarray:
-    """int[row, layer, k] from lists of lists of lists; raises InputError."""
-    ids = array_of_lists(rows, 3)
-    if ids is None:
-        raise InputError(
-            "routed_experts: must be lists of whole numbers, [tokens][layers][k], as many layers and experts for each token"
-        )
-    return ids
 
 
 def _decode_text(text: str, model: MoEModel | None) -> np.ndarray:
@@ -110,12 +112,12 @@ def _decode_object(value: dict) -> Encoded:
 
 
 def _bytes_of(data: str, encoding: str | None, sizes: set[int]) -> bytes:
-    """The bytes, which are of one of `sizes`. Of the same number of bytes base64 makes more characters than base85, so what is
-    said nowhere is told by the length."""
+    """The bytes, as many as one of `sizes`. Base64 makes more characters of them than base85, so the length tells an encoding
+    that is not said."""
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"routed_experts: more than {MAX_FILE_BYTES // 1024**2} MB; record shorter requests")
     lengths = []
-    for name, decode_bytes in (("base64", _from_base64), ("base85", base64.b85decode)):
+    for name, decode_bytes in (("base64", partial(base64.b64decode, validate=True)), ("base85", base64.b85decode)):
         if encoding in (None, name):
             try:
                 raw = decode_bytes(data)
@@ -131,21 +133,20 @@ def _bytes_of(data: str, encoding: str | None, sizes: set[int]) -> bytes:
     )
 
 
-def _from_base64(data: str) -> bytes:
-    return base64.b64decode(data, validate=True)
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 @dataclass
 class Answer:
-    """prompt, generated: tokens, None: not said
+    """One choice of an answer, put together from all its parts.
+
+    parts: int16[row, layer, k] each
+    prompt, generated: tokens, None: not said
     usage: tokens of the prompts and generated ones, of all choices together
     start: rows of the prompt left out before the first, None: not said
-    rows_of_prompt: rows that came apart from the others, None where all came together
-    keeps_prompt_apart: whether the engine has a place of its own for them, used or not
+    rows_of_prompt: rows that came apart from the others, None if all came together
+    keeps_prompt_apart: True if the engine has a place of its own for them, used or not
     """
 
     source: Source
@@ -159,19 +160,19 @@ class Answer:
     keeps_prompt_apart: bool = False
 
     def add(self, value: object) -> None:
-        """Rows in a value of `routed_experts`, after those that are there; raises InputError."""
+        """Add the rows in a value of `routed_experts`; raises InputError."""
         if encoded := self._decoded(value):
             self.start = encoded.start if self.start is None else self.start
             self.parts.append(encoded.experts)
 
     def add_prompt(self, value: object) -> None:
-        """The rows of the prompt where they came apart from the others; raises InputError."""
+        """Add the rows of the prompt if they came apart from the others; raises InputError."""
         if self.rows_of_prompt is None and (encoded := self._decoded(value)):
             self.parts.insert(0, encoded.experts)
             self.rows_of_prompt = len(encoded.experts)
 
     def count(self, tokens: int) -> None:
-        """Further generated tokens."""
+        """Count further generated tokens."""
         if tokens:
             self.generated = tokens + (self.generated or 0)
 
@@ -192,7 +193,7 @@ class Answer:
 
 @dataclass
 class Tally:
-    """How many answers had what a person should know of."""
+    """Numbers of answers with something that a person should know."""
 
     whole: int = 0
     without: int = 0
@@ -228,7 +229,7 @@ class Tally:
 
 
 def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
-    """What the choices of one answer were routed to; those without routing are counted and left out. Rows of a prompt that all
+    """The routing of the choices of one answer; those without routing are counted and left out. Rows of a prompt that all
     choices share are the first one's alone."""
     answers, first = list(answers), None
     prompt_apart = any(answer.rows_of_prompt is not None for answer in answers)
@@ -250,7 +251,7 @@ def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
 
 
 def _share_usage(answers: list[Answer]) -> None:
-    """Take from the usage what the choices do not say themselves: of a single choice all of it, of several the prompt, unless
+    """Give the choices the counts of the usage that they lack: all of it to a single choice, the prompt to several, unless
     their rows show that every choice has a prompt of its own."""
     rows = sum(len(part) for answer in answers for part in answer.parts)
     for answer in answers:
@@ -263,7 +264,7 @@ def _share_usage(answers: list[Answer]) -> None:
 
 
 def _rows_of_prompt(answer: Answer, rows: int, tally: Tally) -> int | None:
-    """How many of an answer's rows are of its prompt; None: not said."""
+    """The number of an answer's rows that are of its prompt; None: not said."""
     if answer.keeps_prompt_apart and answer.generated is not None and rows <= answer.generated:
         return 0
     if answer.prompt is None:
@@ -286,17 +287,10 @@ def _sizes(experts: np.ndarray) -> str:
     return f"[tokens, {experts.shape[1]}, {experts.shape[2]}]"
 
 
-NAME = "routed-experts"
-_KEYS = ("routed_experts", "prompt_routed_experts")
-_SGLANG_KEYS = ("meta_info", "sglext", "sgl_ext")
-_OBJECTS = ("chat.completion", "chat.completion.chunk", "text_completion")
-_EVENT, _END = "data:", "[DONE]"
-
-
 def read_responses(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace, a sequence a choice; cut into prefill and decode where every answer says how long its prompt is.
+    """A trace with a sequence for each choice; cut into prefill and decode if every answer says how long its prompt is.
 
-    Raises InputError where no answer carries routing.
+    Raises InputError if no answer carries routing.
     """
     tally = Tally()
     requests = [request for source in in_order(sources) for request in _requests(source, tally)]
@@ -309,7 +303,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
 
 
 def _requests(source: Source, tally: Tally) -> Iterator[Request]:
-    """What every choice in a file was routed to, whole answers first, then those of streams."""
+    """The routing of every choice in a file, whole answers first, then those of streams."""
     streamed: dict[str, dict[int, Answer]] = defaultdict(dict)
     for place, record, is_event in _records(source):
         choices = _choices(record)
@@ -324,7 +318,7 @@ def _requests(source: Source, tally: Tally) -> Iterator[Request]:
 
 
 def _take(record: dict, choices: list[dict], answers: dict[int, Answer], source: Source, place: str) -> None:
-    """Add what a record, an answer or a part of one, says to the answers of its choices (by their index)."""
+    """Add a record, which is an answer or a part of one, to the answers of its choices (by their index)."""
     for position, choice in enumerate(choices):
         index = choice.get("index") if isinstance(choice.get("index"), int) else position
         if index not in answers:
@@ -346,7 +340,7 @@ def _take(record: dict, choices: list[dict], answers: dict[int, Answer], source:
 
 
 def _choices(record: dict) -> list[dict]:
-    """The choices of an answer; the answer itself where it has a single one that it does not wrap."""
+    """The choices of an answer; the answer itself if it has a single one that it does not wrap."""
     for key in ("choices", "outputs"):
         if isinstance(record.get(key), list):
             return [choice for choice in record[key] if isinstance(choice, dict)]
@@ -354,7 +348,7 @@ def _choices(record: dict) -> list[dict]:
 
 
 def _beside_choices(record: dict) -> object:
-    """The routing that some servers keep beside the choices, NVIDIA Dynamo in its extension; None where there is none."""
+    """The routing that some servers keep outside the choices, NVIDIA Dynamo in its extension; None if there is none."""
     extension = record["nvext"] if isinstance(record.get("nvext"), dict) else {}
     inner = extension["engine_data"] if isinstance(extension.get("engine_data"), dict) else {}
     held = (part.get("routed_experts") for part in (record, extension, inner))
@@ -366,11 +360,11 @@ def _length(value: object) -> int:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+    return value if _is_count(value) else None
 
 
 def _records(source: Source) -> Iterator[tuple[str, dict, bool]]:
-    """(place, object, whether it is a server-sent event) of a file in any of the forms."""
+    """(place, object, True for a server-sent event) of a file in any of the forms."""
     glance = Glance(source.path)
     if glance.first_line.startswith(_EVENT):
         yield from _events(source)
@@ -394,7 +388,7 @@ def _events(source: Source) -> Iterable[tuple[str, dict, bool]]:
 
 
 def _is_lines(glance: Glance) -> bool:
-    """Whether each line is an object, by how the first one ends where a glance can see that. An object over several lines
+    """True if each line is an object, by the end of the first one if a glance can see that. An object over several lines
     begins with a line that stays open."""
     line = glance.first_line
     return line.startswith("{") and (line.endswith("}") or _is_cut(line))
@@ -419,7 +413,7 @@ def _tells(glance: Glance) -> bool:
 
 
 def _carries(record: object) -> bool:
-    """Whether a record is an answer, with routing or without, other than SGLang's."""
+    """True if a record is an answer, with routing or without, other than SGLang's."""
     if not isinstance(record, dict):
         return False
     choices = _choices(record)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first, model_layers_named, routing_trace
 from engine.formats.format import Format, Glance
 from engine.formats.json_lines import columns, line_of_row
-from engine.formats.source import Source, quoted, without_ids
+from engine.formats.source import Source, error, ok, quoted, warning, without_ids
 from engine.workload import Finding, Origin, RoutingTrace
 
 NAME = "route-log"
@@ -27,7 +27,11 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Layer:
-    """What was logged of one layer. experts: int16[token, k]; place_in_pass: int64[token], the token_idx"""
+    """The log of one layer.
+
+    experts: int16[token, k]
+    place_in_pass: int64[token]; the token_idx
+    """
 
     source: Source
     number: int
@@ -38,7 +42,7 @@ class _Layer:
 def read_routes(sources: Sequence[Source]) -> RoutingTrace:
     """A trace of the layers in all files; requests are not told apart.
 
-    Raises InputError where layers have other numbers of tokens, or one is there twice.
+    Raises InputError if layers have other numbers of tokens, or one is there twice.
     """
     layers: dict[int, _Layer] = {}
     for source in sources:
@@ -67,7 +71,7 @@ def read_routes(sources: Sequence[Source]) -> RoutingTrace:
 
 
 def _layers(source: Source) -> Iterator[_Layer]:
-    """What one file holds, a layer at a time."""
+    """The layers in one file."""
     table = columns(source.path, _SCHEMA)
     row_of_line = np.flatnonzero(pc.fill_null(pc.equal(table["type"], "route"), False).to_numpy(zero_copy_only=False))
     if not len(row_of_line):
@@ -86,7 +90,7 @@ def _layers(source: Source) -> Iterator[_Layer]:
 
 
 def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -> np.ndarray:
-    """int64[line]"""
+    """The numbers under a key, int64[line]; raises InputError for a line without one."""
     if table[key].null_count:
         row = pc.index(pc.is_null(table[key]), True).as_py()
         raise source.fault(f"needs a whole number '{key}'", line_of_row(source.path, int(row_of_line[row])))
@@ -94,7 +98,7 @@ def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -
 
 
 def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.ndarray:
-    """int16[line, k]"""
+    """The choices of every line, int16[line, k]; raises InputError."""
     lengths = pc.fill_null(pc.list_value_length(table["topk_ids"]), 0).to_numpy()
     k = int(lengths[0])
     odd = lengths != k
@@ -120,17 +124,16 @@ def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.nda
 
 
 def _recorded_experts(sources: Sequence[Source]) -> int | None:
-    """Experts per layer, where one of the first lines says it."""
+    """Experts per layer, if one of the first lines says it."""
     said = [Glance(source.path).record.get("num_experts") for source in sources]
     return next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
 
 
 def _findings(layers: list[_Layer]) -> Iterator[Finding]:
     numbers = ", ".join(str(layer.number) for layer in layers[:8]) + (" …" if len(layers) > 8 else "")
-    yield Finding(
-        severity="ok",
-        code="layers-logged",
-        message=f"Layer {numbers} was logged; a plan from this recording is of no other layer."
+    yield ok(
+        "layers-logged",
+        f"Layer {numbers} was logged; a plan from this recording is of no other layer."
         if len(layers) == 1
         else f"{len(layers)} layers were logged: {numbers}.",
     )
@@ -139,25 +142,19 @@ def _findings(layers: list[_Layer]) -> Iterator[Finding]:
     if apart:
         layer = layers[apart[0]]
         token = int((layer.place_in_pass != reference.place_in_pass).argmax())
-        yield Finding(
-            severity="error",
-            code="layers-not-aligned",
-            message=(
-                f"Layers {reference.number} and {layer.number} were logged over other forward passes (they part at token "
-                f"{token}): a row is not one token. Loads of each layer hold, affinity between layers does not; log every "
-                "layer while the same requests are served one at a time, in the same order."
-            ),
+        yield error(
+            "layers-not-aligned",
+            f"Layers {reference.number} and {layer.number} were logged over other forward passes (they part at token "
+            f"{token}): a row is not one token. Loads of each layer hold, affinity between layers does not; log every "
+            "layer while the same requests are served one at a time, in the same order.",
             rows=(token, len(layer.place_in_pass)),
             layers=tuple(apart),
         )
     elif len({layer.source.path for layer in layers}) > 1:
-        yield Finding(
-            severity="warning",
-            code="layers-of-several-runs",
-            message=(
-                "Each layer was logged in a run of its own. Their passes have the same numbers of tokens, but nothing else "
-                "shows that a row is the same token in every layer; affinity between layers holds only if it is."
-            ),
+        yield warning(
+            "layers-of-several-runs",
+            "Each layer was logged in a run of its own. Their passes have the same numbers of tokens, but nothing else "
+            "shows that a row is the same token in every layer; affinity between layers holds only if it is.",
         )
 
 
