@@ -1,4 +1,4 @@
-"""Aurora's printed ordering rule (Algorithm 1), kept beside `order` because people compare with it.
+"""Aurora's printed ordering rule (Algorithm 1), kept because people compare `order` with it.
 
 It avoids conflicts but never moves a transfer that it has placed, so it can miss the bound of Theorem 4.2; a
 three-by-three matrix is enough.
@@ -28,10 +28,11 @@ SLIVER = 1e-12
 def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop: Stop = never) -> Result[Schedule]:
     """A matched order by Algorithm 1 of Aurora (§4.2), first-fit on volumes in place of token slots.
 
-    traffic: float64[src, dst] bytes, diagonal ignored; send, receive: float64[gpu] bytes/s. Status OPTIMAL when the
-    makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`, and StoppedError once `stop` answers True.
+    traffic: float64[src, dst] bytes, diagonal ignored
+    send, receive: float64[gpu] bytes/s
 
-    The printed text leaves five things open; this is the reading taken:
+    Status OPTIMAL when the makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`, and StoppedError
+    once `stop` answers True. The printed text leaves five things open, read so:
 
     * The traffic of a GPU (lines 2 and 6) is the busier of its two directions, in seconds at pairwise rates.
     * A GPU handles its receives as well as its sends (lines 4 and 10), the busier direction first, so that the

@@ -1,4 +1,4 @@
-"""Which weight-gradient computation (dW) runs under which all-to-all of a backward pass, so that most time is overlapped.
+"""Weight-gradient computations (dW) under the all-to-alls of a backward pass, so that most time is overlapped.
 
 Lancet section 4. Maximise sum_j min(t_j, sum of the dW under j): several subset-sum problems at once, NP-hard, where a
 sum that is too long costs nothing by itself. The paper fills one all-to-all after the other ("greedy"). "best" begins
@@ -7,7 +7,7 @@ If not, it goes through the states after each all-to-all, where eligible sets ar
 last resort asks CP-SAT.
 
 Here more is better: `bound` is an **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and
-says 0 here; what may be left to gain, relative to the answer, is `bound / objective - 1`.
+says 0 here; the gain that may be left, relative to the answer, is `bound / objective - 1`.
 """
 
 import time
@@ -50,20 +50,19 @@ def schedule_weight_gradients(
     """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
 
     `objective` is the overlapped time in seconds, `bound` an upper limit of it: a minimum cut of the network in which a dW
-    may be split over several all-to-alls, or what a proof found.
+    may be split over several all-to-alls, or the limit that a proof found.
 
-    algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away. exact: whether proofs may
-    follow the search of "best", by states if the eligible sets are nested, else by CP-SAT. time_limit: CP-SAT's
-    work, in seconds of an ordinary core; all else ends by itself. wall_limit: seconds after which the clock ends it, by
-    default the time limit. on_progress: called with
-    (objective, bound) after improvements.
+    algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away
+    exact: prove after the search of "best", by states if the eligible sets are nested, else by CP-SAT
+    time_limit: CP-SAT's work, in seconds of an ordinary core; all else ends by itself
+    wall_limit: seconds after which the clock ends it, by default the time limit
+    on_progress: called with (objective, bound) after improvements
 
     In an answer of "best" every dW that runs under an all-to-all hides something that the others there leave, and it is
-    never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only
-    CP-SAT could prove it, to 4 (w + m) / 2^30, which is what its rounding to integers may take (relative; `objective` is
-    added up from the durations as given, and `bound` is proven for these in any case),
-    TIME_LIMIT if a limit ended search or proof, CANCELLED if `stop` answered True, otherwise FEASIBLE. Raises InputError
-    for another algorithm.
+    never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only CP-SAT could prove it, to
+    4 (w + m) / 2^30, the most that its rounding to integers may take (relative; `objective` is added up from the durations
+    as given, and `bound` is proven for these in any case), TIME_LIMIT if a limit ended search or proof, CANCELLED if `stop`
+    answered True, otherwise FEASIBLE. Raises InputError for another algorithm.
     """
     begin = time.perf_counter()
     if algorithm not in get_args(Algorithm):
