@@ -59,7 +59,7 @@ class Guard:
 
 
 Advance = Callable[[float], None]
-"""Told now and then which share of some work is done, 0 … 1."""
+"""Called now and then with the share of some work that is done, 0 … 1."""
 
 
 def unwatched(done: float) -> None:
@@ -75,7 +75,7 @@ class Status(StrEnum):
 
 
 class Provenance(Frozen):
-    """Where an answer came from: enough to make it again."""
+    """The origin of an answer: enough to make it again."""
 
     optimiser: str
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -98,9 +98,11 @@ def library_versions() -> dict[str, str]:
 class Result(Generic[Solution]):
     """An answer with the proof of how good it is.
 
-    For a minimisation `bound <= optimum <= objective`; `runtime` is in seconds, `solution` is None when there is none. Raises
-    InputError where objective or bound came out of numbers that have no finite answer. Where there is none at all
-    (INFEASIBLE) both may be infinite, the least of nothing.
+    For a minimisation `bound <= optimum <= objective`. Raises InputError where objective or bound came out of numbers that
+    have no finite answer; both may be infinite for INFEASIBLE.
+
+    runtime: seconds
+    solution: None when there is none
     """
 
     status: Status
@@ -121,7 +123,7 @@ class Result(Generic[Solution]):
 
 
 def relative_gap(objective: float, bound: float) -> float:
-    """How far `objective` is above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
+    """Distance of `objective` above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
     if objective <= bound:
         return 0.0
     return (objective - bound) / bound if bound > 0 else float("inf")

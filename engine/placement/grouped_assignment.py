@@ -1,15 +1,9 @@
-"""Which experts go on which GPU of a mixed cluster, several experts to a GPU: near-optimal, with a proven bound.
+"""Experts on the GPUs of a mixed cluster, several experts to a GPU: near-optimal, with a proven bound.
 
 The objective is Aurora's, max F + 2 max N (equation 3, see `assignment`), with loads that add up over the experts of a
 GPU. The paper has one expert to a GPU; with more the problem contains bin packing, so it is answered in three steps:
-the Lagrangian bound at the multipliers of the linear relaxation, local search (a greedy start, the best move or swap at
-the worst GPUs, kicks), and CP-SAT where the instance is small enough.
-
-Local search for grouped assignments: a greedy start, the best exchange at the worst GPUs, kicks.
-
-The best groups of experts on GPUs of a small instance, proven by CP-SAT.
-
-A lower bound for groups of experts on GPUs: the Lagrangian at multipliers of the linear relaxation.
+the Lagrangian bound at the multipliers of the linear relaxation, local search (a greedy start, the best exchange at the
+worst GPUs, kicks), and CP-SAT where the instance is small enough.
 """
 
 import math
@@ -33,6 +27,13 @@ SQUARINGS = 9
 ACCEPT = 1.002
 KICKS_PER_RETURN = 50
 STEPS_PER_POLL = 16
+PROVEN_GAP = 1e-6
+CP_SAT_PAIRS = 4096
+"""GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
+CP_SAT_UNITS = 2**30
+"""Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
+2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
+RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
 
 
 def search(
@@ -184,12 +185,6 @@ class _State:
             self.place[second] = gpu_first
 
 
-PROVEN_GAP = 1e-6
-CP_SAT_PAIRS = 4096
-"""GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
-RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
-
-
 def assign_groups(
     instance: AssignmentInstance,
     slots: NDArray[np.int64],
@@ -262,7 +257,7 @@ def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:
 
 
 def _unavoidable(instance: AssignmentInstance, slots: NDArray[np.int64], exact_slots: bool) -> tuple[float, float]:
-    """Lower limits of max F and max N in seconds: what an expert with its lightest company, or a GPU, cannot avoid."""
+    """Lower limits of max F and max N in seconds, which an expert with its lightest company, or a GPU, cannot avoid."""
     some = np.flatnonzero(slots)
 
     def at_least(seconds: NDArray[np.float64]) -> float:
@@ -299,11 +294,6 @@ def _checked_slots(slots: NDArray[np.int64], instance: AssignmentInstance, exact
     return np.minimum(slots, experts).astype(np.int64)
 
 
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
-2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
-
-
 def best_groups(
     instance: AssignmentInstance,
     slots: NDArray[np.int64],
@@ -317,8 +307,9 @@ def best_groups(
 ) -> tuple[NDArray[np.int64], float]:
     """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
 
-    seconds, wall_limit: see `engine.solver.solve`. Loads are rounded down and savings up, so that the optimum of the integer
-    model is at most the true one.
+    Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
+
+    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -374,9 +365,9 @@ def relaxation_bound(
 ) -> float:
     """Lower bound of max F + 2 max N in seconds: the linear relaxation with max F and max N not below their floors.
 
-    The simplex code only proposes multipliers. The bound is the Lagrangian at them, whose minimum over the assignments
-    is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to
-    no end within `seconds` of work, or by the `deadline` of time.perf_counter.
+    The simplex code only proposes multipliers. The bound is the Lagrangian at them; its minimum over the assignments is a
+    transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to no end within
+    `seconds` of work, or by the `deadline` of time.perf_counter.
     """
     from ortools.linear_solver.python import model_builder
     from scipy.optimize import linear_sum_assignment

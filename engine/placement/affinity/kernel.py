@@ -1,4 +1,4 @@
-"""Which GPU holds which expert in every layer, so that tokens seldom change GPU between layers, with a proven bound.
+"""Experts on GPUs in every layer so that tokens seldom change GPU between layers, with a proven bound.
 
 ExFlow sections IV-B to IV-D. Its equation 8 counts, over recorded tokens, the hops between layers that leave a GPU (or a
 node) when every GPU holds equally many experts of each layer. That sum depends on the tokens only through the counts of
@@ -48,12 +48,13 @@ STAGES_SHARE = 0.75
 
 @dataclass(frozen=True)
 class AffinityInstance:
-    """Hops between layers, and what they cost.
+    """Hops between layers, and their costs.
 
-    transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0.
-    gpus: how many; they must divide the experts. gpus_per_node: GPU g is in node g // gpus_per_node; None = one node.
-    cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0.
-    within: float64[layer, expert, expert] or None, hops between experts of one layer, which cost as much; only without nodes.
+    transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0
+    gpus: a divisor of the number of experts
+    gpus_per_node: GPU g is in node g // gpus_per_node; None = one node
+    cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0
+    within: float64[layer, expert, expert] or None, hops between experts of one layer, which cost as much; only without nodes
 
     Raises InputError if a shape or a value is wrong.
     """
@@ -99,7 +100,7 @@ class AffinityInstance:
 
     @cached_property
     def pairs_within(self) -> NDArray[np.float64] | None:
-        """float64[layer, expert, expert]: `within` in both directions together, what stays with its expert left out."""
+        """float64[layer, expert, expert]: `within` in both directions together, without hops that stay with their expert."""
         if self.within is None:
             return None
         both = self.within + self.within.transpose(0, 2, 1)
@@ -122,7 +123,7 @@ class AffinityInstance:
 
     def hops(self, gpu_of_expert: NDArray[np.int64]) -> tuple[float, float]:
         """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
-        # Counted one by one: the difference of what there is and what stays would lose small counts beside large ones.
+        # Counted one by one: the difference of all and those that stay would lose small counts next to large ones.
         node_hops = gpu_hops = 0.0
         pairs = [
             (gpu_of_expert[layer], gpu_of_expert[layer + 1], count, 1.0) for layer, count in enumerate(self.transitions)
@@ -142,7 +143,7 @@ class AffinityInstance:
         return self.cost_node * node_hops + self.cost_gpu * gpu_hops
 
     def prices(self) -> Prices:
-        """What keeping a hop saves; two kinds of hops that cost the same, or of which one cannot occur, are one."""
+        """The savings of a kept hop; two kinds of hops that cost the same, or of which one cannot occur, are one."""
         if self.nodes == 1 or self.cost_gpu == self.cost_node:
             return Prices(self.transitions, self.gpus, self.gpus, self.cost_gpu, 0.0, self.pairs_within)
         if self.node_size == 1:
@@ -163,9 +164,8 @@ def affinity(
     """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
     staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
-        is still the cost of all hops. Proven, its bound is that of plans made in stages, whose cost a plan that weighs both
-        kinds of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is
-        minimised.
+        is still the cost of all hops. Proven, its bound is that of plans made in stages, which a plan that weighs both kinds
+        of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is minimised.
     time_limit: work, in seconds of an ordinary core as estimated from its amount. With `exact=False`, or where
         the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
     on_progress: called with (objective, bound) after improvements of either.
@@ -214,7 +214,7 @@ def affinity(
 
 
 class _Incumbent:
-    """The best placement so far, int64[layer, expert], beside the bound; either's improvements are reported.
+    """The best placement so far, int64[layer, expert], and the bound; improvements of either are reported.
 
     lexicographic: every placement taken replaces the one before, since hops between nodes count before all others.
     """
@@ -320,7 +320,7 @@ def _fewest_hops(
 
 
 class _Bound:
-    """What every plan costs at least, from limits on the hops that groups of GPUs can keep.
+    """The least cost of any plan, from limits on the hops that groups of GPUs can keep.
 
     Hops kept in nodes and hops kept on GPUs are limited separately, each at its price.
     """
@@ -332,7 +332,7 @@ class _Bound:
         if prices.node > 0:
             self.groups.append((instance.nodes, prices.node))
         elif prices.node < 0:
-            # A hop inside a node costs more than one between nodes; what stays on a GPU stays in its node too.
+            # A hop inside a node costs more than one between nodes; a hop kept on a GPU is kept in its node too.
             self.groups = [(instance.gpus, prices.gpu + prices.node)]
         self.layer_limits = [spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
         self.kept = [float(limits.sum()) for limits in self.layer_limits]
@@ -352,7 +352,7 @@ class _Bound:
         return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
 
     def can_tighten(self, seconds: float) -> bool:
-        """Whether `tighten` has a method that is worth so many seconds of work."""
+        """True if `tighten` has a method that is worth so many seconds of work."""
         if not len(self.counts) or not any(price > 0 for _, price in self.groups):
             return False
         few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)

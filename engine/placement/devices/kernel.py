@@ -1,10 +1,8 @@
-"""Which devices host which experts of one layer when popular experts may have several: the largest load least.
+"""Hosts of the experts of one layer, several for popular ones: the largest load least.
 
-Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`first_fit`) are its
+Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`pack_devices`) are its
 answer, kept as the method "lina". First fit aims at few devices, not at even ones, so "best" minimises the largest load
 itself: local search, and CP-SAT where the instance is small enough for a proof.
-
-The best hosts of a small layer's experts, proven by CP-SAT.
 """
 
 import time
@@ -31,8 +29,11 @@ PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
 """(expert, number of hosts, device) choices up to which CP-SAT is tried."""
 CP_SAT_SECONDS = 10.0
-"""What CP-SAT gets at most: a proof that takes longer hardly ever comes."""
+"""The most work that CP-SAT gets: a proof that takes longer hardly ever comes."""
 SEARCH_SHARE = 0.4
+CP_SAT_UNITS = 2**30
+"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
+optimal (32-bit sums in its presolve)."""
 
 
 def replicate_devices(
@@ -52,17 +53,17 @@ def replicate_devices(
 
     popularity: float64[expert] in any unit, finite, at least 0; every expert is hosted, also one of popularity 0
     method: "best", or "lina": equation 1 with the popularity scaled to a sum of 1, then first-fit decreasing
-    exact: whether CP-SAT may follow the search of "best"; kicks: restarts of that search, by default as many as take
-        about half a second
+    exact: prove by CP-SAT after the search of "best"
+    kicks: restarts of that search, by default as many as take about half a second
     time_limit: CP-SAT's work, in seconds of an ordinary core; the search ends by itself
     wall_limit: seconds after which the clock ends both, by default the time limit
     on_incumbent: called with (objective, bound) after improvements
 
     `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
-    is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of what the search had
-    found, which is what rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended
-    search or proof, FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for bad values and
-    for more experts than devices x max_experts_per_device.
+    is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of the search's answer, the
+    most that rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended search or proof,
+    FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for bad values and for more experts than
+    devices x max_experts_per_device.
     """
     start = time.perf_counter()
     weight = _checked_popularity(popularity)
@@ -78,7 +79,9 @@ def replicate_devices(
     limited, rounding = False, 0.0
     if method == "lina":
         share = devices * (weight / (weight.sum() or 1.0))
-        hosts = _hosts(pack_devices(share, devices, cap, seed), len(weight))
+        hosts = np.zeros((len(weight), devices), dtype=bool)
+        for device, held in enumerate(pack_devices(share, devices, cap, seed)):
+            hosts[list(held), device] = True
     else:
         kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
         options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
@@ -118,7 +121,7 @@ def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
     """A largest load that no hosting can be under. weight: float64[expert].
 
     The mean; the largest replica where the slots are shared out to make it smallest; and, where experts fill so many
-    slots that no device has less than c of them, the heaviest piece with the lightest c - 1 others beside it.
+    slots that no device has less than c of them, the heaviest piece with the lightest c - 1 others.
     """
     experts, slots = len(weight), devices * cap
     replica = (weight / replicas_of_expert(weight, devices, slots)).max()
@@ -142,7 +145,7 @@ def _best(
     on_incumbent: Callable[[float, float], None],
     wall_limit: float | None,
 ) -> tuple[Hosts, float, bool, float]:
-    """Hosts, a lower bound, whether a time limit ended the search or the proof, and what rounding took from the bound."""
+    """(hosts, a lower bound, True if a time limit ended the search or the proof, loss of the bound by rounding)."""
     wall_limit = time_limit if wall_limit is None else wall_limit
     deadline = time.perf_counter() + wall_limit
     search_ends = time.perf_counter() + SEARCH_SHARE * wall_limit
@@ -171,19 +174,6 @@ def _best(
     return hosts, max(bound, proven), not ended, (cap + 1) * objective / CP_SAT_UNITS
 
 
-def _hosts(solution: Hosting, experts: int) -> Hosts:
-    hosts = np.zeros((experts, len(solution)), dtype=bool)
-    for device, held in enumerate(solution):
-        hosts[list(held), device] = True
-    return hosts
-
-
-PROVEN_GAP = 1e-9
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
-optimal (32-bit sums in its presolve)."""
-
-
 def best_hosts(
     weight: NDArray[np.float64],
     cap: int,
@@ -197,10 +187,12 @@ def best_hosts(
     on_progress: Callable[[float, float], None],
     wall_limit: float | None = None,
 ) -> tuple[Hosts, float, bool]:
-    """Hosts at least as good up to rounding, a lower bound, and whether the search came to its end.
+    """(hosts at least as good up to rounding, a lower bound, True if the search came to its end).
 
-    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
-    down, so that the optimum of the integer model is at most the true one. seconds, wall_limit: see `engine.solver.solve`.
+    Pieces are rounded down, so that the optimum of the integer model is at most the true one.
+
+    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have
+    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -215,7 +207,7 @@ def best_hosts(
     hint, chosen = {}, [[[] for _ in range(devices)] for _ in range(experts)]
     # The devices are alike: the expert with the largest piece takes the first ones.
     leader = int((weight / fewest).argmax())
-    now = _leader_first(hosts, leader)
+    now = hosts[:, np.argsort(~hosts[leader], kind="stable")]
     for expert in range(experts):
         counts = range(int(fewest[expert]), int(most[expert]) + 1)
         is_count = [model.new_bool_var("") for _ in counts]
@@ -250,8 +242,3 @@ def best_hosts(
         return hosts, 0.0, False
     hosts_found = np.array([[any(solver.boolean_value(is_host) for is_host in cell) for cell in row] for row in chosen])
     return hosts_found, solver.best_objective_bound / scale, status == OPTIMAL
-
-
-def _leader_first(hosts: Hosts, leader: int) -> Hosts:
-    """The same state with the devices of the expert `leader` in front."""
-    return hosts[:, np.argsort(~hosts[leader], kind="stable")]

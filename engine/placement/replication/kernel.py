@@ -1,8 +1,8 @@
-"""Which experts get replicas and on which GPUs they live, so that the slowest GPU of every layer is as fast as possible.
+"""Replicas of experts on GPUs, so that the slowest GPU of every layer is as fast as possible.
 
-What Lina (section 5) and DeepSeek's EPLB do at inference, taken further: replicas are counted and packed greedily, then
-exchanged between GPUs under the true objective (`search`), which may be the worst of several workloads, and
-an expert's tokens may be divided at will over its replicas (`free_split`). Layers do not depend on each other.
+The balancing of Lina (section 5) and DeepSeek's EPLB at inference, taken further: replicas are counted and packed greedily,
+then exchanged between GPUs under the true objective (`search`), which may be the worst of several workloads, and
+an expert's tokens may be divided at will over its replicas (`divided`). Layers do not depend on each other.
 
 Here more is better: the objective is the balancedness, ideal time over the time of the slowest GPU, and its bound is an
 **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and says 0 here; the gap in terms of
@@ -49,11 +49,13 @@ def replicate(
 
     The objective, to be maximised, is the least balancedness over layers and loads, the bound an upper limit of it.
 
-    algorithm: "best", or "eplb" on the mean of the loads. close_enough: relative distance from the bound at which a layer
-    is left alone. effort: attempts to improve layers that are further away, by other replica counts and otherwise. exact:
-    try to prove small layers. time_limit: work of the proofs, in seconds of an ordinary core; the search ends by itself.
-    wall_limit: seconds after which the clock ends both, by default the time limit. on_incumbent: called with (objective,
-    bound) after improvements.
+    algorithm: "best", or "eplb" on the mean of the loads
+    close_enough: relative distance from the bound at which a layer is left alone
+    effort: attempts to improve layers that are further away, by other replica counts and otherwise
+    exact: try to prove small layers
+    time_limit: work of the proofs, in seconds of an ordinary core; the search ends by itself
+    wall_limit: seconds after which the clock ends both, by default the time limit
+    on_incumbent: called with (objective, bound) after improvements
 
     Two replicas of an expert on one GPU are legal, and with an equal split sometimes best; except where CP-SAT finds
     that, "best" avoids them as long as another GPU has room. It never does worse than EPLB in any layer. Status OPTIMAL
@@ -148,11 +150,14 @@ def _prove(
 ) -> bool:
     """Improve layers, and their bounds, in place by CP-SAT, the least balanced first, until the least one is proven.
 
-    seconds: work on all layers; deadline: of time.perf_counter. False if a limit left the least one unproven; True
-    also where the layers are too large to try.
+    False if a limit left the least one unproven; True also where the layers are too large to try.
+
+    seconds: work on all layers
+    deadline: of time.perf_counter
     """
     loads, _, experts = instance.loads.shape
-    if _variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
+    cells = loads + 1 if instance.split == "free" else int(instance.slots_of_gpu.sum()) - experts + 1
+    if experts * instance.gpus * cells > MOST_VARIABLES:
         return True
     from engine.placement.replication.exact import best_layout  # see engine.solver
 
@@ -186,9 +191,3 @@ def _prove(
         if on_incumbent:
             on_incumbent(float(reached.min()), max(float(bound.min()), float(reached.min())))
     return False
-
-
-def _variables(experts: int, loads: int, slots_of_gpu: NDArray[np.int64], split: str) -> int:
-    """How large the model of a layer is."""
-    gpus = len(slots_of_gpu)
-    return experts * gpus * (loads + 1 if split == "free" else int(slots_of_gpu.sum()) - experts + 1)
