@@ -58,6 +58,29 @@ class Guard:
         return Guard(self.stop, (self.until - time.perf_counter()) / parts, self)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a kernel's work. Same input and limits, same answer, unless the clock decided.
+
+    seconds: work, in seconds of an ordinary core as estimated from its amount
+    wall: seconds after which the clock ends the work, by default as many; later, a busy machine changes no answer
+    seed: of random choices
+    exact: True asks for a proof, from the kernels that have a choice
+    """
+
+    seconds: float = 10.0
+    wall: float | None = None
+    seed: int = 0
+    exact: bool = True
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.seconds if self.wall is None else self.wall
+
+
+Report = Callable[[float, float], None]
+"""Called with (objective, bound) after improvements of either."""
+
 Advance = Callable[[float], None]
 """Called now and then with the share of some work that is done, 0 … 1."""
 

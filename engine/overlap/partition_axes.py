@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Result, Status, Stop, library_versions, never
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -86,7 +86,7 @@ class AxisProblem:
 
 
 def partition_axes(
-    problem: AxisProblem, time_limit: float = 10.0, seed: int = 0, stop: Stop = never
+    problem: AxisProblem, limits: Limits = Limits(), stop: Stop = never
 ) -> Result[dict[str, Axis] | None]:
     """An axis for every tensor, so that all constraints allow them; which one, where there are several, is left open.
 
@@ -98,10 +98,9 @@ def partition_axes(
     if not all(rows for _, rows in tables) or not all(problem.domains.values()):
         status, solution = Status.INFEASIBLE, None
     else:
-        left = max(start + time_limit - time.perf_counter(), LEAST_SECONDS)
-        status, places = some_places(
-            {tensor: len(axes) for tensor, axes in problem.domains.items()}, tables, left, seed, stop
-        )
+        left = max(start + limits.wall_seconds - time.perf_counter(), LEAST_SECONDS)
+        sizes = {tensor: len(axes) for tensor, axes in problem.domains.items()}
+        status, places = some_places(sizes, tables, left, limits.seed, stop)
         solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
     return Result(
         status=status,
@@ -110,7 +109,10 @@ def partition_axes(
         runtime=time.perf_counter() - start,
         solution=solution,
         provenance=Provenance(
-            optimiser="partition-axes", options={"time_limit": time_limit}, seed=seed, versions=library_versions()
+            optimiser="partition-axes",
+            options={"time_limit": limits.seconds},
+            seed=limits.seed,
+            versions=library_versions(),
         ),
     )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -187,52 +187,47 @@ class _State:
 
 def assign_groups(
     instance: AssignmentInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     slots: NDArray[np.int64],
     exact_slots: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs so that max F + 2 max N is small; `solution` is gpu_of_expert int64[expert].
 
-    slots: int64[gpu], how many experts each GPU takes, or at most takes with `exact_slots=False`.
-    time_limit: work, in seconds of an ordinary core as estimated from its amount.
-    wall_limit: seconds after which the clock ends it, by default the time limit.
-    on_incumbent: called with (objective, bound) in seconds after improvements.
+    slots: int64[gpu], the experts that each GPU takes, or at most takes with `exact_slots=False`
 
     Status OPTIMAL if the relative gap is at most 1e-6, TIME_LIMIT if CP-SAT ended without that proof, FEASIBLE if the
-    instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Same input and seed,
-    same answer, unless the wall limit cuts a step short. Raises InputError if the slots cannot hold the experts.
+    instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Raises InputError if the
+    slots cannot hold the experts.
     """
-
     start = time.perf_counter()
-    slots = _checked_slots(slots, instance, exact_slots)
-    options = {"exact_slots": exact_slots, "time_limit": time_limit}
+    slots, seed = _checked_slots(slots, instance, exact_slots), limits.seed
+    options = {"exact_slots": exact_slots, "time_limit": limits.seconds}
     provenance = Provenance(optimiser="assign_groups", options=options, seed=seed, versions=library_versions())
     if slots.max() == slots.min() == 1:
         result = assign(_with_idle_experts(instance), stop)
         return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
 
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
+    deadline = start + limits.wall_seconds
     floors = _unavoidable(instance, slots, exact_slots)
     least = floors[0] + 2 * floors[1]
     if not stop():
-        seconds = RELAXATION_SHARE * time_limit
+        seconds = RELAXATION_SHARE * limits.seconds
         least = max(least, relaxation_bound(instance, slots, exact_slots, floors, seconds, deadline, stop))
 
-    def report(objective: float, proven: float = 0.0) -> None:
-        if on_incumbent:
-            on_incumbent(objective, min(max(least, proven), objective))
+    def found(objective: float, proven: float = 0.0) -> None:
+        if report:
+            report(objective, min(max(least, proven), objective))
 
     bound, target = least, least * (1 + PROVEN_GAP)
-    best = search(instance, slots, SEARCH_SHARE * time_limit, deadline, seed, target, stop, report)
+    best = search(instance, slots, SEARCH_SHARE * limits.seconds, deadline, seed, target, stop, found)
     objective = instance.cost(best)
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
-        seconds, left = CP_SAT_SHARE * time_limit, max(0.0, deadline - time.perf_counter())
-        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, report)
+        seconds, left = CP_SAT_SHARE * limits.seconds, max(0.0, deadline - time.perf_counter())
+        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, found)
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)

@@ -28,7 +28,7 @@ def main() -> None:
             compute = EXPERT_SECONDS_PER_TOKEN * tokens.sum(axis=0) / speed[:, None]
             rate = TOKENS_PER_SECOND * speed
             instance = AssignmentInstance.from_tokens(tokens, compute, rate, rate)
-            result = assign(instance) if experts == gpus else assign_groups(instance, slots)
+            result = assign(instance) if experts == gpus else assign_groups(instance, slots=slots)
             by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), speed, slots)) / result.objective
             by_chance = instance.cost(random_assignment(experts, slots, seed)) / result.objective
             print(

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
+from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 
@@ -65,8 +66,8 @@ def mixed_gpus(instances: int) -> None:
             rows = []
             for seed in range(instances):
                 cost, weight = make(gpus, seed)
-                quick = colocate_heterogeneous(cost, exact=False)
-                best = colocate_heterogeneous(cost, time_limit=TIME_LIMIT)
+                quick = colocate_heterogeneous(cost, Limits(exact=False))
+                best = colocate_heterogeneous(cost, Limits(TIME_LIMIT))
                 paper = check_colocation_heterogeneous(decoupled(cost, weight), cost)
                 ratios = (paper / best.objective - 1, quick.objective / best.objective - 1)
                 rows.append((*ratios, quick.runtime, best.runtime, best.gap))

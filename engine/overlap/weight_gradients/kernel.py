@@ -11,7 +11,6 @@ says 0 here; the gain that may be left, relative to the answer, is `bound / obje
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -22,7 +21,7 @@ from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
 from engine.overlap.weight_gradients.exact import best_nested
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
 
 Algorithm = Literal["greedy", "best"]
 PROVEN_GAP = 1e-9
@@ -38,25 +37,20 @@ MOST_CHOICES = 20_000
 
 def schedule_weight_gradients(
     instance: WeightGradientInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
     *,
     algorithm: Algorithm = "best",
-    exact: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
 
     `objective` is the overlapped time in seconds, `bound` an upper limit of it: a minimum cut of the network in which a dW
     may be split over several all-to-alls, or the limit that a proof found.
 
+    limits: the work is CP-SAT's, all else ends by itself; exact: prove after the search of "best", by states if the eligible
+        sets are nested, else by CP-SAT
     algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away
-    exact: prove after the search of "best", by states if the eligible sets are nested, else by CP-SAT
-    time_limit: CP-SAT's work, in seconds of an ordinary core; all else ends by itself
-    wall_limit: seconds after which the clock ends it, by default the time limit
-    on_progress: called with (objective, bound) after improvements
 
     In an answer of "best" every dW that runs under an all-to-all hides something that the others there leave, and it is
     never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only CP-SAT could prove it, to
@@ -71,8 +65,8 @@ def schedule_weight_gradients(
     bound, limited, close = cut_bound(relative), False, PROVEN_GAP
     alltoall_of_dw = best_fit(instance)
     if algorithm == "best":
-        work = _Work(relative, alltoall_of_dw, bound, time_limit, wall_limit, seed, stop, on_progress, unit)
-        work.run(exact)
+        work = _Work(relative, alltoall_of_dw, bound, limits, stop, report, unit)
+        work.run(limits.exact)
         alltoall_of_dw = without_idle(instance, work.best)
         bound, limited, close = work.bound, work.limited, work.close
     objective = overlap(instance, alltoall_of_dw)
@@ -83,9 +77,9 @@ def schedule_weight_gradients(
         status = Status.CANCELLED
     else:
         status = Status.TIME_LIMIT if limited else Status.FEASIBLE
-    options = {"algorithm": algorithm, "exact": exact, "time_limit": time_limit}
+    options = {"algorithm": algorithm, "exact": limits.exact, "time_limit": limits.seconds}
     provenance = Provenance(
-        optimiser="schedule_weight_gradients", options=options, seed=seed, versions=library_versions()
+        optimiser="schedule_weight_gradients", options=options, seed=limits.seed, versions=library_versions()
     )
     return Result(status, objective, bound, time.perf_counter() - begin, alltoall_of_dw, provenance)
 
@@ -93,12 +87,19 @@ def schedule_weight_gradients(
 class _Work:
     """The best assignment so far int64[w] of a relative instance, its overlap, and the proven bound."""
 
-    def __init__(self, instance, start, bound, time_limit, wall_limit, seed, stop, on_progress, unit) -> None:
-        self.instance, self.bound, self.seed, self.stop = instance, bound, seed, stop
-        self.on_progress, self.unit = on_progress, unit
-        self.begin, self.time_limit, self.limited = time.perf_counter(), time_limit, False
-        self.wall_limit = time_limit if wall_limit is None else wall_limit
-        self.close = PROVEN_GAP
+    def __init__(
+        self,
+        instance: WeightGradientInstance,
+        start: NDArray[np.int64],
+        bound: float,
+        limits: Limits,
+        stop: Stop,
+        report: Report | None,
+        unit: float,
+    ) -> None:
+        self.instance, self.bound, self.limits, self.stop = instance, bound, limits, stop
+        self.on_progress, self.unit = report, unit
+        self.begin, self.limited, self.close = time.perf_counter(), False, PROVEN_GAP
         self.best, self.objective = start, overlap(instance, start)
         self.report()
 
@@ -117,7 +118,7 @@ class _Work:
             self.on_progress(self.objective * self.unit, max(self.bound, self.objective) * self.unit)
 
     def over(self, share: float = 1.0) -> bool:
-        return self.stop() or time.perf_counter() > self.begin + share * self.wall_limit
+        return self.stop() or time.perf_counter() > self.begin + share * self.limits.wall_seconds
 
     def run(self, exact: bool) -> None:
         """One step after the other until one of them proves the answer."""
@@ -135,7 +136,7 @@ class _Work:
         target, steps = self.bound * (1 - ROUND_OFF), usual_steps(len(self.instance.alltoall))
         share = SEARCH_SHARE if exact else 1.0
         stop = partial(self.over, share)
-        self.take(exchange_search(self.instance, self.best, target, steps, self.seed, stop, self.take))
+        self.take(exchange_search(self.instance, self.best, target, steps, self.limits.seed, stop, self.take))
         self.limited = stop()
 
     def states(self, exact: bool) -> None:
@@ -148,12 +149,13 @@ class _Work:
                 break
 
     def integers(self, exact: bool) -> None:
-        seconds, left = PROOF_SHARE * self.time_limit, self.begin + self.wall_limit - time.perf_counter()
+        seconds = PROOF_SHARE * self.limits.seconds
+        left = self.begin + self.limits.wall_seconds - time.perf_counter()
         if exact and left > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
             from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
 
             alltoall_of_dw, bound = best_assignment(
-                self.instance, self.best, self.bound, seconds, self.seed, self.stop, left
+                self.instance, self.best, self.bound, seconds, self.limits.seed, self.stop, left
             )
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)

@@ -32,7 +32,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
 
 PROVEN_GAP = 1e-9
 SPECTRA_SHARE = 0.5
@@ -153,31 +153,26 @@ class AffinityInstance:
 
 def affinity(
     instance: AffinityInstance,
-    staged: bool = False,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
+    limits: Limits = Limits(),
     stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    report: Report | None = None,
+    *,
+    staged: bool = False,
 ) -> Result[NDArray[np.int64]]:
     """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
+    limits: with exact=False, or too few seconds for better bounds, all of them go into the search and the bound is the fast
+        spectral one
     staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
         is still the cost of all hops. Proven, its bound is that of plans made in stages, which a plan that weighs both kinds
         of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is minimised.
-    time_limit: work, in seconds of an ordinary core as estimated from its amount. With `exact=False`, or where
-        the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
-    on_progress: called with (objective, bound) after improvements of either.
-    wall_limit: seconds after which the clock decides, by default the time limit; later, a busy machine changes no answer.
 
     Status OPTIMAL if proven (for `staged`: no plan with as few hops between nodes, the fewest possible, has fewer between
     GPUs), TIME_LIMIT if the clock ended a step, FEASIBLE if the work allotted was done, CANCELLED if `stop` answered True.
-    Same input and seed, same answer, unless the clock decided.
     """
     start = time.perf_counter()
-    wall_limit = wall_limit or time_limit
-    options = {"staged": staged, "time_limit": time_limit, "exact": exact}
+    seconds, wall, seed = limits.seconds, limits.wall_seconds, limits.seed
+    options = {"staged": staged, "time_limit": seconds, "exact": limits.exact}
     provenance = Provenance(optimiser="affinity", options=options, seed=seed, versions=library_versions())
     lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
     prices = instance.prices()
@@ -186,30 +181,29 @@ def affinity(
         objective = instance.cost(place)
         return Result(status, objective, min(bound, objective), time.perf_counter() - start, place, provenance)
 
-    proven = _exact(instance, prices, lexicographic, time_limit, stop)
+    proven = _exact(instance, prices, lexicographic, seconds, stop)
     if proven is not None:
         result = answer(Status.OPTIMAL, proven, math.inf)
-        if on_progress:
-            on_progress(result.objective, result.bound)
+        if report:
+            report(result.objective, result.bound)
         return result
 
-    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * time_limit
-    limits = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall_limit if fits else start)
-    incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
-    tightens = exact and limits.can_tighten(BOUND_SHARE * time_limit)
+    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * seconds
+    least = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall if fits else start)
+    incumbent = _Incumbent(instance, least, lexicographic, report)
+    tightens = limits.exact and least.can_tighten(BOUND_SHARE * seconds)
     share, cap = (SEARCH_SHARE, SEARCH_CAP) if tightens else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
-    _search_from_starts(incumbent, prices, share * time_limit, start, cap * wall_limit, seed, stop)
+    _search_from_starts(incumbent, prices, share * seconds, start, cap * wall, seed, stop)
     best = incumbent.place
-    if tightens and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
-        deadline = start + BOUND_CAP * wall_limit
-        limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, incumbent.report)
-    bound = limits.cost()
+    if tightens and relative_gap(instance.cost(best), least.cost()) > PROVEN_GAP:
+        least.tighten(BOUND_SHARE * seconds, start + BOUND_CAP * wall, instance.cost(best), stop, incumbent.report)
+    bound = least.cost()
     if not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP:
         status = Status.OPTIMAL
     elif stop():
         status = Status.CANCELLED
     else:
-        status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * wall_limit else Status.FEASIBLE
+        status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * wall else Status.FEASIBLE
     return answer(status, best, bound)
 
 
@@ -220,13 +214,9 @@ class _Incumbent:
     """
 
     def __init__(
-        self,
-        instance: AffinityInstance,
-        limits: "_Bound",
-        lexicographic: bool,
-        on_progress: Callable[[float, float], None] | None,
+        self, instance: AffinityInstance, least: "_Bound", lexicographic: bool, on_progress: Report | None
     ) -> None:
-        self.instance, self.limits, self.lexicographic = instance, limits, lexicographic
+        self.instance, self.least, self.lexicographic = instance, least, lexicographic
         self.on_progress = on_progress
         self.place: NDArray[np.int64] | None = None
 
@@ -237,7 +227,7 @@ class _Incumbent:
             self.place = place
         if self.on_progress and self.place is not None:
             objective = cost(self.place)
-            self.on_progress(objective, min(self.limits.cost(), objective))
+            self.on_progress(objective, min(self.least.cost(), objective))
 
 
 def _search_from_starts(
@@ -247,8 +237,8 @@ def _search_from_starts(
 
     seconds: work by its own estimate; most_seconds: wall time after `start` at which the clock ends it.
     """
-    instance, limits, lexicographic = incumbent.instance, incumbent.limits, incumbent.lexicographic
-    enough = math.inf if prices.node else prices.gpu * limits.total - limits.cost()
+    instance, least, lexicographic = incumbent.instance, incumbent.least, incumbent.lexicographic
+    enough = math.inf if prices.node else prices.gpu * least.total - least.cost()
     deadline = start + most_seconds
     if instance.nodes > 1 and instance.node_size > 1 and (lexicographic or prices.node):
         part = 1.0 if lexicographic else STAGES_SHARE

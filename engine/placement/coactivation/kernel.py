@@ -26,7 +26,7 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.relaxation import Relaxation, least_seconds
 from engine.placement.coactivation.search import Task, search
 from engine.placement.replication import ReplicationInstance, replicate
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Result, Status, Stop, library_versions, never
 
 
 def balanced(
@@ -44,7 +44,7 @@ def balanced(
         return place, 0
     # Slots for one replica of each expert leave only the balance of replication.
     instance = ReplicationInstance(load[None, None].astype(np.float64), len(load), gpus)
-    result = replicate(instance, time_limit=seconds, seed=seed, stop=lambda: bool(hurry[0]), wall_limit=math.inf)
+    result = replicate(instance, Limits(seconds, wall=math.inf, seed=seed), lambda: bool(hurry[0]))
     place[result.solution[0]] = np.arange(len(load)) // (len(load) // gpus)
     return place, math.ceil(load.sum() / gpus / result.bound * (1 - 1e-9))
 
@@ -267,44 +267,37 @@ def compile_ahead() -> None:
 
 
 def coactivation(
-    instance: CoactivationInstance,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
-    stop: Stop = never,
-    port_weight: float = 0.0,
-    wall_limit: float | None = None,
+    instance: CoactivationInstance, limits: Limits = Limits(), stop: Stop = never, *, port_weight: float = 0.0
 ) -> Result[NDArray[np.int64]]:
     """Experts on GPUs so that tokens send few rows; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
     The objective is the sum of rows to other GPUs (nodes) over tokens and layers, the bound the least that placements within
     the cap send (in layers that cannot keep it: placements with no more load on a GPU than allowed to this one).
 
-    time_limit: work, in seconds of an ordinary core as estimated from its amount
-    exact: prove small layers, and bound the others; with False all time goes into the search, and the bound counts the
-        experts of a token that do not fit on a group with its others
+    limits: exact: prove small layers, and bound the others; with False all time goes into the search, and the bound counts
+        the experts of a token that do not fit on a group with its others
     port_weight: weight in the search of the rows into the busiest GPU (node), times the number of those, against the rows of
         all: 0.3 costs hardly any rows under a cap
-    wall_limit: seconds after which the clock decides, by default the time limit; later, a busy machine changes no answer
 
     Where the cap cannot be kept in a layer its busiest GPU has as little load as was found, and of such placements few rows.
     Status INFEASIBLE, with that solution, if it is proven that some layer cannot keep it; otherwise OPTIMAL if proven,
     CANCELLED if `stop` answered True, TIME_LIMIT if the clock ended the work or no placement within the cap was found, and
-    FEASIBLE. Same input and seed, same answer, unless the clock decided.
+    FEASIBLE.
     """
     compile_ahead()
-    clock = _Clock(wall_limit or time_limit, stop)
+    clock = _Clock(limits.wall_seconds, stop)
     layers = [Layer(instance, layer, port_weight) for layer in range(instance.layers)]
-    in_time = _place(layers, clock, time_limit / len(layers), seed, exact)
-    if exact:
+    in_time = _place(layers, clock, limits.seconds / len(layers), limits.seed, limits.exact)
+    if limits.exact:
         for share in FIRST_BOUND_SHARE, BOUND_SHARE - FIRST_BOUND_SHARE:
-            tighten = partial(Layer.tighten, seconds=share * time_limit / len(layers))
+            tighten = partial(Layer.tighten, seconds=share * limits.seconds / len(layers))
             in_time = _of_all(layers, tighten, partial(clock.over, BOUND_CAP)) and in_time
     objective, least = sum(layer.rows for layer in layers), sum(layer.bound for layer in layers)
     status = _status(layers, objective == least, clock.cancelled, in_time)
-    options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": time_limit, "exact": exact}
-    options |= {"port_weight": port_weight} | ({} if instance.cap is None else {"cap": instance.cap})
-    provenance = Provenance(optimiser="coactivation", options=options, seed=seed, versions=library_versions())
+    options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": limits.seconds}
+    options |= {"exact": limits.exact, "port_weight": port_weight}
+    options |= {} if instance.cap is None else {"cap": instance.cap}
+    provenance = Provenance(optimiser="coactivation", options=options, seed=limits.seed, versions=library_versions())
     solution = np.array([layer.place for layer in layers])
     return Result(status, float(objective), float(least), clock.seconds, solution, provenance)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
 
 RANDOM_STARTS = 4
 KICKS = 30
@@ -177,45 +177,35 @@ def weighted_mean(cost: NDArray[np.float64]) -> float:
 
 
 def colocate_heterogeneous(
-    cost: NDArray[np.float64],
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    cost: NDArray[np.float64], limits: Limits = Limits(), stop: Stop = never, report: Report | None = None
 ) -> Result[NDArray[np.int64]]:
     """One expert of each of two models to every GPU so that the largest cost used is least.
 
     cost: float64[gpu, expert of a, expert of b], usually seconds (see `engine.simulate.colocated.layer_weight`), finite,
         all three of one length
-    time_limit: work of the proof, in seconds of an ordinary core
-    exact: prove the answer
-    wall_limit: seconds after which the clock ends it, by default the time limit
-    on_incumbent: called with (objective, bound) after improvements
+    limits: the work is the proof's, the search ends by itself
 
     `solution` is int64[gpu, 2], the expert of a and the expert of b on every GPU. Status OPTIMAL if objective and bound
     are equal, TIME_LIMIT if the proof took too long, FEASIBLE if none was asked for or the instance is beyond CP-SAT,
-    CANCELLED if `stop` answered True. Same input and seed, same answer, unless the wall limit cuts a step short. Raises
-    InputError for a wrong shape or value.
+    CANCELLED if `stop` answered True. Raises InputError for a wrong shape or value.
     """
     start = time.perf_counter()
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
-    options = {"time_limit": time_limit, "exact": exact}
+    deadline, seed = start + limits.wall_seconds, limits.seed
+    options = {"time_limit": limits.seconds, "exact": limits.exact}
     cost = _checked(cost)
     projected, starts = projections(cost, stop)
     least = max(projected, weighted_mean(cost))
 
-    def report(objective: float) -> None:
-        if on_incumbent:
-            on_incumbent(objective, min(least, objective))
+    def found(objective: float) -> None:
+        if report:
+            report(objective, min(least, objective))
 
-    best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, report)
+    best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, found)
     bound = least
     kinds = _kinds(cost)
-    exact = exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
+    exact = limits.exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
-        best, bound = prove(cost, kinds, best, bound, time_limit, deadline, seed, stop, report)
+        best, bound = prove(cost, kinds, best, bound, limits.seconds, deadline, seed, stop, found)
     objective = largest(cost, best)
     if objective <= bound:
         status = Status.OPTIMAL

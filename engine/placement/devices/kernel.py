@@ -7,6 +7,7 @@ itself: local search, and CP-SAT where the instance is small enough for a proof.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from engine.placement.devices.search import (
     search,
     usual_kicks,
 )
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
@@ -36,46 +37,59 @@ CP_SAT_UNITS = 2**30
 optimal (32-bit sums in its presolve)."""
 
 
+@dataclass(frozen=True, eq=False)
+class DevicesInstance:
+    """The experts of one layer and the devices to host them; every expert is hosted, also one of popularity 0.
+
+    popularity: float64[expert] in any unit, finite, at least 0
+
+    Raises InputError for bad values and for more experts than devices x max_experts_per_device.
+    """
+
+    popularity: NDArray[np.float64]
+    devices: int
+    max_experts_per_device: int
+
+    def __post_init__(self) -> None:
+        popularity = np.asarray(self.popularity, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            total = popularity.sum()
+        if popularity.ndim != 1 or not np.isfinite(total) or (popularity.size and popularity.min() < 0):
+            raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+        check_slots(len(popularity), self.devices, self.max_experts_per_device)
+        object.__setattr__(self, "popularity", popularity)
+
+
 def replicate_devices(
-    popularity: NDArray[np.float64],
-    devices: int,
-    max_experts_per_device: int,
-    method: Literal["best", "lina"] = "best",
-    exact: bool = True,
-    kicks: int | None = None,
-    time_limit: float = 10.0,
-    seed: int = 0,
+    instance: DevicesInstance,
+    limits: Limits = Limits(),
     stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    report: Report | None = None,
+    *,
+    method: Literal["best", "lina"] = "best",
+    kicks: int | None = None,
 ) -> Result[Hosting]:
     """Experts on devices; an expert on r devices puts 1/r of its popularity on each; `objective` is the largest load.
 
-    popularity: float64[expert] in any unit, finite, at least 0; every expert is hosted, also one of popularity 0
+    limits: the work is CP-SAT's, which with exact follows the search of "best"; the search ends by itself
     method: "best", or "lina": equation 1 with the popularity scaled to a sum of 1, then first-fit decreasing
-    exact: prove by CP-SAT after the search of "best"
-    kicks: restarts of that search, by default as many as take about half a second
-    time_limit: CP-SAT's work, in seconds of an ordinary core; the search ends by itself
-    wall_limit: seconds after which the clock ends both, by default the time limit
-    on_incumbent: called with (objective, bound) after improvements
+    kicks: restarts of the search of "best", by default as many as take about half a second
 
     `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
     is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of the search's answer, the
     most that rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended search or proof,
-    FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for bad values and for more experts than
-    devices x max_experts_per_device.
+    FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for another method.
     """
     start = time.perf_counter()
-    weight = _checked_popularity(popularity)
-    check_slots(len(weight), devices, max_experts_per_device)
+    popularity, devices, seed = instance.popularity, instance.devices, limits.seed
     if method not in ("best", "lina"):
         raise InputError(f"method: '{method}' is not one of best, lina")
-    cap = min(max_experts_per_device, len(weight))
+    cap = min(instance.max_experts_per_device, len(popularity))
     # Inside the most popular expert weighs 1: the smallest and largest floats are safe from under- and overflow.
-    unit = float(weight.max()) or 1.0
-    popularity, weight = weight, weight / unit
+    unit = float(popularity.max()) or 1.0
+    weight = popularity / unit
     bound = lower_bound(weight, devices, cap)
-    options = {"method": method, "devices": devices, "max_experts_per_device": max_experts_per_device}
+    options = {"method": method, "devices": devices, "max_experts_per_device": instance.max_experts_per_device}
     limited, rounding = False, 0.0
     if method == "lina":
         share = devices * (weight / (weight.sum() or 1.0))
@@ -84,11 +98,13 @@ def replicate_devices(
             hosts[list(held), device] = True
     else:
         kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
-        options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
-        report = _in_unit(on_incumbent, unit)
-        hosts, bound, limited, rounding = _best(
-            weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report, wall_limit
-        )
+        options |= {"exact": limits.exact, "kicks": kicks, "time_limit": limits.seconds}
+
+        def found(objective: float, bound: float) -> None:
+            if report:
+                report(objective * unit, bound * unit)
+
+        hosts, bound, limited, rounding = _best(weight, devices, cap, bound, kicks, limits, stop, found)
     objective, bound = largest_load(hosts, popularity), bound * unit
     if relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit:
         status = Status.OPTIMAL
@@ -99,22 +115,6 @@ def replicate_devices(
     solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
     provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
     return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
-
-
-def _checked_popularity(popularity: NDArray[np.float64]) -> NDArray[np.float64]:
-    weight = np.asarray(popularity, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        total = weight.sum()
-    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
-        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
-    return weight
-
-
-def _in_unit(on_incumbent: Callable[[float, float], None] | None, unit: float) -> Callable[[float, float], None]:
-    """`on_incumbent` for numbers that are counted in `unit`."""
-    if on_incumbent is None:
-        return lambda objective, bound: None
-    return lambda objective, bound: on_incumbent(objective * unit, bound * unit)
 
 
 def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
@@ -137,36 +137,32 @@ def _best(
     devices: int,
     cap: int,
     bound: float,
-    exact: bool,
     kicks: int,
-    time_limit: float,
-    seed: int,
+    limits: Limits,
     stop: Stop,
-    on_incumbent: Callable[[float, float], None],
-    wall_limit: float | None,
+    found: Report,
 ) -> tuple[Hosts, float, bool, float]:
     """(hosts, a lower bound, True if a time limit ended the search or the proof, loss of the bound by rounding)."""
-    wall_limit = time_limit if wall_limit is None else wall_limit
-    deadline = time.perf_counter() + wall_limit
-    search_ends = time.perf_counter() + SEARCH_SHARE * wall_limit
+    deadline = time.perf_counter() + limits.wall_seconds
+    search_ends = time.perf_counter() + SEARCH_SHARE * limits.wall_seconds
 
     def report(objective: float, proven: float = 0.0) -> None:
-        on_incumbent(objective, min(max(bound, proven), objective))
+        found(objective, min(max(bound, proven), objective))
 
-    target = bound * (1 + PROVEN_GAP)
+    target, seed = bound * (1 + PROVEN_GAP), limits.seed
     hosts = search(
         weight, devices, cap, kicks, seed, target, lambda: stop() or time.perf_counter() > search_ends, report
     )
     objective = largest_load(hosts, weight)
     cut_short = objective > target and time.perf_counter() > search_ends
-    if objective <= target or not exact or stop():
+    if objective <= target or not limits.exact or stop():
         return hosts, bound, cut_short, 0.0
     fewest = np.maximum(np.ceil(weight / objective * (1 - PROVEN_GAP)), 1).astype(np.int64)
     most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
         return hosts, bound, cut_short, 0.0
 
-    seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * time_limit), max(0.0, deadline - time.perf_counter())
+    seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * limits.seconds), max(0.0, deadline - time.perf_counter())
     exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report, left)
     if largest_load(exact_hosts, weight) < objective:
         hosts = exact_hosts

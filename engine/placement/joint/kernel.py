@@ -21,7 +21,7 @@ from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, state_of, terms_of
 from engine.placement.joint.search import first_placement, search
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
 
 MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000
 """Placements of a layer, and pairs of them over all layers and budgets, up to which `shortest` is a matter of a second."""
@@ -112,18 +112,17 @@ def _all_placements(slots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def place_jointly(
     instance: JointInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     weight: float,
     workloads: Workloads = "worst",
     start: NDArray[np.int64] | None = None,
     max_moves: int | None = None,
     initial: tuple[NDArray[np.int64], ...] = (),
     kicks: int | None = None,
-    seed: int = 0,
-    time_limit: float = 10.0,
-    stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
     on_placement: Callable[[NDArray[np.int64]], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
 
@@ -131,6 +130,7 @@ def place_jointly(
     value under a blind placement, which depends on the slots and the prices of hops only; B is the imbalance, the mean over
     layers of max / mean GPU load less 1. Over several workloads each is the largest ("worst") or the mean of theirs.
 
+    limits: the work is that of looks at swaps, an outer cap; small instances are always proven
     weight: 0 (balance alone) … 1 (affinity alone)
     start: int64[layer, expert], the placement in use; the search begins there
     max_moves: the most (layer, expert) pairs that may be on another GPU than in `start`; None: any number. Without a limit
@@ -138,10 +138,6 @@ def place_jointly(
     initial: further placements to begin from; the best one is taken. With max_moves those too far from `start` are not.
     kicks: number of times that the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least
         100
-    time_limit: work, in seconds of an ordinary core as estimated from the looks at swaps, an outer cap
-    wall_limit: seconds after which the clock ends it, by default the time limit. Same input, seed and kicks, same answer,
-        unless it does.
-    on_progress: called with (objective, bound) after improvements
     on_placement: called with copies of placements met
 
     Status OPTIMAL if proven: the instance is small enough for a shortest path over all placements (at most 2520 of a
@@ -155,14 +151,13 @@ def place_jointly(
     terms = terms_of(instance, weight, workloads == "worst")
     if kicks is None:
         kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-    looks = int(time_limit / seconds_of_look(terms, max_moves))
-    deadline = began + (time_limit if wall_limit is None else wall_limit)
-    incumbent = _Incumbent(terms, looks, deadline, stop, on_progress, on_placement)
+    looks = int(limits.seconds / seconds_of_look(terms, max_moves))
+    incumbent = _Incumbent(terms, looks, began + limits.wall_seconds, stop, report, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
     incumbent.begin(_best_of(terms, instance, start, max_moves, initial, incumbent.ended))
     proven = done = max_moves == 0 or _solved(incumbent, start, max_moves)
     if not proven and instance.gpus > 1 and not incumbent.ended():
-        done = _searched(incumbent, start, max_moves, kicks, seed, from_mean=terms.worst and not initial)
+        done = _searched(incumbent, start, max_moves, kicks, limits.seed, from_mean=terms.worst and not initial)
     best, bound = incumbent.place, incumbent.bound
     if start is not None and max_moves is None:
         best = _named_as(best, start, instance)
@@ -173,9 +168,9 @@ def place_jointly(
         status = Status.CANCELLED
     else:
         status = Status.FEASIBLE if done else Status.TIME_LIMIT
-    options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": time_limit}
+    options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": limits.seconds}
     options |= {} if max_moves is None else {"max_moves": max_moves}
-    provenance = Provenance(optimiser="place_jointly", options=options, seed=seed, versions=library_versions())
+    provenance = Provenance(optimiser="place_jointly", options=options, seed=limits.seed, versions=library_versions())
     return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
 
 
@@ -202,7 +197,7 @@ class _Incumbent:
     looks: int
     deadline: float
     stop: Stop
-    on_progress: Callable[[float, float], None] | None
+    on_progress: Report | None
     on_placement: Callable[[NDArray[np.int64]], None] | None
     place: NDArray[np.int64] | None = None
     objective: float = np.inf

@@ -19,7 +19,7 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.search import swap, tables_of
 from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Stop, never
+from engine.result import Limits, Stop, never
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,31 +203,23 @@ BOUND_SHARE = 0.5
 
 
 def with_starts(
-    instance: RowsInstance, time_limit: float, seed: int = 0, stop: Stop = never, wall_limit: float | None = None
+    instance: RowsInstance, limits: Limits, stop: Stop = never
 ) -> tuple[RowsInstance, tuple[NDArray[np.int64], ...]]:
-    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), in so many seconds of work.
+    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), within the limits.
 
     Bounds are of every recording alone, without a cap, so that they hold of every placement, and a placement comes with each;
-    another is of all recordings' tokens together, under a cap on load.
-
-    wall_limit: seconds after which the clock ends each of these, by default the part of the time limit for it
+    another is of all recordings' tokens together, under a cap on load. The wall limit is that of each of these.
     """
     known = [recording for recording in instance.recordings if recording.experts.shape[1]]
     least, places = np.zeros(instance.workloads), []
     for workload, recording in enumerate(instance.recordings):
         if recording.experts.shape[1]:
-            uncapped = replace(recording, cap=None)
-            result = coactivation(
-                uncapped, BOUND_SHARE * time_limit / len(known), seed, stop=stop, wall_limit=wall_limit
-            )
+            part = replace(limits, seconds=BOUND_SHARE * limits.seconds / len(known), exact=True)
+            result = coactivation(replace(recording, cap=None), part, stop)
             least[workload] = result.bound
             places.append(result.solution)
-    together = replace(_together(known), cap=CAP)
-    places.append(
-        coactivation(
-            together, (1 - BOUND_SHARE) * time_limit, seed, exact=False, stop=stop, wall_limit=wall_limit
-        ).solution
-    )
+    part = replace(limits, seconds=(1 - BOUND_SHARE) * limits.seconds, exact=False)
+    places.append(coactivation(replace(_together(known), cap=CAP), part, stop).solution)
     return replace(instance, least_rows=least), tuple(places)
 
 

@@ -10,7 +10,6 @@ max / mean is bound / objective - 1.
 """
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from engine.placement.replication.bounds import ROUND_OFF, least_time
 from engine.placement.replication.eplb import eplb
 from engine.placement.replication.instance import ReplicationInstance, balancedness
 from engine.placement.replication.search import search, search_free
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
 
 Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
@@ -35,27 +34,22 @@ MOST_VARIABLES = 500
 
 def replicate(
     instance: ReplicationInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     algorithm: Algorithm = "best",
     close_enough: float = 1e-3,
     effort: int = 8,
-    exact: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Replicas onto GPUs; `solution` is physical_to_logical int64[layer, slot], slots in the order of their GPUs.
 
     The objective, to be maximised, is the least balancedness over layers and loads, the bound an upper limit of it.
 
+    limits: the work is that of proofs, tried for small layers; the search ends by itself
     algorithm: "best", or "eplb" on the mean of the loads
     close_enough: relative distance from the bound at which a layer is left alone
     effort: attempts to improve layers that are further away, by other replica counts and otherwise
-    exact: try to prove small layers
-    time_limit: work of the proofs, in seconds of an ordinary core; the search ends by itself
-    wall_limit: seconds after which the clock ends both, by default the time limit
-    on_incumbent: called with (objective, bound) after improvements
 
     Two replicas of an expert on one GPU are legal, and with an equal split sometimes best; except where CP-SAT finds
     that, "best" avoids them as long as another GPU has room. It never does worse than EPLB in any layer. Status OPTIMAL
@@ -63,7 +57,7 @@ def replicate(
     FEASIBLE. Raises InputError for "eplb" with unequal GPUs.
     """
     start = time.perf_counter()
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
+    deadline, seed = start + limits.wall_seconds, limits.seed
 
     def over() -> bool:
         return stop() or time.perf_counter() > deadline
@@ -79,10 +73,10 @@ def replicate(
         reached = balancedness(placed, instance).min(axis=0)
     else:
         placed, reached = _best(instance, bound, close_enough, effort, seed, over)
-        if on_incumbent:
-            on_incumbent(float(reached.min()), float(bound.min()))
-        if exact and not instance.grouped:
-            in_time = _prove(instance, placed, reached, bound, time_limit, deadline, seed, over, on_incumbent)
+        if report:
+            report(float(reached.min()), float(bound.min()))
+        if limits.exact and not instance.grouped:
+            in_time = _prove(instance, placed, reached, bound, limits.seconds, deadline, seed, over, report)
     objective = float(reached.min())
     limit = max(float(bound.min()), objective)
     if limit <= objective * (1 + PROVEN_GAP):
@@ -92,7 +86,7 @@ def replicate(
     else:
         status = Status.FEASIBLE if in_time and time.perf_counter() <= deadline else Status.TIME_LIMIT
     options = {"algorithm": algorithm, "split": instance.split, "close_enough": close_enough, "effort": effort}
-    options |= {"exact": exact, "time_limit": time_limit}
+    options |= {"exact": limits.exact, "time_limit": limits.seconds}
     provenance = Provenance(optimiser="replicate", options=options, seed=seed, versions=library_versions())
     return Result(status, objective, limit, time.perf_counter() - start, placed, provenance)
 
@@ -146,7 +140,7 @@ def _prove(
     deadline: float,
     seed: int,
     stop: Stop,
-    on_incumbent: Callable[[float, float], None] | None,
+    report: Report | None,
 ) -> bool:
     """Improve layers, and their bounds, in place by CP-SAT, the least balanced first, until the least one is proven.
 
@@ -188,6 +182,6 @@ def _prove(
         if value > reached[layer]:
             placed[layer], reached[layer] = candidate[0], value
         bound[layer] = min(bound[layer], 1.0 / least)
-        if on_incumbent:
-            on_incumbent(float(reached.min()), max(float(bound.min()), float(reached.min())))
+        if report:
+            report(float(reached.min()), max(float(bound.min()), float(reached.min())))
     return False
