@@ -145,6 +145,30 @@ class Result(Generic[Solution]):
         return relative_gap(self.objective, self.bound)
 
 
+def result_of(
+    optimiser: str,
+    started: float,
+    status: Status,
+    objective: float,
+    bound: float,
+    solution: Solution,
+    options: dict[str, str | int | float | bool] | None = None,
+    seed: int = 0,
+) -> Result[Solution]:
+    """The result of a kernel that began at `started` of `time.perf_counter`, with its provenance."""
+    provenance = Provenance(optimiser=optimiser, options=options or {}, seed=seed, versions=library_versions())
+    return Result(status, objective, bound, time.perf_counter() - started, solution, provenance)
+
+
+def status_of(proven: bool, stop: Stop, limited: bool) -> Status:
+    """The status of an answer. limited: True if a limit ended the search or the proof."""
+    if proven:
+        return Status.OPTIMAL
+    if stop():
+        return Status.CANCELLED
+    return Status.TIME_LIMIT if limited else Status.FEASIBLE
+
+
 def relative_gap(objective: float, bound: float) -> float:
     """Distance of `objective` above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
     if objective <= bound:

@@ -13,13 +13,13 @@ from engine.communication.order import (
     checked_traffic,
     matched_bound,
     matched_schedule,
+    met,
     pair_seconds,
     rotation,
-    status_of,
 )
 from engine.errors import StoppedError
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Stop, library_versions, never
+from engine.result import Result, Stop, never, result_of
 
 SLIVER = 1e-12
 """Times that differ by less than this share of the bound differ by rounding."""
@@ -48,15 +48,8 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop:
     schedule = matched_schedule(
         traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound, stop), bound)
     )
-    provenance = Provenance(optimiser="order/algorithm1", versions=library_versions())
-    return Result(
-        status_of(schedule.makespan, bound),
-        schedule.makespan,
-        bound,
-        time.perf_counter() - started,
-        schedule,
-        provenance,
-    )
+    makespan = schedule.makespan
+    return result_of("order/algorithm1", started, met(makespan, bound), makespan, bound, schedule)
 
 
 def _first_fit(seconds: np.ndarray, sliver: float, stop: Stop) -> np.ndarray:

@@ -30,7 +30,7 @@ import numpy as np
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 
 def pair_seconds(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
@@ -143,11 +143,10 @@ def order(
         bound = matched_bound(traffic, send, receive)
         phases, stopped = _critical_steps(pair_seconds(traffic, send, receive), stop)
         schedule = matched_schedule(traffic, send, receive, phases)
-        status = Status.CANCELLED if stopped else status_of(schedule.makespan, bound)
+        status = Status.CANCELLED if stopped else met(schedule.makespan, bound)
     else:
         raise InputError(f'mode must be "matched" or "shared", not {mode!r}')
-    provenance = Provenance(optimiser=f"order/{mode}", versions=library_versions())
-    return Result(status, schedule.makespan, bound, time.perf_counter() - started, schedule, provenance)
+    return result_of(f"order/{mode}", started, status, schedule.makespan, bound, schedule)
 
 
 def checked_traffic(
@@ -278,7 +277,7 @@ def matched_schedule(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray,
     return Schedule(src=src, dst=dst, bytes=volume, phase=phase, duration=duration)
 
 
-def status_of(makespan: float, bound: float) -> Status:
+def met(makespan: float, bound: float) -> Status:
     """OPTIMAL when the makespan is the bound to within rounding, else FEASIBLE."""
     return Status.OPTIMAL if makespan <= bound * (1 + MEETS) else Status.FEASIBLE
 

@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.communication.order import checked_traffic, matched_bound, order, status_of
+from engine.communication.order import checked_traffic, matched_bound, met, order
 from engine.communication.relays import Domains, counted
 from engine.communication.steps import Steps
 from engine.network import Network
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 FEWEST_PARTS = 16
 """A stage longer than this part of the order is cut: the first balancing and the last spreading wait for a whole stage."""
@@ -53,9 +53,8 @@ def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Resul
     schedule = _in_sequence(result.solution, domains)
     bound = max(matched_bound(between, domains.send, domains.receive), network.relayed_seconds(traffic))
     objective = float(Steps.of(schedule, traffic, network).seconds.sum())
-    status = Status.CANCELLED if result.status is Status.CANCELLED else status_of(objective, bound)
-    provenance = Provenance(optimiser="order/two-tier", versions=library_versions())
-    return Result(status, objective, bound, time.perf_counter() - started, schedule, provenance)
+    status = Status.CANCELLED if result.status is Status.CANCELLED else met(objective, bound)
+    return result_of("order/two-tier", started, status, objective, bound, schedule)
 
 
 def fewest_seconds(traffic: np.ndarray, network: Network) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.stage_pipeline import ChainInstance, Pipelines, overlap_bound
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 MEETS = 1e-9
 """An objective this close to its bound, relatively, is optimal."""
@@ -71,18 +71,8 @@ def partition(
             bound = exact.objective
         status = Status.OPTIMAL if best.objective <= bound * (1 + MEETS) else Status.FEASIBLE
     options = {"max_range": max_range, "max_parts": max_parts, "group_seconds": group_seconds}
-    return Result(
-        status=status,
-        objective=best.objective,
-        bound=min(bound, best.objective),
-        runtime=time.perf_counter() - start,
-        solution=best.ranges,
-        provenance=Provenance(
-            optimiser="partition",
-            options={name: value for name, value in options.items() if value is not None},
-            versions=library_versions(),
-        ),
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return result_of("partition", start, status, best.objective, min(bound, best.objective), best.ranges, given)
 
 
 def group_starts(instance: ChainInstance, group_seconds: float | None) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Limits, Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Result, Status, Stop, never, result_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -102,19 +102,8 @@ def partition_axes(
         sizes = {tensor: len(axes) for tensor, axes in problem.domains.items()}
         status, places = some_places(sizes, tables, left, limits.seed, stop)
         solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
-    return Result(
-        status=status,
-        objective=0.0,
-        bound=0.0,
-        runtime=time.perf_counter() - start,
-        solution=solution,
-        provenance=Provenance(
-            optimiser="partition-axes",
-            options={"time_limit": limits.seconds},
-            seed=limits.seed,
-            versions=library_versions(),
-        ),
-    )
+    options = {"time_limit": limits.seconds}
+    return result_of("partition-axes", start, status, 0.0, 0.0, solution, options, limits.seed)
 
 
 def count_axes(problem: AxisProblem, stop: Stop = never) -> int | None:

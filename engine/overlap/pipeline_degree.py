@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 Streams = Literal[1, 2]
 Order = Literal["dispatch-first", "interleaved"]
@@ -219,11 +219,5 @@ def _result(
     least: NDArray[np.float64],
     cancelled: bool,
 ) -> Result[NDArray[np.int64]]:
-    return Result(
-        status=Status.CANCELLED if cancelled else Status.OPTIMAL,
-        objective=float(seconds.sum()),
-        bound=float(least.sum()),
-        runtime=time.perf_counter() - start,
-        solution=degree,
-        provenance=Provenance(optimiser=optimiser, versions=library_versions()),
-    )
+    status = Status.CANCELLED if cancelled else Status.OPTIMAL
+    return result_of(optimiser, start, status, float(seconds.sum()), float(least.sum()), degree)

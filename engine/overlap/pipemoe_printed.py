@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 SOLVER_TOLERANCE = 1e-11
 """Tolerance of SLSQP, as in the authors' program."""
@@ -60,14 +60,8 @@ def pipemoe_printed(instance: DegreeInstance, stop: Stop = never) -> Result[NDAr
     objective = sum(float(instance.time_of_degree(slice(n, n + 1))[0, parts - 1]) for n, parts in layers)
     bound = min(pipeline_degree(instance).bound, objective)
     status = Status.OPTIMAL if objective <= bound * (1 + SAME) else Status.FEASIBLE
-    return Result(
-        status=Status.CANCELLED if cancelled else status,
-        objective=objective,
-        bound=bound,
-        runtime=time.perf_counter() - start,
-        solution=degree,
-        provenance=Provenance(optimiser="pipeline-degree/printed", versions=library_versions()),
-    )
+    status = Status.CANCELLED if cancelled else status
+    return result_of("pipeline-degree/printed", start, status, objective, bound, degree)
 
 
 def line_of(instance: DegreeInstance, layer: int) -> tuple[float, float, float, float]:

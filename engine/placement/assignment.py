@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,7 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
         status = Status.OPTIMAL
     except _Cancelled:
         status = Status.CANCELLED
-    return Result(
-        status=status,
-        objective=search.objective,
-        bound=min(search.bound, search.objective),
-        runtime=time.perf_counter() - start,
-        solution=search.best,
-        provenance=Provenance(optimiser="assign", versions=library_versions()),
-    )
+    return result_of("assign", start, status, search.objective, min(search.bound, search.objective), search.best)
 
 
 class _BoxSearch:

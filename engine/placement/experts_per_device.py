@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, library_versions
+from engine.result import Result, Status, result_of
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,6 @@ def pack_experts(
     best = int(np.argmax(np.where(fits, efficiency, -1.0)))
     chosen = int(choices[best]) if fits[best] else None
     objective = float(1 - efficiency[best]) if fits[best] else float("inf")
-    return Result(
-        status=Status.OPTIMAL if fits[best] else Status.INFEASIBLE,
-        objective=objective,
-        bound=objective,
-        runtime=time.perf_counter() - began,
-        solution=ExpertPacking(chosen, choices, efficiency, needed, ~fits),
-        provenance=Provenance(optimiser="pack-experts", versions=library_versions()),
-    )
+    status = Status.OPTIMAL if fits[best] else Status.INFEASIBLE
+    packing = ExpertPacking(chosen, choices, efficiency, needed, ~fits)
+    return result_of("pack-experts", began, status, objective, objective, packing)

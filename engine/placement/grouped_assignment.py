@@ -10,14 +10,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -205,10 +204,10 @@ def assign_groups(
     start = time.perf_counter()
     slots, seed = _checked_slots(slots, instance, exact_slots), limits.seed
     options = {"exact_slots": exact_slots, "time_limit": limits.seconds}
-    provenance = Provenance(optimiser="assign_groups", options=options, seed=seed, versions=library_versions())
     if slots.max() == slots.min() == 1:
-        result = assign(_with_idle_experts(instance), stop)
-        return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
+        alone = assign(_with_idle_experts(instance), stop)
+        solution = alone.solution[: instance.experts]
+        return result_of("assign_groups", start, alone.status, alone.objective, alone.bound, solution, options, seed)
 
     deadline = start + limits.wall_seconds
     floors = _unavoidable(instance, slots, exact_slots)
@@ -231,13 +230,8 @@ def assign_groups(
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)
-    if relative_gap(objective, bound) <= PROVEN_GAP:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.FEASIBLE if beyond_cp_sat else Status.TIME_LIMIT
-    return Result(status, objective, min(bound, objective), time.perf_counter() - start, best, provenance)
+    status = status_of(relative_gap(objective, bound) <= PROVEN_GAP, stop, limited=not beyond_cp_sat)
+    return result_of("assign_groups", start, status, objective, min(bound, objective), best, options, seed)
 
 
 def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, library_versions
+from engine.result import Result, Status, result_of
 
 CODE_LIMIT = 2**62
 
@@ -132,8 +132,7 @@ def estimate_devices(
     devices_of_expert = devices * profile.estimate(test_prefix, layer, top_k)
     total = float(devices_of_expert.sum())
     options = {"layer": layer, "path_length": path_length, "top_k": top_k, "devices": devices}
-    provenance = Provenance(optimiser="estimate_devices", options=options, versions=library_versions())
-    return Result(Status.OPTIMAL, total, total, time.perf_counter() - start, devices_of_expert, provenance)
+    return result_of("estimate_devices", start, Status.OPTIMAL, total, total, devices_of_expert, options)
 
 
 def most_popular(popularity: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
 from engine.overlap.weight_gradients.exact import best_nested
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["greedy", "best"]
 PROVEN_GAP = 1e-9
@@ -71,17 +71,10 @@ def schedule_weight_gradients(
         bound, limited, close = work.bound, work.limited, work.close
     objective = overlap(instance, alltoall_of_dw)
     bound = max(bound * unit, objective)
-    if bound <= objective * (1 + close):
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+    status = status_of(bound <= objective * (1 + close), stop, limited)
     options = {"algorithm": algorithm, "exact": limits.exact, "time_limit": limits.seconds}
-    provenance = Provenance(
-        optimiser="schedule_weight_gradients", options=options, seed=limits.seed, versions=library_versions()
-    )
-    return Result(status, objective, bound, time.perf_counter() - begin, alltoall_of_dw, provenance)
+    name = "schedule_weight_gradients"
+    return result_of(name, begin, status, objective, bound, alltoall_of_dw, options, limits.seed)
 
 
 class _Work:

@@ -32,7 +32,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Status, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 SPECTRA_SHARE = 0.5
@@ -173,17 +173,16 @@ def affinity(
     start = time.perf_counter()
     seconds, wall, seed = limits.seconds, limits.wall_seconds, limits.seed
     options = {"staged": staged, "time_limit": seconds, "exact": limits.exact}
-    provenance = Provenance(optimiser="affinity", options=options, seed=seed, versions=library_versions())
     lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
     prices = instance.prices()
 
     def answer(status: Status, place: NDArray[np.int64], bound: float) -> Result[NDArray[np.int64]]:
         objective = instance.cost(place)
-        return Result(status, objective, min(bound, objective), time.perf_counter() - start, place, provenance)
+        return result_of("affinity", start, status, objective, min(bound, objective), place, options, seed)
 
-    proven = _exact(instance, prices, lexicographic, seconds, stop)
-    if proven is not None:
-        result = answer(Status.OPTIMAL, proven, math.inf)
+    place = _exact(instance, prices, lexicographic, seconds, stop)
+    if place is not None:
+        result = answer(Status.OPTIMAL, place, math.inf)
         if report:
             report(result.objective, result.bound)
         return result
@@ -198,13 +197,8 @@ def affinity(
     if tightens and relative_gap(instance.cost(best), least.cost()) > PROVEN_GAP:
         least.tighten(BOUND_SHARE * seconds, start + BOUND_CAP * wall, instance.cost(best), stop, incumbent.report)
     bound = least.cost()
-    if not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * wall else Status.FEASIBLE
-    return answer(status, best, bound)
+    proven = not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP
+    return answer(status_of(proven, stop, time.perf_counter() - start > BOUND_CAP * wall), best, bound)
 
 
 class _Incumbent:

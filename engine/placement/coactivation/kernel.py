@@ -26,7 +26,7 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.relaxation import Relaxation, least_seconds
 from engine.placement.coactivation.search import Task, search
 from engine.placement.replication import ReplicationInstance, replicate
-from engine.result import Limits, Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Result, Status, Stop, never, result_of
 
 
 def balanced(
@@ -297,9 +297,10 @@ def coactivation(
     options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": limits.seconds}
     options |= {"exact": limits.exact, "port_weight": port_weight}
     options |= {} if instance.cap is None else {"cap": instance.cap}
-    provenance = Provenance(optimiser="coactivation", options=options, seed=limits.seed, versions=library_versions())
     solution = np.array([layer.place for layer in layers])
-    return Result(status, float(objective), float(least), clock.seconds, solution, provenance)
+    return result_of(
+        "coactivation", clock.start, status, float(objective), float(least), solution, options, limits.seed
+    )
 
 
 class _Clock:
@@ -308,15 +309,10 @@ class _Clock:
     def __init__(self, time_limit: float, stop: Stop) -> None:
         self.start, self.time_limit, self.stop, self.cancelled = time.perf_counter(), time_limit, stop, False
 
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.perf_counter() - self.start
-
     def over(self, share: float) -> bool:
         """True if so much of the time is over, or `stop` answered True."""
         self.cancelled = self.cancelled or self.stop()
-        return self.cancelled or self.seconds > share * self.time_limit
+        return self.cancelled or time.perf_counter() - self.start > share * self.time_limit
 
 
 def _place(layers: Sequence[Layer], clock: _Clock, seconds: float, seed: int, exact: bool) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 RANDOM_STARTS = 4
 KICKS = 30
@@ -207,22 +207,9 @@ def colocate_heterogeneous(
     if exact and largest(cost, best) > bound:
         best, bound = prove(cost, kinds, best, bound, limits.seconds, deadline, seed, stop, found)
     objective = largest(cost, best)
-    if objective <= bound:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if exact else Status.FEASIBLE
-    return Result(
-        status=status,
-        objective=objective,
-        bound=min(bound, objective),
-        runtime=time.perf_counter() - start,
-        solution=np.stack(best, axis=1),
-        provenance=Provenance(
-            optimiser="colocate_heterogeneous", options=options, seed=seed, versions=library_versions()
-        ),
-    )
+    status, solution = status_of(objective <= bound, stop, limited=exact), np.stack(best, axis=1)
+    name = "colocate_heterogeneous"
+    return result_of(name, start, status, objective, min(bound, objective), solution, options, seed)
 
 
 def decoupled(cost: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 if TYPE_CHECKING:
     from scipy.sparse import coo_array
@@ -62,14 +62,8 @@ def colocate(
     # With one number an expert every pairing has the same sum.
     if objective == bound and not one_number and len(partner) <= MOST_SMOOTHED and not stop():
         partner = with_slack(weight, objective)
-    return Result(
-        status=Status.OPTIMAL if objective == bound else Status.CANCELLED,
-        objective=objective,
-        bound=bound,
-        runtime=time.perf_counter() - start,
-        solution=partner,
-        provenance=Provenance(optimiser="colocate", versions=library_versions()),
-    )
+    status = Status.OPTIMAL if objective == bound else Status.CANCELLED
+    return result_of("colocate", start, status, objective, bound, partner)
 
 
 def pair_weight(

@@ -24,7 +24,7 @@ from engine.placement.devices.search import (
     search,
     usual_kicks,
 )
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
@@ -106,15 +106,10 @@ def replicate_devices(
 
         hosts, bound, limited, rounding = _best(weight, devices, cap, bound, kicks, limits, stop, found)
     objective, bound = largest_load(hosts, popularity), bound * unit
-    if relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+    proven = relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit
     solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
-    provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
-    return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
+    status, bound = status_of(proven, stop, limited), min(bound, objective)
+    return result_of("replicate_devices", start, status, objective, bound, solution, options, seed)
 
 
 def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:

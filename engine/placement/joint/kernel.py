@@ -21,7 +21,7 @@ from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, state_of, terms_of
 from engine.placement.joint.search import first_placement, search
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Status, Stop, never, result_of
 
 MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000
 """Placements of a layer, and pairs of them over all layers and budgets, up to which `shortest` is a matter of a second."""
@@ -170,8 +170,7 @@ def place_jointly(
         status = Status.FEASIBLE if done else Status.TIME_LIMIT
     options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": limits.seconds}
     options |= {} if max_moves is None else {"max_moves": max_moves}
-    provenance = Provenance(optimiser="place_jointly", options=options, seed=limits.seed, versions=library_versions())
-    return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
+    return result_of("place_jointly", began, status, objective, min(bound, objective), best, options, limits.seed)
 
 
 def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:

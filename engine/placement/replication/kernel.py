@@ -20,7 +20,7 @@ from engine.placement.replication.bounds import ROUND_OFF, least_time
 from engine.placement.replication.eplb import eplb
 from engine.placement.replication.instance import ReplicationInstance, balancedness
 from engine.placement.replication.search import search, search_free
-from engine.result import Limits, Provenance, Report, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
@@ -79,16 +79,11 @@ def replicate(
             in_time = _prove(instance, placed, reached, bound, limits.seconds, deadline, seed, over, report)
     objective = float(reached.min())
     limit = max(float(bound.min()), objective)
-    if limit <= objective * (1 + PROVEN_GAP):
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.FEASIBLE if in_time and time.perf_counter() <= deadline else Status.TIME_LIMIT
+    late = not in_time or time.perf_counter() > deadline
+    status = status_of(limit <= objective * (1 + PROVEN_GAP), stop, late)
     options = {"algorithm": algorithm, "split": instance.split, "close_enough": close_enough, "effort": effort}
     options |= {"exact": limits.exact, "time_limit": limits.seconds}
-    provenance = Provenance(optimiser="replicate", options=options, seed=seed, versions=library_versions())
-    return Result(status, objective, limit, time.perf_counter() - start, placed, provenance)
+    return result_of("replicate", start, status, objective, limit, placed, options, seed)
 
 
 def _eplb(instance: ReplicationInstance) -> NDArray[np.int64]:
