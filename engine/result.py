@@ -58,8 +58,31 @@ class Guard:
         return Guard(self.stop, (self.until - time.perf_counter()) / parts, self)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a kernel's work. Same input and limits, same answer, unless the clock decided.
+
+    seconds: work, in seconds of an ordinary core as estimated from its amount
+    wall: seconds after which the clock ends the work, by default as many; later, a busy machine changes no answer
+    seed: of random choices
+    exact: True asks for a proof, from the kernels that have a choice
+    """
+
+    seconds: float = 10.0
+    wall: float | None = None
+    seed: int = 0
+    exact: bool = True
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.seconds if self.wall is None else self.wall
+
+
+Report = Callable[[float, float], None]
+"""Called with (objective, bound) after improvements of either."""
+
 Advance = Callable[[float], None]
-"""Told now and then which share of some work is done, 0 … 1."""
+"""Called now and then with the share of some work that is done, 0 … 1."""
 
 
 def unwatched(done: float) -> None:
@@ -75,7 +98,7 @@ class Status(StrEnum):
 
 
 class Provenance(Frozen):
-    """Where an answer came from: enough to make it again."""
+    """The origin of an answer: enough to make it again."""
 
     optimiser: str
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -98,9 +121,11 @@ def library_versions() -> dict[str, str]:
 class Result(Generic[Solution]):
     """An answer with the proof of how good it is.
 
-    For a minimisation `bound <= optimum <= objective`; `runtime` is in seconds, `solution` is None when there is none. Raises
-    InputError where objective or bound came out of numbers that have no finite answer. Where there is none at all
-    (INFEASIBLE) both may be infinite, the least of nothing.
+    For a minimisation `bound <= optimum <= objective`. Raises InputError where objective or bound came out of numbers that
+    have no finite answer; both may be infinite for INFEASIBLE.
+
+    runtime: seconds
+    solution: None when there is none
     """
 
     status: Status
@@ -120,8 +145,32 @@ class Result(Generic[Solution]):
         return relative_gap(self.objective, self.bound)
 
 
+def result_of(
+    optimiser: str,
+    started: float,
+    status: Status,
+    objective: float,
+    bound: float,
+    solution: Solution,
+    options: dict[str, str | int | float | bool] | None = None,
+    seed: int = 0,
+) -> Result[Solution]:
+    """The result of a kernel that began at `started` of `time.perf_counter`, with its provenance."""
+    provenance = Provenance(optimiser=optimiser, options=options or {}, seed=seed, versions=library_versions())
+    return Result(status, objective, bound, time.perf_counter() - started, solution, provenance)
+
+
+def status_of(proven: bool, stop: Stop, limited: bool) -> Status:
+    """The status of an answer. limited: True if a limit ended the search or the proof."""
+    if proven:
+        return Status.OPTIMAL
+    if stop():
+        return Status.CANCELLED
+    return Status.TIME_LIMIT if limited else Status.FEASIBLE
+
+
 def relative_gap(objective: float, bound: float) -> float:
-    """How far `objective` is above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
+    """Distance of `objective` above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
     if objective <= bound:
         return 0.0
     return (objective - bound) / bound if bound > 0 else float("inf")

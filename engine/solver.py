@@ -30,20 +30,31 @@ def solve(
     """Solve `model` with one worker: its status, and the solver to read the values from.
 
     One worker, a fixed seed and a limit on deterministic time, `DETERMINISTIC_SHARE` of `time_limit`, make equal calls give
-    equal answers unless `wall_limit` seconds (by default the time limit) end the work before. `hint` replaces the hints of the
-    model.
-    `linearization_level` 2 puts every constraint into the linear relaxation, for models whose difficulty is in sums;
-    `probing_level` 0 leaves out the trial of single values before the search, for models that are quickly decided.
-    `on_progress(objective, bound)` is called in the calling thread, in the units of the model, after an improvement.
+    equal answers unless `wall_limit` seconds (by default the time limit) end the work before.
+
+    hint: replaces the hints of the model
+    linearization_level: 2 puts every constraint into the linear relaxation, for models with their difficulty in sums
+    probing_level: 0 leaves out the trial of single values before the search, for models that are quickly decided
+    on_progress: called with (objective, bound) in the calling thread, in the units of the model, after an improvement
 
     The search runs in a helper thread: the calling thread stays free to receive signals, asks `stop` and passes its
-    True on to the solver, whose best answer so far is kept.
+    True on to the solver, which keeps its best answer so far.
     """
     if hint is not None:
         model.clear_hints()
         for variable, value in hint.items():
             model.add_hint(variable, value)
-    solver = _configured(time_limit, wall_limit, seed, linearization_level, probing_level)
+    solver = CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_time_in_seconds = time_limit if wall_limit is None else wall_limit
+    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
+    solver.parameters.linearization_level = linearization_level
+    solver.parameters.cp_model_probing_level = probing_level
+    solver.parameters.catch_sigint_signal = False
+    # This step of presolve adds up the Boolean terms of a row in 32 bits: rows of larger sums lost answers, and "optimal"
+    # was proven of wrong values (CP-SAT 9.15; google/or-tools issue 5293).
+    solver.parameters.presolve_inclusion_work_limit = 0
     watch = _Watch()
     outcome: list[CpSolverStatus | BaseException] = []
 
@@ -78,23 +89,6 @@ def solve(
 def seconds_of_work(solver: CpSolver) -> float:
     """Work that a solve took, in the seconds that `solve` takes as `time_limit`; the same on every machine."""
     return solver.deterministic_time / DETERMINISTIC_SHARE
-
-
-def _configured(
-    time_limit: float, wall_limit: float | None, seed: int, linearization_level: int, probing_level: int
-) -> CpSolver:
-    solver = CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = time_limit if wall_limit is None else wall_limit
-    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
-    solver.parameters.linearization_level = linearization_level
-    solver.parameters.cp_model_probing_level = probing_level
-    solver.parameters.catch_sigint_signal = False
-    # This step of presolve adds up the Boolean terms of a row in 32 bits: rows of larger sums lost answers, and "optimal"
-    # was proven of wrong values (CP-SAT 9.15; google/or-tools issue 5293).
-    solver.parameters.presolve_inclusion_work_limit = 0
-    return solver
 
 
 class _Watch(CpSolverSolutionCallback):

@@ -1,4 +1,4 @@
-"""Aurora's printed ordering rule (Algorithm 1), kept beside `order` because people compare with it.
+"""Aurora's printed ordering rule (Algorithm 1), kept because people compare `order` with it.
 
 It avoids conflicts but never moves a transfer that it has placed, so it can miss the bound of Theorem 4.2; a
 three-by-three matrix is enough.
@@ -13,13 +13,13 @@ from engine.communication.order import (
     checked_traffic,
     matched_bound,
     matched_schedule,
+    met,
     pair_seconds,
     rotation,
-    status_of,
 )
 from engine.errors import StoppedError
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Stop, library_versions, never
+from engine.result import Result, Stop, never, result_of
 
 SLIVER = 1e-12
 """Times that differ by less than this share of the bound differ by rounding."""
@@ -28,10 +28,11 @@ SLIVER = 1e-12
 def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop: Stop = never) -> Result[Schedule]:
     """A matched order by Algorithm 1 of Aurora (§4.2), first-fit on volumes in place of token slots.
 
-    traffic: float64[src, dst] bytes, diagonal ignored; send, receive: float64[gpu] bytes/s. Status OPTIMAL when the
-    makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`, and StoppedError once `stop` answers True.
+    traffic: float64[src, dst] bytes, diagonal ignored
+    send, receive: float64[gpu] bytes/s
 
-    The printed text leaves five things open; this is the reading taken:
+    Status OPTIMAL when the makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`, and StoppedError
+    once `stop` answers True. The printed text leaves five things open, read so:
 
     * The traffic of a GPU (lines 2 and 6) is the busier of its two directions, in seconds at pairwise rates.
     * A GPU handles its receives as well as its sends (lines 4 and 10), the busier direction first, so that the
@@ -47,15 +48,8 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop:
     schedule = matched_schedule(
         traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound, stop), bound)
     )
-    provenance = Provenance(optimiser="order/algorithm1", versions=library_versions())
-    return Result(
-        status_of(schedule.makespan, bound),
-        schedule.makespan,
-        bound,
-        time.perf_counter() - started,
-        schedule,
-        provenance,
-    )
+    makespan = schedule.makespan
+    return result_of("order/algorithm1", started, met(makespan, bound), makespan, bound, schedule)
 
 
 def _first_fit(seconds: np.ndarray, sliver: float, stop: Stop) -> np.ndarray:

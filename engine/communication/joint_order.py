@@ -2,9 +2,9 @@
 
 At most two all-to-alls of two colocated models are in flight at once, and the one that began first feeds computation that
 the other one's must wait for. So the first keeps its own optimum, the busiest line of its bytes, and the second fills the
-ports that idle meanwhile. How much of it fits there, so that what is left of it ends earliest, is a linear program: a
-transportation problem with room for every line of the matrix. Together the two are then one matrix, whose exact order is
-as long as the first alone; what is left of the second goes after it, and is the first beside the next all-to-all.
+ports that idle meanwhile. A linear program finds the part of it that fits there so that the rest ends earliest: a
+transportation problem with room for every line of the matrix. Together the two are one matrix, and its exact order is as
+long as the first alone; the rest of the second goes after it, as the first of the next pair.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from engine.result import Stop, never
 NOTHING = 1e-10
 """Part of the largest pair's bytes that is round-off."""
 PREFER_MORE = 1e-6
-"""Worth of a second sent beside the first all-to-all, in seconds by which the rest ends earlier: it only breaks ties."""
+"""Worth of a second sent during the first all-to-all, in seconds by which the rest ends earlier: it only breaks ties."""
 
 
 def pair_rate(network: Network) -> np.ndarray:
@@ -31,11 +31,13 @@ def pair_rate(network: Network) -> np.ndarray:
     return np.where(rate > 0, rate, 1.0)
 
 
-def beside(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """float64[src, dst]: the bytes of `second` that go beside all of `first`, no line longer than the longest of `first`, so
-    that the longest line of what is left is shortest. first, second: float64[src, dst] bytes, diagonal ignored.
+def filling(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """float64[src, dst]: the bytes of `second` to send together with all of `first`, no line longer than its longest.
 
-    Fabric and links are two networks with lines of their own. Start-up times are left out.
+    They are chosen so that the longest line of the rest is shortest. Fabric and links are two networks with lines of their
+    own. Start-up times are left out.
+
+    first, second: float64[src, dst] bytes, diagonal ignored
     """
     rate, away = pair_rate(network), ~np.eye(network.gpus, dtype=bool)
     parts = [part & away for part in (~network.linked, network.linked)]
@@ -62,7 +64,7 @@ def _lines(seconds: np.ndarray) -> np.ndarray:
 
 
 def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """float64[pair]: how much of `wanted` fits into the room of both lines of every pair. room: float64[2·gpu]"""
+    """float64[pair]: the part of `wanted` that fits into the room, float64[2·gpu], of both lines of every pair."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix, hstack, vstack
 
@@ -85,8 +87,10 @@ def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray
 class JointOrder:
     """One schedule of several all-to-alls, phase after phase, as it grows.
 
-    network: whose ports; exchanges: how many all-to-alls there are. Bytes of each are added by `serve`, and `schedules` has
-    what came of it.
+    `serve` adds bytes of an all-to-all, and `schedules` has the result.
+
+    network: the network with the ports
+    exchanges: number of all-to-alls
     """
 
     network: Network
@@ -98,16 +102,20 @@ class JointOrder:
     def serve(
         self, first: int, traffic: np.ndarray, begin: float, second: int, waiting: np.ndarray, release: float
     ) -> tuple[float, np.ndarray]:
-        """Send all of the all-to-all `first` from `begin` on, and of `second`, which is released at `release`, what fits
-        beside it. traffic, waiting: float64[src, dst] bytes of the two. Returns when the first has ended, start-ups included
-        (`begin` if it has nothing to send), and the bytes of the second that are left."""
+        """Send all of the all-to-all `first` from `begin` on, and the part of `second` that fits, from `release` on.
+
+        traffic, waiting: float64[src, dst] bytes of the two
+
+        Returns the second at which the first has ended, start-ups included (`begin` if it has nothing to send), and the
+        bytes of the second that are left.
+        """
         left = off_diagonal(traffic)
         if release > begin:
             begin, left = self._alone(first, left, begin, release)
             if not left.any():
                 return begin, waiting
             begin = max(begin, release)
-        taken = beside(self.network, left, off_diagonal(waiting))
+        taken = filling(self.network, left, off_diagonal(waiting))
         schedule = self._order(left + taken)
         self._append((first, second), (left, taken), schedule)
         return begin + float(self._seconds(schedule).sum()), waiting - taken
@@ -120,13 +128,18 @@ class JointOrder:
             for column, part in zip(columns[exchange], parts, strict=True):
                 column.append(part)
         return [
-            Schedule(duration=duration, **_named([np.concatenate(parts) if parts else np.zeros(0) for parts in each]))
+            Schedule(
+                duration=duration,
+                **{
+                    name: np.concatenate(parts) if parts else np.zeros(0)
+                    for name, parts in zip(("src", "dst", "bytes", "phase"), each, strict=True)
+                },
+            )
             for each in columns
         ]
 
     def _alone(self, first: int, traffic: np.ndarray, begin: float, until: float) -> tuple[float, np.ndarray]:
-        """Send the phases of one all-to-all that begin before `until`, the last of them only as long as that; the second at
-        which they end, and the bytes that are left."""
+        """(second, bytes left) after the phases of one all-to-all that begin before `until`, the last cut there."""
         schedule = self._order(traffic)
         length = self._seconds(schedule)
         start = begin + np.concatenate([[0.0], np.cumsum(length)])
@@ -134,7 +147,7 @@ class JointOrder:
         if begun == schedule.phases and start[-1] <= until:
             self._append((first, first), (traffic, np.zeros_like(traffic)), schedule)
             return float(start[-1]), np.zeros_like(traffic)
-        # Every send of the last phase is cut at the same moment, what a start-up takes not counted.
+        # Every send of the last phase is cut at the same moment, start-ups not counted.
         start_up = length[begun - 1] - schedule.duration[begun - 1]
         lasts = min(max(until - start[begun - 1] - start_up, 0.0), schedule.duration[begun - 1])
         rate = pair_rate(self.network)[schedule.src, schedule.dst]
@@ -164,8 +177,7 @@ class JointOrder:
         return schedule.duration + start_up
 
     def _append(self, exchanges: Sequence[int], parts: Sequence[np.ndarray], schedule: Schedule) -> None:
-        """Add the phases of a schedule for the bytes of two all-to-alls together. Of what a pair sends in turn, the first
-        all-to-all's bytes are the first."""
+        """Add the phases of a schedule for the bytes of two all-to-alls together; a pair sends those of the first first."""
         gpus, base = self.network.gpus, len(self._duration)
         src, dst, size = schedule.src.astype(np.int64), schedule.dst.astype(np.int64), schedule.bytes
         pair = src * gpus + dst
@@ -185,7 +197,3 @@ class JointOrder:
             here = bytes_sent > 0
             self._sends.append((exchange, src[here], dst[here], bytes_sent[here], schedule.phase[here] + base))
         self._duration.extend(schedule.duration.tolist())
-
-
-def _named(columns: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    return dict(zip(("src", "dst", "bytes", "phase"), columns, strict=True))

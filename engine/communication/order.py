@@ -16,12 +16,10 @@ One linear assignment per phase serves both: a steep penalty on small V for the 
 of slack spent. It only steers the number of phases. The makespan is exact with any permutation of positive V, because
 time is counted in whole units below 2**53, where float64 makes no error.
 
-How fast one all-to-all can possibly be: lower bounds on its makespan, start-up latency left out.
-
-In all functions traffic is float64[src, dst] in bytes (the diagonal is ignored: those tokens stay on their GPU) and
-send, receive are float64[gpu] in bytes/s, one rate per direction.
-
-Send orders that systems use without optimising: random (RCS) and shortest job first (SJF), Aurora §8.1.
+Lower bounds on the makespan of one all-to-all stand here too, and the orders that systems use without optimising: random
+(RCS) and shortest job first (SJF), Aurora §8.1. In all functions traffic is float64[src, dst] in bytes (the diagonal is
+ignored: those tokens stay on their GPU) and send, receive are float64[gpu] in bytes/s, one rate per direction. Start-up
+latency is left out unless a bound says that it includes it.
 """
 
 import time
@@ -32,7 +30,7 @@ import numpy as np
 from engine.errors import InputError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 
 def pair_seconds(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
@@ -63,7 +61,7 @@ def shared_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> 
 
 
 def meeting_bound(network: Network, traffic: np.ndarray) -> float:
-    """Seconds below which no all-to-all of this traffic ends all of whose sends begin at once, one start-up included."""
+    """Seconds below which no all-to-all of this traffic ends if all sends begin at once, one start-up included."""
     bound = network.bound(traffic)
     if not network.contended or not bound:
         return bound
@@ -73,7 +71,7 @@ def meeting_bound(network: Network, traffic: np.ndarray) -> float:
 def meeting_seconds(network: Network, traffic: np.ndarray) -> float:
     """The same without start-ups.
 
-    While k sends of a port are left it carries at most what k sends reach there. By the time m have ended at least the bytes
+    While k sends of a port are left it carries no more than k sends reach there. By the time m have ended at least the bytes
     of the m shortest have gone, so nothing is faster than one after another, the shortest first.
     """
     wanted = off_diagonal(traffic)
@@ -90,8 +88,7 @@ def meeting_seconds(network: Network, traffic: np.ndarray) -> float:
 
 
 def one_peer_bound(network: Network, traffic: np.ndarray) -> float:
-    """Seconds below which no all-to-all ends in which a GPU has one peer at a time on each of its ports, start-ups included:
-    the sends of a port follow one another, each with a start-up of its own."""
+    """Seconds below which no all-to-all ends with one peer at a time on each port, a start-up for every send included."""
     rate = np.where(network.linked, network.link[:, None], np.minimum(network.send[:, None], network.receive))
     start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
     wanted = off_diagonal(traffic)
@@ -121,14 +118,14 @@ def order(
 ) -> Result[Schedule]:
     """A shortest order of one all-to-all.
 
-    traffic: float64[src, dst] bytes, diagonal ignored; send, receive: float64[gpu] bytes/s.
-
-    matched: each GPU sends to one peer and receives from one at a time, a pair at the slower of its two rates. The
+    traffic: float64[src, dst] bytes, diagonal ignored
+    send, receive: float64[gpu] bytes/s
+    mode: "matched", each GPU sends to one peer and receives from one at a time, a pair at the slower of its two rates. The
         makespan is `matched_bound`, the phases are typically 1 to 3 per GPU and at most one per transfer and two per
-        GPU.
-    shared: a GPU serves several peers at once within its bandwidth. All transfers at once, each at the constant rate
-        bytes / T, keep every GPU within its bandwidth exactly when T >= `shared_bound`; one phase of that length is
-        therefore optimal. The formula of Aurora's Theorem 5.2 is this fluid optimum (its proof is about matched).
+        GPU. "shared", a GPU serves several peers at once within its bandwidth. All transfers at once, each at the
+        constant rate bytes / T, keep every GPU within its bandwidth exactly when T >= `shared_bound`; one phase of that
+        length is therefore optimal. The formula of Aurora's Theorem 5.2 is this fluid optimum (its proof is about
+        matched).
 
     `objective` and `bound` are seconds without start-up latency. When `stop()` turns true the rest goes by rotation
     (GPU i to GPU i + k in phase k): legal, but longer, status CANCELLED. Raises InputError for shapes that do not fit
@@ -146,11 +143,10 @@ def order(
         bound = matched_bound(traffic, send, receive)
         phases, stopped = _critical_steps(pair_seconds(traffic, send, receive), stop)
         schedule = matched_schedule(traffic, send, receive, phases)
-        status = Status.CANCELLED if stopped else status_of(schedule.makespan, bound)
+        status = Status.CANCELLED if stopped else met(schedule.makespan, bound)
     else:
         raise InputError(f'mode must be "matched" or "shared", not {mode!r}')
-    provenance = Provenance(optimiser=f"order/{mode}", versions=library_versions())
-    return Result(status, schedule.makespan, bound, time.perf_counter() - started, schedule, provenance)
+    return result_of(f"order/{mode}", started, status, schedule.makespan, bound, schedule)
 
 
 def checked_traffic(
@@ -182,7 +178,7 @@ def checked_traffic(
 
 
 def _critical_steps(seconds: np.ndarray, stop: Stop) -> tuple[list[Sends], bool]:
-    """Phases whose lengths sum to the largest line of `seconds` (float64[src, dst]), and whether `stop` cut them short.
+    """Phases as long in all as the largest line of `seconds` (float64[src, dst]), and True if `stop` cut them short.
 
     Every phase empties a transfer or uses up the slack of a line, so there are at most nonzeros + 2n of them.
     """
@@ -195,7 +191,7 @@ def _critical_steps(seconds: np.ndarray, stop: Stop) -> tuple[list[Sends], bool]
     left, row_sum, col_sum = whole.copy(), whole.sum(axis=1), whole.sum(axis=0)
     makespan = max(row_sum.max(), col_sum.max())
     phases, stopped = [], False
-    # Rounding makes line sums that should be equal differ by up to n / 2 units; what is left then is no traffic.
+    # Rounding makes line sums that should be equal differ by up to n / 2 units; such a rest is no traffic.
     while makespan > 2 * n and not (stopped := stop()):
         lines = max(np.count_nonzero(row_sum), np.count_nonzero(col_sum))
         if lines < len(left):  # finished lines take part in no phase, and the assignment is cubic
@@ -281,7 +277,7 @@ def matched_schedule(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray,
     return Schedule(src=src, dst=dst, bytes=volume, phase=phase, duration=duration)
 
 
-def status_of(makespan: float, bound: float) -> Status:
+def met(makespan: float, bound: float) -> Status:
     """OPTIMAL when the makespan is the bound to within rounding, else FEASIBLE."""
     return Status.OPTIMAL if makespan <= bound * (1 + MEETS) else Status.FEASIBLE
 

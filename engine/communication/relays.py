@@ -1,8 +1,8 @@
-"""How the bytes between scale-up domains use the links at both ends: balanced before the ports, spread behind them.
+"""The relays between scale-up domains: bytes are balanced over links before the ports, and spread behind them.
 
-What domain A has for domain B is moved over A's links until every port of A has its share of it, crosses the fabric on rails
-(port to port), and goes on over B's links to its receivers. Bytes are taken in proportion: of whatever a GPU passes on, every
-receiver's bytes are the same part.
+The bytes that domain A has for domain B move over A's links until every port of A has its share of them, cross the fabric on
+rails (port to port), and go on over B's links to their receivers. Bytes are taken in proportion: of whatever a GPU passes on,
+every receiver's bytes are the same part.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,10 @@ SLIVER = 1e-12
 class Domains:
     """The scale-up domains of a network, numbered in the order of their first GPUs.
 
-    first: int64[domain], the first GPU; of_gpu: int64[gpu], the number of its domain; members: int64[domain, place] GPUs in
-    ascending order, padded with the number of GPUs; send, receive: float64[domain] bytes/s of all its ports together;
+    first: int64[domain], the first GPU
+    of_gpu: int64[gpu], the number of its domain
+    members: int64[domain, place] GPUs in ascending order, padded with the number of GPUs
+    send, receive: float64[domain] bytes/s of all its ports together
     send_share, receive_share: float64[domain, place], the part of them that a port has
     """
 
@@ -37,7 +39,6 @@ class Domains:
 
     @classmethod
     def of(cls, network: Network) -> "Domains":
-        """The domains of `network.domain`."""
         first, of_gpu, sizes = np.unique(network.domain, return_inverse=True, return_counts=True)
         order = np.argsort(of_gpu, kind="stable")
         members = np.full((len(first), sizes.max(initial=0)), network.gpus)
@@ -56,12 +57,13 @@ class Domains:
 
 @dataclass(frozen=True, eq=False)
 class Relays:
-    """What every pair of domains with traffic between them does with all of it.
+    """The ways of all traffic between every pair of domains that has some.
 
-    source, target: int64[pair], domains; traffic: float64[pair, i, j] bytes that the GPU at place i of the source has for the
-    one at place j of the target; before: float64[pair, i, a], the part of what i has that leaves by the port of a; across:
-    float64[pair, a, b], the part of what leaves by a's port that enters by b's; entered: float64[pair, b, j] bytes that enter
-    by b's port and are for j
+    source, target: int64[pair], domains
+    traffic: float64[pair, i, j] bytes that the GPU at place i of the source has for the one at place j of the target
+    before: float64[pair, i, a], the part of i's bytes that leaves by the port of a
+    across: float64[pair, a, b], the part of the bytes leaving by a's port that enters by b's
+    entered: float64[pair, b, j] bytes that enter by b's port and are for j
     """
 
     source: np.ndarray
@@ -73,7 +75,7 @@ class Relays:
 
     @classmethod
     def of(cls, traffic: np.ndarray, domains: Domains) -> "Relays":
-        """Fewest bytes over the links of the source: only what is above a port's share moves. traffic: float64[src, dst]."""
+        """Fewest bytes over the links of the source: only those above a port's share move. traffic: float64[src, dst]."""
         source, target = np.nonzero(domains.between(traffic))
         places = domains.members.shape[1]
         if (cells := len(source) * places**2) > MOST_CELLS:
@@ -95,7 +97,7 @@ class Relays:
 
     @property
     def balance(self) -> np.ndarray:
-        """float64[pair, i, a] bytes over the links of the source, what stays on its GPU left out."""
+        """float64[pair, i, a] bytes over the links of the source, those that stay on their GPU left out."""
         return _away(self.traffic.sum(axis=2)[:, :, None] * self.before)
 
     @property
@@ -105,7 +107,7 @@ class Relays:
 
     @property
     def spread(self) -> np.ndarray:
-        """float64[pair, b, j] bytes over the links of the target, what stays on its GPU left out."""
+        """float64[pair, b, j] bytes over the links of the target, those that stay on their GPU left out."""
         return _away(self.entered)
 
 
@@ -119,16 +121,11 @@ def _corners(supply: np.ndarray, demand: np.ndarray) -> np.ndarray:
     order (the north-west corner rule: fewer entries than places of both together)."""
     supplied, demanded = supply.cumsum(axis=1), demand.cumsum(axis=1)
     until = np.minimum(supplied[:, :, None], demanded[:, None, :])
-    since = np.maximum(_before(supplied)[:, :, None], _before(demanded)[:, None, :])
-    overlap = until - since
+    before_supply, before_demand = (np.pad(sums[:, :-1], ((0, 0), (1, 0))) for sums in (supplied, demanded))
+    overlap = until - np.maximum(before_supply[:, :, None], before_demand[:, None, :])
     # No supply may vanish as round-off altogether: the largest entry of a row is at least its mean.
     least = np.minimum(SLIVER * supplied[:, -1:], supply / (2 * supply.shape[1]))
     return np.where(overlap > least[:, :, None], overlap, 0.0)
-
-
-def _before(sums: np.ndarray) -> np.ndarray:
-    """Running sums without their last term."""
-    return np.pad(sums[:, :-1], ((0, 0), (1, 0)))
 
 
 def _parts(matrix: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The stages of a two-tier order as a pipeline of steps, in which ports and links work side by side.
 
 Stage s balances over the links of its senders in step s, crosses the fabric in step s + 1 and is spread over the links of its
-receivers in step s + 2. What domains have for themselves goes over links that would idle, as early as it can. A link counts
-with what it reaches with sends to all other GPUs of its domain, a port with what as many sends reach as cross it.
+receivers in step s + 2. Traffic inside a domain goes over links that would idle, as early as it can. A link counts at the rate
+that it reaches with sends to all other GPUs of its domain, a port at the rate of as many sends as cross it.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ BALANCE, CROSS, SPREAD = 0, 1, 2
 class Steps:
     """A two-tier order on its network.
 
-    stage, pair: int64[send]; part: float64[send], the part of a pair of domains' bytes that goes in a stage
-    ports: float64[2, step, domain] seconds that the ports of a domain need to send and to receive; links: float64[step, domain]
-    seconds that the busiest link of a domain needs; latency left out of both
+    stage, pair: int64[send]
+    part: float64[send], the part of a pair of domains' bytes that goes in a stage
+    ports: float64[2, step, domain] seconds that the ports of a domain need to send and to receive, without latency
+    links: float64[step, domain] seconds that the busiest link of a domain needs, without latency
     local: float64[step, domain], the part of a domain's own traffic that goes in a step
     """
 
@@ -64,7 +65,7 @@ class Steps:
 
     @property
     def seconds(self) -> np.ndarray:
-        """float64[step]: what its busiest port or link needs, latency left out."""
+        """float64[step] seconds of its busiest port or link, latency left out."""
         return np.maximum(self.ports.max(axis=0), self.links).max(axis=1, initial=0.0)
 
     def sends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -85,8 +86,8 @@ class Steps:
         return step[order], src[order], dst[order], size[order]
 
     def hops(self) -> pd.DataFrame:
-        """`sends` by whose bytes they are, so many more: columns step, src, dst, bytes, origin and target: the last two are
-        the GPUs that the bytes come from and are for."""
+        """The rows of `sends` split by owner: columns step, src, dst, bytes, and origin and target, the GPUs that the bytes
+        come from and are for."""
         relays, local = self.relays, self._local()
         rows = [(*local, *local[1:3])]
         source, target = self.domains.members[relays.source], self.domains.members[relays.target]
@@ -114,7 +115,7 @@ class Steps:
         )
 
     def _local(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Like `sends`, of the traffic inside domains."""
+        """The columns of `sends` for the traffic inside domains."""
         of_gpu = self.domains.of_gpu
         src, dst = np.nonzero(np.where(of_gpu[:, None] == of_gpu, self.traffic, 0.0))
         size = self.local[:, of_gpu[src]] * self.traffic[src, dst]
@@ -131,8 +132,10 @@ def _port_seconds(
     size: np.ndarray,
     crossing: np.ndarray,
 ) -> np.ndarray:
-    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long. crossing:
-    int64[2, send], sends over the fabric at the port that has most; those of all pairs that a domain has in a stage meet."""
+    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long.
+
+    crossing: int64[2, send], sends over the fabric at the port that has most; those of all a domain's pairs in a stage meet
+    """
     stages, count = int(stage.max(initial=-1)) + 1, len(domains.first)
     seconds = np.zeros((2, stages + SPREAD if stages else 1, count))
     for way, (domain, rate) in enumerate(((source, domains.send), (target, domains.receive))):
@@ -176,7 +179,7 @@ def _relay_seconds(
 
 
 def _local_seconds(network: Network, domains: Domains, traffic: np.ndarray) -> np.ndarray:
-    """float64[domain]: seconds of the busiest link for what the domain has for itself."""
+    """float64[domain]: seconds of the busiest link for the traffic inside the domain."""
     local = np.where(domains.of_gpu[:, None] == domains.of_gpu, traffic, 0.0)
     busiest = np.maximum(local.sum(axis=0), local.sum(axis=1))
     seconds = np.zeros(len(domains.first))
@@ -187,9 +190,11 @@ def _local_seconds(network: Network, domains: Domains, traffic: np.ndarray) -> n
 
 def _with_local(relayed: np.ndarray, ports: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of the links and parts of the local traffic (float64[step, domain] both) when it fills the time in which links
-    would idle, from the first step on; what does not fit makes the last step longer.
+    would idle, from the first step on; a rest that does not fit makes the last step longer.
 
-    relayed: float64[step, domain] seconds; ports: float64[step]; needed: float64[domain] seconds of the local traffic
+    relayed: float64[step, domain] seconds
+    ports: float64[step] seconds
+    needed: float64[domain] seconds of the local traffic
     """
     seconds = np.maximum(relayed.max(axis=1, initial=0.0), ports)
     idle = seconds[:, None] - relayed

@@ -1,17 +1,12 @@
-"""Rows of a dispatch: what every GPU sends every other when tokens travel copy by copy, GPU by GPU or node by node. And of an
-all-gather, which every node enters once.
+"""The rows that GPUs send each other when tokens travel copy by copy, GPU by GPU or node by node, and in an all-gather.
 
 A matrix of rows has every hop of the way: with `node` travel the row that crosses the fabric stands between the GPUs of equal
 places in their nodes, and the rows that are spread from there stand between GPUs of one node. Combine is its transpose.
 
-How likely a token has an expert somewhere, where only loads were recorded and no tokens.
-
-Each token has k different experts. Of all ways to choose them that give every expert its recorded load, the one that assumes
-least is conditional Poisson sampling (Chen, Dempster & Liu 1994): sets of k experts are drawn with a probability proportional
-to the product of their weights, and the weights are found from the loads. Real experts fire together, so real tokens meet
-fewer GPUs: what is computed here is an estimate, and mostly one from above.
-
-Which copy of an expert serves each token: the copies in turn, or those with which it touches fewest GPUs or nodes.
+For recordings of loads without tokens rows are expected ones. Each token has k different experts. Of all ways to choose them
+that give every expert its recorded load, the one that assumes least is conditional Poisson sampling (Chen, Dempster & Liu
+1994): sets of k experts are drawn with a probability proportional to the product of their weights, and the weights are found
+from the loads. Real experts fire together, so real tokens meet fewer GPUs: the estimate is mostly one from above.
 """
 
 from functools import cached_property
@@ -22,7 +17,7 @@ from engine.plan import Placement, Travel, TravelUnit
 
 
 class Stops:
-    """Where rows enter a node. domain: int[gpu], the same number for GPUs that talk over the links of their node."""
+    """The GPUs by which rows enter a node. domain: int[gpu], the same number for GPUs that talk over their node's links."""
 
     def __init__(self, domain: np.ndarray) -> None:
         number, self.of_gpu = np.unique(domain, return_inverse=True)
@@ -39,8 +34,8 @@ class Stops:
 
     @cached_property
     def entry(self) -> np.ndarray:
-        """int64[source gpu, domain]: the GPU at which a row of the source enters a domain: the one with its own place there,
-        which in its own domain is itself; in a smaller one places go round."""
+        """int64[source gpu, domain]: the GPU at which a row of the source enters a domain: the one with the source's place
+        there (in its own domain itself); in a smaller domain places go round."""
         place = self._place[:, None] % self.sizes[None, :]
         return self._members[self._begin[None, :] + place]
 
@@ -53,7 +48,8 @@ class Stops:
 def rows_of_tokens(hosts: np.ndarray, source: np.ndarray, stops: Stops, unit: TravelUnit) -> np.ndarray:
     """float64[src, dst] rows of a dispatch; on the diagonal those that stay.
 
-    hosts: int[token, k], the GPU of every chosen expert, -1 = none; source: int[token], the GPU that holds the token
+    hosts: int[token, k], the GPU of every chosen expert, -1 = none
+    source: int[token], the GPU that holds the token
     """
     gpus = stops.gpus
     hosts = hosts.astype(np.int64)
@@ -67,7 +63,7 @@ def rows_of_tokens(hosts: np.ndarray, source: np.ndarray, stops: Stops, unit: Tr
     domain = np.where(hosts >= 0, stops.of_gpu[hosts], -1)
     entry = stops.entry[source, domain]
     spread = _counted((entry * gpus + hosts)[here & (entry != hosts)], gpus)
-    # Of the rows that stay on their GPU none is spread; those of other nodes have crossed the fabric already.
+    # Rows that stay on their GPU are not spread; those of other nodes have crossed the fabric already.
     domain.sort(axis=1)
     foreign = domain != stops.of_gpu[source]
     crossed = _first_of_equal(domain) & foreign
@@ -81,7 +77,7 @@ def rows_to_all(rows: np.ndarray, stops: Stops) -> np.ndarray:
 
     It goes in two tiers: over its links a node gets the rows of its GPUs, each of which passes an even part of them on to the
     GPU with its own place in every other node, and from there they are spread over that node's links. So every row crosses
-    the fabric once a node, and a GPU with many rows has the ports of its node to help. rows: float64[gpu], what every GPU has
+    the fabric once a node, and a GPU with many rows has the ports of its node to help. rows: float64[gpu], of every GPU
     """
     source, target = np.meshgrid(np.arange(stops.gpus), np.arange(stops.gpus), indexing="ij")
     entry = stops.entry[source, stops.of_gpu[target]]
@@ -112,7 +108,8 @@ def rows_by_chance(touched: np.ndarray, tokens: np.ndarray, stops: Stops, unit: 
     """float64[src, dst] rows of a dispatch, in the mean, from how likely a token has an expert somewhere.
 
     touched: float64[source gpu, place], of a token of each source, the probability of every GPU and, with `node` travel, after
-        them that of every domain; tokens: float64[source gpu]
+        them that of every domain
+    tokens: float64[source gpu]
     """
     gpus = stops.gpus
     rows = touched[:, :gpus] * tokens[:, None]
@@ -138,8 +135,8 @@ CLOSE, MOST_ROUNDS = 1e-6, 60
 def touched_by_chance(load: np.ndarray, k: int, share: np.ndarray) -> np.ndarray:
     """float64[…, place]: the probability that a token has at least one of its k experts at a place.
 
-    load: float64[…, expert] token copies; share: float64[…, expert, place], how likely a token that chose the expert is served
-    there. Where nothing is loaded nothing is likely.
+    load: float64[…, expert] token copies; where nothing is loaded nothing is likely
+    share: float64[…, expert, place], how likely a token that chose the expert is served there
     """
     shape = np.broadcast_shapes(load.shape[:-1], share.shape[:-2])
     weight = _weights(_inclusion(load, k), k)
@@ -214,12 +211,16 @@ def serving_gpus(
 ) -> np.ndarray:
     """int64[token, k]: the GPU that serves every choice of a layer's tokens, -1 where there is none.
 
-    experts: int[token, k], -1 = none; source: int[token], the GPU that a token is sent from; stops: the nodes, for tokens that
-    travel node by node. Where all GPUs are in one node its rows are all alike, and GPUs are what is touched.
+    With replicas that are to be chosen they are those with which a token touches fewest GPUs, or fewest nodes where tokens
+    travel node by node and there are several. Otherwise the copies serve in turn.
+
+    experts: int[token, k], -1 = none
+    source: int[token], the GPU that a token is sent from
+    stops: the nodes
     """
     if travel.replicas is None or placement.single:
         return placement.hosts(layer, experts)
-    # Here, because a rank whose tokens do not choose starts half a second sooner without what compiles it.
+    # Imported here: a rank with tokens that do not choose starts half a second sooner without the compiler.
     from engine.placement.coactivation import chosen_copies
 
     group = stops.of_gpu if travel.unit == "node" and stops.count > 1 else np.arange(placement.gpus)

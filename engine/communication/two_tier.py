@@ -1,17 +1,17 @@
 """Send orders in two tiers, for nodes with links of their own: every node's ports work as one.
 
-Inside the sending domain bytes are balanced over its links, so that each of its ports has an equal share of what goes to each
+Inside the sending domain bytes are balanced over its links, so that each of its ports has an equal share of the bytes for each
 other domain; between domains runs an exact order of stages, each a matching of domains in which a pair uses all its ports side
 by side; inside the receiving domain bytes are spread over its links. The idea is that of FAST ("An Efficient Scheduler for
 All-to-All GPU Communication", NSDI'26, arXiv 2505.09764); schedule, pipeline and bound are our own.
 
 With ports balanced, time between domains is preemptive open-shop scheduling on the matrix of domains, which `order` solves
-exactly. Links work a step before and a step after the ports (see `steps`), so what is lost is the first balancing and the last
+exactly. Links work a step before and a step after the ports (see `steps`), so the losses are the first balancing and the last
 spreading, and steps in which links need longer than ports. Any sequence of the stages has the same time at the ports; growing
 and then shrinking stages keep both losses small: short ones come first and last, and neighbours are about as long.
 
-Phased orders on clusters whose nodes have links of their own: the links and the fabric are two networks that work at
-the same time, so each gets its own exact order and the two run side by side.
+Without relays (`order_on`) the links and the fabric are two networks that work at the same time: each gets its own exact
+order, and the two run side by side.
 """
 
 import time
@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.communication.order import checked_traffic, matched_bound, order, status_of
+from engine.communication.order import checked_traffic, matched_bound, met, order
 from engine.communication.relays import Domains, counted
 from engine.communication.steps import Steps
 from engine.network import Network
 from engine.plan import Schedule
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 FEWEST_PARTS = 16
 """A stage longer than this part of the order is cut: the first balancing and the last spreading wait for a whole stage."""
@@ -34,14 +34,14 @@ def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Resul
     """An order of one all-to-all in which the GPUs of a scale-up domain (`Network.domain`) relay for each other.
 
     traffic: float64[src, dst] bytes, diagonal ignored. In the schedule src and dst are domains, each named by its first GPU;
-    `Steps.of` makes of it what every port and link does. Without links every GPU is a domain, and the order is `order`'s.
+    `Steps.of` turns it into the work of every port and link. Without links every GPU is a domain, and the order is `order`'s.
 
     `objective` and `bound` are seconds without start-up latency; status OPTIMAL when they are equal. `bound` is the larger of
 
     * `matched_bound` of the domains' traffic at the rates of all their ports together: a byte crosses the fabric once, so the
       transfers of a domain share its ports and follow one another;
-    * `Network.relayed_seconds`: what leaves (enters) a GPU takes its port or its links, so no less than bytes / (port + link);
-      what stays in its domain the links alone.
+    * `Network.relayed_seconds`: bytes that leave (enter) a GPU take its port or its links, so no less than bytes / (port +
+      link); those that stay in its domain the links alone.
 
     `stop` is `order`'s. Raises InputError for shapes that do not fit together and traffic that is negative or not finite.
     """
@@ -53,14 +53,15 @@ def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Resul
     schedule = _in_sequence(result.solution, domains)
     bound = max(matched_bound(between, domains.send, domains.receive), network.relayed_seconds(traffic))
     objective = float(Steps.of(schedule, traffic, network).seconds.sum())
-    status = Status.CANCELLED if result.status is Status.CANCELLED else status_of(objective, bound)
-    provenance = Provenance(optimiser="order/two-tier", versions=library_versions())
-    return Result(status, objective, bound, time.perf_counter() - started, schedule, provenance)
+    status = Status.CANCELLED if result.status is Status.CANCELLED else met(objective, bound)
+    return result_of("order/two-tier", started, status, objective, bound, schedule)
 
 
 def fewest_seconds(traffic: np.ndarray, network: Network) -> float:
-    """Seconds, start-ups included, below which no order of `two_tier` brings this traffic (float64[src, dst] bytes): the stages
-    between domains follow one another, each with a start-up of its own, and where anybody relays they are many."""
+    """Seconds below which no order of `two_tier` brings this traffic (float64[src, dst] bytes), start-ups included.
+
+    The stages between domains follow one another, each with a start-up of its own, and where anybody relays they are many.
+    """
     domains = Domains.of(network)
     between = domains.between(traffic)
     stages = 0 if not between.any() else 1 if len(domains.first) == network.gpus else FEWEST_PARTS
@@ -110,9 +111,8 @@ def order_on(network: Network, traffic: np.ndarray, kernel: Kernel) -> tuple[Sch
     Without links this is the kernel's own schedule.
     """
     results = results_on(network, traffic, kernel)
-    return results[0].solution if len(results) == 1 else _side_by_side(
-        *(result.solution for result in results)
-    ), results
+    parts = [result.solution for result in results]
+    return parts[0] if len(parts) == 1 else _side_by_side(*parts), results
 
 
 def results_on(network: Network, traffic: np.ndarray, kernel: Kernel) -> list[Result[Schedule]]:

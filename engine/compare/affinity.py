@@ -19,7 +19,7 @@ from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import kept, transitions
-from engine.result import Stop, never
+from engine.result import Limits, Stop, never
 from engine.systems.base import Report, silent
 from engine.workload import RoutingTrace
 
@@ -338,7 +338,7 @@ def sorted_choices(trace: RoutingTrace) -> bool:
 def _plan(instance: AffinityInstance, time_limit: float, seed: int, stop: Stop) -> NDArray[np.int64]:
     """gpu_of_expert int64[layer, expert], the same however busy the processors are with other plans."""
     wall_limit = CLOCK * time_limit
-    return affinity(instance, time_limit=time_limit, seed=seed, exact=False, stop=stop, wall_limit=wall_limit).solution
+    return affinity(instance, Limits(time_limit, wall=wall_limit, seed=seed, exact=False), stop).solution
 
 
 def _counts(trace: RoutingTrace, first_choice: bool) -> NDArray[np.float64]:

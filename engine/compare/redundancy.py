@@ -33,7 +33,7 @@ from engine.placement.even_slots import even_slots
 from engine.placement.replication import Algorithm, ReplicationInstance, balancedness, replicate
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
-from engine.result import GUARD, Provenance, Stop, never
+from engine.result import GUARD, Limits, Provenance, Stop, never
 from engine.schema import Frozen
 from engine.systems.base import Report, silent
 from engine.systems.eplb import speed_of_gpu
@@ -220,11 +220,9 @@ def _count(
     )
     result = replicate(
         instance,
-        replication.algorithm,
-        time_limit=SECONDS_A_COUNT,
-        seed=replication.seed,
-        stop=stop,
-        wall_limit=GUARD * SECONDS_A_COUNT,
+        Limits(SECONDS_A_COUNT, wall=GUARD * SECONDS_A_COUNT, seed=replication.seed),
+        stop,
+        algorithm=replication.algorithm,
     )
     if stop():
         return None

@@ -18,7 +18,7 @@ from engine.placement.joint.rows import RowsInstance, with_starts
 from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
 from engine.provenance import input_digests
-from engine.result import GUARD, Provenance, Status, Stop, library_versions
+from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versions
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_from
@@ -55,19 +55,20 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
     context.report(0.0, "searching from both ends")
     if isinstance(instance, RowsInstance):
-        instance, initial = with_starts(instance, START_SHARE * time_limit, 0, context.stop, START_SHARE * wall_limit)
+        instance, initial = with_starts(
+            instance, Limits(START_SHARE * time_limit, wall=START_SHARE * wall_limit, seed=0), context.stop
+        )
         time_limit, wall_limit = (1 - START_SHARE) * time_limit, (1 - START_SHARE) * wall_limit
     final = front(
         instance,
-        points,
-        arguments["over"],
-        start,
-        left,
-        time_limit=time_limit,
-        stop=context.stop,
-        on_point=add,
+        Limits(time_limit, wall=wall_limit),
+        context.stop,
+        report=add,
+        points=points,
+        workloads=arguments["over"],
+        start=start,
+        max_moves=left,
         initial=initial,
-        wall_limit=wall_limit,
     )
     for point in final:
         # Simulating what is not known yet would keep whoever cancelled waiting.

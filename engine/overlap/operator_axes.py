@@ -1,4 +1,4 @@
-"""What the operators of an MoE transformer allow to be cut along which axis, and which ranges of them can be cut.
+"""The axes along which the operators of an MoE transformer can be cut, and the ranges of operators that can be.
 
 Lancet §5.2 and figures 4 and 8, §2.3 for the gates. Activations count as matrices, tokens in rows, whole sequences
 next to each other: axis 0 is the batch, axis 1 the features.
@@ -37,12 +37,12 @@ FLOW: dict[str, tuple[tuple[str, ...], str]] = {
     "shared_experts": (("normed",), "shared"),
     "loss": (("branch",), "value"),
 }
-"""What each operator reads and what it writes. A residual also adds the shared experts' output if there is one.
-dispatch and combine are the two all-to-alls, aggregate brings the tokens back into order (the paper's gather). The head
-in front of the loss counts as a projection: that it reads a layer norm changes nothing about what it allows."""
+"""The tensors that each operator reads, and the one it writes. A residual also adds the shared experts' output if there is
+one. dispatch and combine are the two all-to-alls, aggregate brings the tokens back into order (the paper's gather). The head
+in front of the loss counts as a projection: that it reads a layer norm does not change its axes."""
 
 GATES: dict[str, bool] = {"switch": True, "top-k": True, "random": True, "hash": True, "batch-prioritised": False}
-"""Whether a gate can decide on some sequences without the others, with capacity passed on from part to part.
+"""True for a gate that can decide on some sequences without the others, with capacity passed on from part to part.
 
 top-k: when a token takes all its experts before the next token does; a gate that serves the first choices of the whole
 batch before any second one cannot (see `capacity`), and is to be treated as batch-prioritised.
@@ -50,12 +50,14 @@ batch before any second one cannot (see `capacity`), and is to be treated as bat
 
 
 def constraint_of(kind: str, gate: str = "switch", only_experts: bool = False) -> tuple[tuple[Axis, ...], ...]:
-    """The combinations of axes an operator allows, of what it reads in the order of `FLOW` and then of what it writes.
+    """The combinations of axes an operator allows: of the tensors it reads, in the order of `FLOW`, then of its output.
 
     Every combination makes parts of the output, from which it can be put together; none: the operator cannot be cut.
-    only_experts: whether the range has nothing but all-to-alls and experts. Then the buffers are cut into equal slots,
-    as Tutel does; in any other range only the irregular cut leads back to whole sequences. Raises InputError for an
-    operator or a gate that is not known.
+
+    only_experts: True if the range has nothing but all-to-alls and experts. Then the buffers are cut into equal slots, as
+        Tutel does; in any other range only the irregular cut leads back to whole sequences.
+
+    Raises InputError for an operator or a gate that is not known.
     """
     if kind not in FLOW:
         raise InputError(f"there is no operator '{kind}' (there are: {', '.join(FLOW)})")
@@ -81,10 +83,10 @@ def constraint_of(kind: str, gate: str = "switch", only_experts: bool = False) -
 
 
 def range_problem(kinds: Sequence[str], gate: str = "switch") -> AxisProblem:
-    """Which axes the tensors of a range can be cut along; tensors are named `what.version`, inputs have version 0.
+    """The axes that the tensors of a range can be cut along; tensors are named `name.version`, inputs have version 0.
 
-    kinds: the operators of the range in the order of the chain. A weight that every part uses whole is not an input
-    that is cut; an activation must be, except under a product whose weight is cut.
+    A weight that every part uses whole is not an input that is cut; an activation must be, except under a product with a
+    weight that is cut. kinds: the operators of the range in the order of the chain.
     """
     version: dict[str, int] = {}
     domains: dict[str, tuple[Axis, ...]] = {}
@@ -92,15 +94,15 @@ def range_problem(kinds: Sequence[str], gate: str = "switch") -> AxisProblem:
     only_experts = set(kinds) <= {"dispatch", "experts", "combine"}
     shared = False
 
-    def tensor(what: str) -> str:
-        name = f"{what}.{version.setdefault(what, 0)}"
-        domains[name] = WEIGHT if what == "weight" else (*ACTIVATION, WHOLE)
-        return name
+    def tensor(name: str) -> str:
+        versioned = f"{name}.{version.setdefault(name, 0)}"
+        domains[versioned] = WEIGHT if name == "weight" else (*ACTIVATION, WHOLE)
+        return versioned
 
     for kind in kinds:
         allowed = constraint_of(kind, gate, only_experts)
         reads, writes = FLOW[kind]
-        inputs = [tensor(what) for what in reads]
+        inputs = [tensor(name) for name in reads]
         if kind == "residual" and shared:
             inputs.append(tensor("shared"))
             allowed = tuple((*combination, combination[-1]) for combination in allowed)
@@ -123,7 +125,7 @@ def _can_be_cut(kinds: tuple[str, ...], gate: str) -> bool:
 
 
 def range_is_valid(kinds: Sequence[str], gate: str = "switch") -> bool:
-    """Whether a range of operators can be cut into parts."""
+    """True if a range of operators can be cut into parts."""
     return _can_be_cut(tuple(kinds), gate)
 
 

@@ -1,4 +1,4 @@
-"""The operator graph of a training step: what is computed and sent, in sizes, and what needs what.
+"""The operator graph of a training step: computations and transfers with their sizes, and their dependencies.
 
 Every operator of the forward pass has up to two in the backward pass: dX, the gradient of its input, which the operators
 before it wait for, and dW, the gradient of its weights, which only the update waits for (Lancet §2.3). The program order is
@@ -39,8 +39,10 @@ Phase = Literal["forward", "dx", "dw", "all_reduce", "update"]
 
 
 class Gemm(Frozen):
-    """`count` products C[m, n] = A[m, k] B[k, n], one kernel each. tokens: the dimension that counts tokens, which gets
-    shorter when the operator is cut."""
+    """`count` products C[m, n] = A[m, k] B[k, n], one kernel each.
+
+    tokens: the dimension that counts tokens, which gets shorter when the operator is cut
+    """
 
     count: int = Field(default=1, ge=1)
     m: int = Field(ge=1)
@@ -53,7 +55,8 @@ class Operator(Frozen):
     """One instruction of the step, as every GPU executes it.
 
     layer: model layer; the embedding counts to the first, head and loss to the last
-    gemms: matrix products; moved: bytes through the GPU's memory besides those of the products
+    gemms: matrix products
+    moved: bytes through the GPU's memory besides those of the products
     sent: bytes in a GPU's buffer of an all-to-all or all-reduce
     parameters: of a forward operator, numbers of its weights on this GPU
     seconds: measured time, which then counts instead of any cost model's (Lancet §3 profiles its operators so)
@@ -71,13 +74,15 @@ class Operator(Frozen):
 
     @property
     def network(self) -> bool:
-        """Whether it runs on the network."""
+        """True if it runs on the network."""
         return self.kind in ("dispatch", "combine", "gradient")
 
 
 class Dependency(Frozen):
-    """`after` reads what `before` makes. gradient: whether a gradient flows back along it (none flows through the choice of
-    an expert)."""
+    """`after` reads the output of `before`.
+
+    gradient: True if a gradient flows back along it (none flows through the choice of an expert)
+    """
 
     before: str
     after: str
@@ -85,7 +90,7 @@ class Dependency(Frozen):
 
 
 class OperatorGraph(Frozen):
-    """All operators in program order, and what needs what. Checked: names differ, every dependency points forwards."""
+    """All operators in program order, with their dependencies. Checked: names differ, every dependency points forwards."""
 
     name: str = Field(min_length=1, max_length=120)
     operators: tuple[Operator, ...] = Field(min_length=1, max_length=200_000)
@@ -152,8 +157,10 @@ def with_backward(forward: "nx.DiGraph", bytes_per_number: float, tied: tuple[st
     gradient of replicated weights, and the update.
 
     Experts' weights are not replicated; their gradients stay where they are (a packed placement adds its own all-reduces).
-    tied: two operators that share one matrix, whose gradient is then reduced once, when both parts are there.
-    Raises InputError for a graph whose dependencies form a cycle.
+
+    tied: two operators that share one matrix; its gradient is then reduced once, when both parts are there
+
+    Raises InputError for a graph with a cycle.
     """
     import networkx as nx
 
@@ -190,8 +197,7 @@ def _add(graph: "nx.DiGraph", operator: Operator, after: list[str]) -> str:
 
 
 def _dw(operator: Operator) -> Operator:
-    """dW[k, n] = Xᵀ[k, m] dY[m, n]: the tokens are what is summed over. Of a table, every row that was read is read and
-    written once more."""
+    """dW[k, n] = Xᵀ[k, m] dY[m, n], a sum over the tokens. In a table every row that was read is read and written again."""
     gemms = tuple(Gemm(count=gemm.count, m=gemm.k, n=gemm.n, k=gemm.m, tokens="k") for gemm in operator.gemms)
     return Operator(
         name=backward_name("dw", operator.name),
@@ -206,7 +212,7 @@ def _dw(operator: Operator) -> Operator:
 def _dx(operator: Operator) -> Operator:
     """dX[m, k] = dY[m, n] Wᵀ[n, k]; attention has two such products for each of its own, as both inputs of its products
     have gradients, and so has an aggregation by a dense product. Element by element, a gradient reads the input again
-    beside what the forward pass moves; where a sum was, the gradients of its readers are added up."""
+    on top of the forward pass's bytes; where a sum was, the gradients of its readers are added up."""
     gemms = tuple(Gemm(count=gemm.count, m=gemm.m, n=gemm.k, k=gemm.n) for gemm in operator.gemms)
     if operator.kind in ("attention", "aggregate"):
         gemms = gemms * 2

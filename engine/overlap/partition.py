@@ -1,4 +1,4 @@
-"""Which ranges of a chain of operators to cut, and into how many parts: a dynamic programme (Lancet §5.1).
+"""The ranges of a chain of operators to cut, and their numbers of parts: a dynamic programme (Lancet §5.1).
 
 T(0) = 0 and T(n) = min over i < n of T(i) + min over k of P(i+1 ... n, k), where P is the time of a range in k parts
 and ranges run one after another. The paper prints i >= 1 without a base case and counts operator i twice.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.stage_pipeline import ChainInstance, Pipelines, overlap_bound
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 MEETS = 1e-9
 """An objective this close to its bound, relatively, is optimal."""
@@ -40,14 +40,14 @@ def partition(
 ) -> Result[tuple[Range, ...]]:
     """The ranges that cover the chain in the least time, in order; `objective` is end-to-end seconds.
 
-    max_range: the most groups in a range (Lancet's ι); operators, if there are no groups. None: no limit.
-    max_parts: the most parts of a range (Lancet's ρ); None: as many as the instance has times for.
+    max_range: the most groups in a range (Lancet's ι); operators, if there are no groups; None: no limit
+    max_parts: the most parts of a range (Lancet's ρ); None: as many as the instance has times for
     group_seconds: cut the chain only between groups of consecutive operators of one stream of at most this length
-        (Lancet's γ); None: between any two operators.
+        (Lancet's γ); None: between any two operators
 
     Exact among all divisions into ranges and parts that these allow, the parts in stage-major order. `bound` is the
     least time without `max_range` and `group_seconds`, and status OPTIMAL means that it is reached, FEASIBLE that it is
-    not. `overlap_bound` holds for any order of the parts. When `stop` answers True, what has not been decided stays
+    not. `overlap_bound` holds for any order of the parts. When `stop` answers True, operators not decided yet stay
     uncut, the status is CANCELLED and the bound is `overlap_bound`. Raises InputError for options below 1 part or
     operator and group lengths that are not positive.
     """
@@ -71,18 +71,8 @@ def partition(
             bound = exact.objective
         status = Status.OPTIMAL if best.objective <= bound * (1 + MEETS) else Status.FEASIBLE
     options = {"max_range": max_range, "max_parts": max_parts, "group_seconds": group_seconds}
-    return Result(
-        status=status,
-        objective=best.objective,
-        bound=min(bound, best.objective),
-        runtime=time.perf_counter() - start,
-        solution=best.ranges,
-        provenance=Provenance(
-            optimiser="partition",
-            options={name: value for name, value in options.items() if value is not None},
-            versions=library_versions(),
-        ),
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return result_of("partition", start, status, best.objective, min(bound, best.objective), best.ranges, given)
 
 
 def group_starts(instance: ChainInstance, group_seconds: float | None) -> NDArray[np.int64]:

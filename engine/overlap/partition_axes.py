@@ -1,12 +1,10 @@
-"""Along which axis every tensor of a partitioned range is cut: constraint satisfaction (Lancet §5.2).
+"""The axis along which every tensor of a partitioned range is cut: constraint satisfaction (Lancet §5.2).
 
 An operator allows some combinations of axes of its inputs and outputs; a tensor keeps one axis throughout, for changing
 it needs data of other parts and would stop the pipeline. CP-SAT finds an assignment. Counting all of them does not list
 them: tensors are summed out one by one, which stays small as long as the operators form something like a chain.
 
-Some places that all tables allow, by CP-SAT.
-
-Which weight gradients may run under which all-to-alls, read off the dependencies of a training step.
+`overlappable` reads off a training step's dependencies which weight gradients may run under which all-to-alls.
 """
 
 import time
@@ -19,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Result, Status, Stop, never, result_of
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Axis = int | str
 """A dimension counted from 0, -1 for a tensor that every part uses whole, or a name such as `irregular`."""
@@ -28,6 +29,9 @@ LEAST_SECONDS = 0.01
 """For CP-SAT where to lay the problem out took all the time."""
 MOST_ROWS = 200_000
 """Combinations of axes a table may have while counting: a second or so, and some hundred megabytes."""
+
+Table = tuple[tuple[str, ...], dict[tuple[int, ...], int]]
+"""Tensors, and the number of ways in which each combination of their places comes about."""
 
 
 @dataclass(frozen=True)
@@ -82,38 +86,28 @@ class AxisProblem:
 
 
 def partition_axes(
-    problem: AxisProblem, time_limit: float = 10.0, seed: int = 0, stop: Stop = never
+    problem: AxisProblem, limits: Limits = Limits(), stop: Stop = never
 ) -> Result[dict[str, Axis] | None]:
     """An axis for every tensor, so that all constraints allow them; which one, where there are several, is left open.
 
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not
     decided. There is nothing to minimise: `objective` and `bound` are 0.
     """
-
     start = time.perf_counter()
     tables = problem.tables()
     if not all(rows for _, rows in tables) or not all(problem.domains.values()):
         status, solution = Status.INFEASIBLE, None
     else:
-        left = max(start + time_limit - time.perf_counter(), LEAST_SECONDS)
-        status, places = some_places(
-            {tensor: len(axes) for tensor, axes in problem.domains.items()}, tables, left, seed, stop
-        )
+        left = max(start + limits.wall_seconds - time.perf_counter(), LEAST_SECONDS)
+        sizes = {tensor: len(axes) for tensor, axes in problem.domains.items()}
+        status, places = some_places(sizes, tables, left, limits.seed, stop)
         solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
-    return Result(
-        status=status,
-        objective=0.0,
-        bound=0.0,
-        runtime=time.perf_counter() - start,
-        solution=solution,
-        provenance=Provenance(
-            optimiser="partition-axes", options={"time_limit": time_limit}, seed=seed, versions=library_versions()
-        ),
-    )
+    options = {"time_limit": limits.seconds}
+    return result_of("partition-axes", start, status, 0.0, 0.0, solution, options, limits.seed)
 
 
 def count_axes(problem: AxisProblem, stop: Stop = never) -> int | None:
-    """How many assignments all constraints allow, exactly, however many they are; None when `stop` answers True.
+    """The exact number of assignments that all constraints allow, however many; None when `stop` answers True.
 
     The tensor that is tied to the fewest others goes first: the tables that name it are joined and it is summed out.
     Raises InputError when so many tensors are tied to each other that a table would have more than `MOST_ROWS` rows.
@@ -151,10 +145,6 @@ def count_axes(problem: AxisProblem, stop: Stop = never) -> int | None:
     return count
 
 
-Table = tuple[tuple[str, ...], dict[tuple[int, ...], int]]
-"""Tensors, and in how many ways each combination of their places comes about."""
-
-
 def _join(a: Table, b: Table) -> Table:
     """The combinations that both tables allow."""
     shared = [tensor for tensor in b[0] if tensor in a[0]]
@@ -182,7 +172,8 @@ def some_places(
 ) -> tuple[Status, dict[str, int] | None]:
     """OPTIMAL with a place for every tensor, INFEASIBLE if there are none, CANCELLED or TIME_LIMIT if it was not decided.
 
-    sizes: places in each tensor's domain; tables: tensors with the combinations of their places that are allowed
+    sizes: places in each tensor's domain
+    tables: tensors with the combinations of their places that are allowed
     """
     from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
 
@@ -200,19 +191,18 @@ def some_places(
     return Status.CANCELLED if stop() else Status.TIME_LIMIT, None
 
 
-if TYPE_CHECKING:
-    import networkx as nx
-
-
 def overlappable(
     graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
 ) -> NDArray[np.bool_]:
-    """bool[w, m]: whether no path leads from the dW to the all-to-all or back (Lancet section 4.1).
+    """bool[w, m]: True if no path leads from the dW to the all-to-all or back (Lancet section 4.1).
 
-    graph: an edge from every operator to those that need its output; alltoalls, weight_gradients: names of its nodes, in
-    the order of the columns and rows. Instead of one search per pair, the all-to-alls before and after every node are
-    sets of bits that go once through the graph. Raises InputError for a graph with a cycle and for names that are not in
-    it or come twice.
+    Instead of one search per pair, the all-to-alls before and after every node are sets of bits that go once through the
+    graph.
+
+    graph: an edge from every operator to those that need its output
+    alltoalls, weight_gradients: names of its nodes, in the order of the columns and rows
+
+    Raises InputError for a graph with a cycle and for names that are not in it or come twice.
     """
     import networkx as nx
 

@@ -1,4 +1,4 @@
-"""Into how many parts an MoE layer's tokens are cut so that its all-to-alls hide behind its experts: exact.
+"""The number of parts into which an MoE layer's tokens are cut so that its all-to-alls hide behind its experts: exact.
 
 PipeMoE sections III and IV. Part i is dispatched (D_i), computed (E_i) and combined (C_i); more parts overlap more, but
 every part pays its start-up times again. Equations 9-12 say when parts start, equation 13 and 16 how long they take. All
@@ -6,7 +6,7 @@ parts of a layer are equal, so each schedule has a longest path that can be writ
 part and r parts it is
 
 * two network streams (equations 9-12 to the letter, where C_1 never waits for D_r): d + e + c + (r - 1) max(d, e, c);
-* one network stream, all dispatches first (what equations 19, 25, 33 and 40 mean): the larger of that and r (d + c).
+* one network stream, all dispatches first (as equations 19, 25, 33 and 40 mean it): the larger of that and r (d + c).
   Each term also bounds every other order of a single network, so no interleaving is faster;
 * one network stream, interleaved as D_1 D_2 C_1 D_3 C_2 ... D_r C_(r-1) C_r: for r >= 2 the larger of d + r e + c and
   r (d + c) + max(0, e - d) + max(0, e - c). A path that leaves the network for E_i ... E_j saves as many pairs of D and C,
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 Streams = Literal[1, 2]
 Order = Literal["dispatch-first", "interleaved"]
@@ -33,18 +33,20 @@ TIE = 1e-12
 """Times this close, relatively, differ by rounding only: of such degrees the smallest is taken."""
 
 BLOCK = 1 << 20
-"""Degrees looked at between two questions whether to stop; also what memory is needed for."""
+"""Degrees looked at between two questions whether to stop; memory is needed for as many."""
 
 
 @dataclass(frozen=True)
 class DegreeInstance:
-    """MoE layers whose parts take times on straight lines: alpha + beta · size / parts (equations 13-18).
+    """MoE layers with parts that take times on straight lines: alpha + beta · size / parts (equations 13-18).
 
     alpha_comm, beta_comm, size_comm: float64[layer], of one all-to-all, dispatch and combine alike: start-up seconds,
-        seconds per unit and units of the whole layer. alpha_comp, beta_comp, size_comp: float64[layer], of the experts.
-        All finite and at least 0. A part of size 0 still takes its alpha, as the equations say.
+        seconds per unit and units of the whole layer
+    alpha_comp, beta_comp, size_comp: float64[layer], the same of the experts. All are finite and at least 0. A part of
+        size 0 still takes its alpha, as the equations say.
     max_degree: int64[layer], the most parts. Scalars are taken for every layer.
-    streams: 1, dispatch and combine share the network; 2, each has its own. order: of a single network (see above).
+    streams: 1, dispatch and combine share the network; 2, each has its own
+    order: of a single network (see above)
 
     Raises InputError for a wrong shape or value, and where the times would overflow.
     """
@@ -118,7 +120,8 @@ def pipeline_seconds(
     """float64[..., K]: seconds of a layer cut in 1 … K equal parts, from its first dispatch to its last combine.
 
     dispatch, experts, combine: float64[..., K], seconds of **one part** when the layer is cut in 1 … K parts; finite and
-    at least 0. streams, order: as in `DegreeInstance`.
+        at least 0
+    streams, order: as in `DegreeInstance`
     """
     d, e, c = (np.asarray(part, dtype=np.float64) for part in (dispatch, experts, combine))
     r = np.arange(1, d.shape[-1] + 1)
@@ -160,10 +163,10 @@ def best_degree(
     streams: Streams = 1,
     order: Order = "dispatch-first",
 ) -> Result[NDArray[np.int64]]:
-    """As `pipeline_degree` for parts whose times are no straight lines, or whose dispatch and combine differ.
+    """As `pipeline_degree` for parts with times on no straight lines, or with a dispatch unlike the combine.
 
     dispatch, experts, combine: float64[layer, K], seconds of **one part** when the layer is cut in 1 … K parts; at least
-    0, infinite where it cannot be cut so, finite for one part.
+        0, infinite where it cannot be cut so, finite for one part
 
     Raises InputError for a wrong shape or value.
     """
@@ -216,11 +219,5 @@ def _result(
     least: NDArray[np.float64],
     cancelled: bool,
 ) -> Result[NDArray[np.int64]]:
-    return Result(
-        status=Status.CANCELLED if cancelled else Status.OPTIMAL,
-        objective=float(seconds.sum()),
-        bound=float(least.sum()),
-        runtime=time.perf_counter() - start,
-        solution=degree,
-        provenance=Provenance(optimiser=optimiser, versions=library_versions()),
-    )
+    status = Status.CANCELLED if cancelled else Status.OPTIMAL
+    return result_of(optimiser, start, status, float(seconds.sum()), float(least.sum()), degree)

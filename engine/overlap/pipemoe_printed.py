@@ -1,4 +1,4 @@
-"""PipeMoE's printed rule for the pipeline degree (Algorithm 1), kept beside the exact one because people compare with it.
+"""PipeMoE's printed rule for the pipeline degree (Algorithm 1), kept because people compare the exact one with it.
 
 It splits r >= 2 into three cases, each without a maximum, takes the best r of each and compares with r = 1. The
 exact times are the maximum of those cases (see `pipeline_degree`); where the printed steps differ from that:
@@ -7,11 +7,11 @@ exact times are the maximum of those cases (see `pipeline_degree`); where the pr
   so has the authors' program. With long experts r = 1 then looks worse than it is, with long all-to-alls better.
 * Line 6 is the least r for which Q1 holds only if alpha_a > alpha_e. Below that the inequality of equation 27 turns round:
   a least r becomes a most r, Q1 may hold for no r >= 2, and line 7 gives the time of a pipeline that cannot be. At
-  alpha_a = alpha_e the line divides by zero; there Q1 does not depend on r, and what is left of the rule is taken: 2
+  alpha_a = alpha_e the line divides by zero; there Q1 does not depend on r, and the rest of the rule is taken: 2
   where Q1 holds, nothing where it does not.
-* Lines 8 and 9 take what SLSQP returns, also when it gives up because a case has no r at all. It may end below 1 then,
-  even below 0, where f_4 is small and wins; what is no degree is taken for 1. On the 864 layers of Table IV that happens
-  some 60 times. Where it ends hangs on rounding: with the common factor of inequality 36 taken out the rule misses 22 %
+* Lines 8 and 9 take SLSQP's return, also when it gives up because a case has no r at all. It may end below 1 then,
+  even below 0, where f_4 is small and wins; a number that is no degree is taken for 1. On the 864 layers of Table IV that
+  happens some 60 times. The end hangs on rounding: with the common factor of inequality 36 taken out the rule misses 22 %
   of the best degrees there, as printed 25 %.
 * r_3 and r_4 are real numbers and a pipeline has whole parts. Which of the two neighbours is not said; the nearer one is
   taken, as in the authors' program, and t_3 and t_4 are the formulas there.
@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 SOLVER_TOLERANCE = 1e-11
-"""Of SLSQP, as in the authors' program."""
+"""Tolerance of SLSQP, as in the authors' program."""
 
 STRICT = 1e-10
 """Seconds by which the strict inequalities 35, 36, 42 and 43 must hold, as in the authors' program."""
@@ -46,7 +46,7 @@ def pipemoe_printed(instance: DegreeInstance, stop: Stop = never) -> Result[NDAr
     """Algorithm 1 on every layer; `solution` is int64[layer], a degree above `max_degree` cut down to it.
 
     The rule knows one network stream; its degrees are timed on those of the instance. `bound` is the exact answer, so
-    that the gap is what the rule loses; OPTIMAL where it loses nothing, else FEASIBLE. When `stop` answers True the
+    that the gap is the rule's loss; OPTIMAL where it loses nothing, else FEASIBLE. When `stop` answers True the
     status is CANCELLED and the layers left stay whole.
     """
     start = time.perf_counter()
@@ -60,14 +60,8 @@ def pipemoe_printed(instance: DegreeInstance, stop: Stop = never) -> Result[NDAr
     objective = sum(float(instance.time_of_degree(slice(n, n + 1))[0, parts - 1]) for n, parts in layers)
     bound = min(pipeline_degree(instance).bound, objective)
     status = Status.OPTIMAL if objective <= bound * (1 + SAME) else Status.FEASIBLE
-    return Result(
-        status=Status.CANCELLED if cancelled else status,
-        objective=objective,
-        bound=bound,
-        runtime=time.perf_counter() - start,
-        solution=degree,
-        provenance=Provenance(optimiser="pipeline-degree/printed", versions=library_versions()),
-    )
+    status = Status.CANCELLED if cancelled else status
+    return result_of("pipeline-degree/printed", start, status, objective, bound, degree)
 
 
 def line_of(instance: DegreeInstance, layer: int) -> tuple[float, float, float, float]:

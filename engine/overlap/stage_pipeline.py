@@ -1,4 +1,4 @@
-"""How long a range of a chain of operators takes when it is cut into parts that overlap each other (Lancet §5.3).
+"""The time of a range of a chain of operators that is cut into parts which overlap each other (Lancet §5.3).
 
 Consecutive operators of a range on one stream form a stage. There is one compute and one network stream; each runs all
 parts of a stage, in index order, before the next stage (stage-major). Part p of stage s starts after part p of stage
@@ -25,7 +25,7 @@ from engine.errors import InputError
 class ChainInstance:
     """A chain of operators, each of which needs the one before it.
 
-    network: bool[op], True for communication, False for computation.
+    network: bool[op], True for communication, False for computation
     times: float64[op, K] seconds of ONE part when the operator is cut into 1 ... K parts, at least 0; infinite where it
         cannot be cut so. The first column is the whole operator and finite.
     latest_last: int64[op] or None: the last operator up to which a range that starts here may be cut into two or more
@@ -72,25 +72,28 @@ class ChainInstance:
         return float(self.times[:, 0].sum())
 
     def begins_stage(self, op: int) -> bool:
-        """Whether the operator is on another stream than the one before it."""
+        """True if the operator is on another stream than the one before it."""
         return op > 0 and bool(self.network[op] != self.network[op - 1])
 
 
 class Pipelines:
     """Many ranges that grow by the same operators, each in every number of parts at once.
 
-    parts: int64[count], the numbers of parts; starts: how many ranges. A range starts with the first `extend` that
-    names it. All arrays are float64[count, start] seconds since the start of the range.
+    A range starts with the first `extend` that names it. All arrays are float64[count, start] seconds since the start of
+    the range.
+
+    parts: int64[count], the numbers of parts
+    starts: number of ranges
     """
 
     def __init__(self, parts: NDArray[np.int64], starts: int) -> None:
         self.parts = parts[:, None]
         self.may_start = np.zeros((len(parts), starts))
-        """When the first part of the last stage may start."""
+        """Start of the last stage's first part, at the earliest."""
         self.before = np.zeros((len(parts), starts))
-        """When the last part of the stage before it ends."""
+        """End of the last part of the stage before it."""
         self.stage = np.zeros((len(parts), starts))
-        """How long one part of the last stage takes so far."""
+        """Seconds of one part of the last stage so far."""
 
     def extend(self, seconds: NDArray[np.float64], begins_stage: bool, ranges: slice = slice(None)) -> None:
         """Add one operator to the end of some ranges; seconds: float64[count], the time of one part."""
@@ -103,7 +106,7 @@ class Pipelines:
         stage += seconds[:, None]
 
     def end(self, ranges: slice = slice(None)) -> NDArray[np.float64]:
-        """When the last part of the last stage ends, which is when the range does."""
+        """End of the last part of the last stage, and so of the range."""
         stage = self.stage[:, ranges]
         return np.maximum(self.may_start[:, ranges] + self.parts * stage, self.before[:, ranges] + stage)
 

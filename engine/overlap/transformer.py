@@ -1,6 +1,6 @@
 """The operator graph of an MoE transformer (GPT-2's layout, layer norm first), from a model, a step and a number of GPUs.
 
-Left out, as small beside the rest: the weights of layer norms and all biases (2·d_model numbers each), dropout, the balance
+Left out, as small against the rest: the weights of layer norms and all biases (2·d_model numbers each), dropout, the balance
 loss, the activation functions of FFNs and experts (fused into their products), and sorting the tokens by expert.
 """
 
@@ -19,7 +19,7 @@ EMBEDDING, HEAD = "embedding", "head"
 
 def transformer_step(model: MoEModel, step: TrainingStep, gpus: int) -> OperatorGraph:
     """The operators of one training step on each of `gpus` GPUs, experts spread evenly. Sizes are those of a balanced
-    routing; what a recording or a placement changes is priced in `engine.simulate.training.pricing`."""
+    routing; the effects of a recording or a placement are priced in `engine.simulate.training.pricing`."""
     forward = _Forward(model, step, gpus).whole()
     forward.graph["name"] = f"{model.name}, {step.batch} × {step.sequence_length} tokens on each of {gpus} GPUs"
     return with_backward(forward, model.bytes_per_number, (EMBEDDING, HEAD) if step.tied_embeddings else None)
@@ -38,7 +38,7 @@ class _Forward:
         """Bytes of the hidden state of a GPU's tokens."""
 
     def add(self, name: str, kind: str, layer: int, after: Iterable[str], **size) -> str:
-        """An operator that reads what `after` made; returns its name."""
+        """Add an operator that reads the outputs of `after`; returns its name."""
         self.graph.add_node(name, operator=Operator(name=name, kind=kind, phase="forward", layer=layer, **size))
         self.graph.add_edges_from(((before, name) for before in after), gradient=True)
         return name
@@ -81,7 +81,7 @@ class _Forward:
         return self.linear(f"{layer}.ffn_down", "dense_ffn", layer, up, inner, self.width)
 
     def experts(self, layer: int, normed: str) -> list[str]:
-        """The MoE part of a layer; returns what the residual adds up."""
+        """Add the MoE part of a layer; returns the operators that the residual adds up."""
         model, width, inward = self.model, self.width, self.model.ffn_matrices - 1
         gate = self.linear(f"{layer}.gate", "gate", layer, normed, width, model.experts)
         copies = self.step.tokens * model.experts_per_token

@@ -1,11 +1,10 @@
-"""Which expert goes on which GPU of a mixed cluster, one expert to a GPU: exact.
+"""Experts on the GPUs of a mixed cluster, one expert to a GPU: exact.
 
 Aurora section 5.1. With barriers between the steps of a layer its time is a constant plus max F + 2 max N (equation 3),
 where F is a GPU's expert computation and N its share of one all-to-all. The paper sorts experts by tokens and GPUs by
 speed (Theorem 5.1), which is optimal only while one number per expert decides both F and N. Tokens start on fixed GPUs,
-so N depends on the pair, and the exact answer is a bottleneck assignment under the best threshold on F.
-
-Bottleneck assignment: a perfect matching of rows to columns whose largest weight is least, by threshold search.
+so N depends on the pair, and the exact answer is a bottleneck assignment (a perfect matching of rows to columns with the
+least largest weight, by threshold search) under the best threshold on F.
 """
 
 import heapq
@@ -18,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
 
 
 @dataclass(frozen=True)
 class AssignmentInstance:
-    """One MoE layer whose experts are to be assigned to GPUs; all times in seconds, all arrays finite.
+    """One MoE layer with experts to be assigned to GPUs; all times in seconds, all arrays finite.
 
-    compute: float64[gpu, expert], computation the GPU needs for the expert's tokens, at least 0.
-    receive: float64[gpu, expert], receiving the expert adds to the GPU in one all-to-all, at least 0.
-    send_total: float64[gpu], sending of the GPU if it keeps no token.
-    send_saved: float64[gpu, expert], sending the GPU saves if the expert lives on it, at least 0.
+    compute: float64[gpu, expert], computation the GPU needs for the expert's tokens, at least 0
+    receive: float64[gpu, expert], receiving the expert adds to the GPU in one all-to-all, at least 0
+    send_total: float64[gpu], sending of the GPU if it keeps no token
+    send_saved: float64[gpu, expert], sending the GPU saves if the expert lives on it, at least 0
 
     Raises InputError if a shape or a value is wrong.
     """
@@ -58,9 +57,9 @@ class AssignmentInstance:
     ) -> "AssignmentInstance":
         """The instance of a routing.
 
-        tokens: float64[source gpu, expert], what the tokens starting on a GPU send to an expert, in tokens or bytes.
-        compute: float64[gpu, expert] seconds.
-        send_bandwidth, receive_bandwidth: float64[gpu], in the unit of `tokens` per second, positive.
+        tokens: float64[source gpu, expert], tokens or bytes that start on a GPU and go to an expert
+        compute: float64[gpu, expert] seconds
+        send_bandwidth, receive_bandwidth: float64[gpu], in the unit of `tokens` per second, positive
         """
         tokens = np.asarray(tokens, dtype=np.float64)
         if tokens.ndim != 2 or tokens.size == 0 or not np.isfinite(tokens).all() or tokens.min() < 0:
@@ -88,7 +87,7 @@ class AssignmentInstance:
 
     @cached_property
     def _never_saved(self) -> NDArray[np.float64]:
-        """float64[gpu], what a GPU sends wherever the experts live."""
+        """float64[gpu] seconds in which a GPU sends wherever the experts live."""
         return np.maximum(self.send_total - self.send_saved.sum(axis=1), 0.0)
 
     def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
@@ -105,7 +104,7 @@ class AssignmentInstance:
 
 
 def _of_others(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """The sum along an axis without each value itself. Not as a difference, which would lose small values beside large ones."""
+    """The sum along an axis without each value itself. A difference would lose small values next to large ones."""
     values = np.moveaxis(values, axis, 0)
     others = np.zeros_like(values)
     others[1:] = np.cumsum(values[:-1], axis=0)
@@ -118,7 +117,7 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
 
     A box is a range of thresholds on F times a range of thresholds on N that may still hold a better answer. The box
     with the lowest corner is split at its middle F threshold, where the least possible N is found by bisection over
-    matchings; what is dominated by that point or infeasible beside it leaves the search. Boxes are few, for the least N
+    matchings; the parts that this point dominates or proves infeasible leave the search. Boxes are few, for the least N
     falls as F rises.
 
     Raises InputError unless there are as many experts as GPUs. When `stop` answers True the status is CANCELLED and the
@@ -135,20 +134,15 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
         status = Status.OPTIMAL
     except _Cancelled:
         status = Status.CANCELLED
-    return Result(
-        status=status,
-        objective=search.objective,
-        bound=min(search.bound, search.objective),
-        runtime=time.perf_counter() - start,
-        solution=search.best,
-        provenance=Provenance(optimiser="assign", versions=library_versions()),
-    )
+    return result_of("assign", start, status, search.objective, min(search.bound, search.objective), search.best)
 
 
 class _BoxSearch:
     """The best assignment so far, and the boxes of thresholds that may still hold a better one.
 
-    best: int64[expert], gpu_of_expert; objective: its max F + 2 max N; bound: what is proven of every assignment.
+    best: int64[expert], gpu_of_expert
+    objective: its max F + 2 max N
+    bound: proven lower limit of every assignment
     """
 
     def __init__(self, instance: AssignmentInstance, stop: Stop) -> None:
@@ -159,7 +153,7 @@ class _BoxSearch:
         self.objective, self.bound = instance.cost(self.best), 0.0
 
     def feasible(self, f: float, n: float) -> bool:
-        """Whether some assignment keeps to both thresholds; it is kept if it is the best. Raises _Cancelled."""
+        """True if some assignment keeps to both thresholds; it is kept if it is the best. Raises _Cancelled."""
         fits = None if self.stop() else self.matching.fit(f, n)
         if fits is None:
             raise _Cancelled
@@ -189,10 +183,10 @@ class _BoxSearch:
         f_values: NDArray[np.float64],
         n_values: NDArray[np.float64],
     ) -> None:
-        """Put what the box with the lowest corner leaves in its place.
+        """Replace the box with the lowest corner by its remains.
 
-        boxes: a heap of (corner, first and last index of F, first and last index of N).
-        f_values, n_values: float64[threshold], rising.
+        boxes: a heap of (corner, first and last index of F, first and last index of N)
+        f_values, n_values: float64[threshold], rising
         """
         _, f_low, f_high, n_low, n_high = boxes[0]
         f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], self.objective)) - 1)
@@ -216,13 +210,13 @@ class _Cancelled(Exception):  # noqa: N818 - not an error
 
 
 def candidates(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values a bottleneck can have, rising: none below what some GPU or some expert cannot avoid."""
+    """The values a bottleneck can have, rising: none below the least that some GPU or some expert cannot avoid."""
     unavoidable = max(seconds.min(axis=0).max(), seconds.min(axis=1).max())
     return np.unique(seconds[seconds >= unavoidable])
 
 
 def least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[float], bool]) -> int:
-    """Least index in low..high whose value is feasible; `high` is returned untested if no lower one is."""
+    """Least index in low..high of a feasible value; `high` is returned untested if no lower one is."""
     while low < high:
         middle = (low + high) // 2
         if feasible(values[middle]):
@@ -233,7 +227,7 @@ def least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[
 
 
 class Matching:
-    """Perfect matchings of GPUs to experts under two thresholds, each test starting from what the last one left.
+    """Perfect matchings of GPUs to experts under two thresholds, each test starting from the last one's matching.
 
     Rows of the bipartite graph are Python integers, one bit an expert: an augmenting path visits an expert in under a
     microsecond, and neighbouring thresholds need only a few paths. `stop` is asked before each of them.
@@ -248,8 +242,8 @@ class Matching:
         self.gpu_of_expert = [-1] * self.size
 
     def fit(self, f: float, n: float) -> bool | None:
-        """Is there a perfect matching with F <= f and N <= n on every GPU? If so it is in `gpu_of_expert`. None where `stop`
-        answered True before that was known."""
+        """True if there is a perfect matching with F <= f and N <= n on every GPU, which is then in `gpu_of_expert`; None if
+        `stop` answered True before that was known."""
         allowed = np.packbits((self.compute <= f) & (self.network <= n), axis=1, bitorder="little")
         width, packed = allowed.shape[1], allowed.tobytes()
         rows = [int.from_bytes(packed[i : i + width], "little") for i in range(0, len(packed), width)]
@@ -304,8 +298,10 @@ def bottleneck_assignment(
 ) -> tuple[NDArray[np.int64], float]:
     """column_of_row int64[row] with the least largest weight, and a proven lower bound of that weight.
 
-    weight: float64[row, column], square and finite; known: int64[row], a perfect matching to start from, which is also
-    the answer unless there is a better one. The bound equals the answer's largest weight unless `stop` answered True.
+    The bound equals the answer's largest weight unless `stop` answered True.
+
+    weight: float64[row, column], square and finite
+    known: int64[row], a perfect matching to start from, which is also the answer unless there is a better one
     """
     rows = np.arange(len(weight))
     best = np.asarray(known, dtype=np.int64)
@@ -334,7 +330,7 @@ def bottleneck_assignment(
 def with_slack(weight: NDArray[np.float64], most: float) -> NDArray[np.int64]:
     """column_of_row int64[row] of the least sum of weights among the perfect matchings without a weight above `most`.
 
-    There must be such a matching. Every row whose weight falls gains slack under the bottleneck.
+    There must be such a matching. Every row with a smaller weight gains slack under the bottleneck.
     """
     from scipy.optimize import linear_sum_assignment
 

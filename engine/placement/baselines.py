@@ -1,4 +1,4 @@
-"""Placements of experts that look at little or nothing: what the exact ones are compared with.
+"""Placements of experts that look at little or nothing, to compare the exact ones with.
 
 All take `slots`: int64[gpu], the experts each GPU takes, and return gpu_of_expert int64[expert]. They raise InputError
 where the slots cannot hold the experts.
@@ -15,9 +15,11 @@ def sorted_assignment(
 ) -> NDArray[np.int64]:
     """The rule of Aurora Theorem 5.1: experts by falling tokens onto GPUs by falling performance.
 
-    tokens_of_expert: float64[expert]; speed: float64[gpu], any unit, higher is faster. The theorem has one expert to a
-    GPU. With more the GPUs are dealt to in rounds, the fastest first in each, those without a free slot left out. Ties
-    go to the lower index.
+    The theorem has one expert to a GPU. With more the GPUs are dealt to in rounds, the fastest first in each, those without
+    a free slot left out. Ties go to the lower index.
+
+    tokens_of_expert: float64[expert]
+    speed: float64[gpu], any unit, higher is faster
     """
     tokens_of_expert, speed = np.asarray(tokens_of_expert), np.asarray(speed)
     slots = _slots(slots, len(tokens_of_expert))

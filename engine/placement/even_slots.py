@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 
 PASSES = 10
-"""Of exchanges over the new copies of a layer, at most: twice as many take twice as long and gain a few per cent of balance."""
+"""The most passes of exchanges over a layer's new copies: twice as many take twice as long for a few per cent of balance."""
 
 
 def even_slots(
@@ -20,9 +20,11 @@ def even_slots(
 ) -> NDArray[np.bool_]:
     """bool[layer, expert, gpu] with `slots` experts on every GPU in every layer, each on one GPU at least.
 
-    held: bool[layer, expert, gpu], the placement now, every expert on one GPU at least; load: float64[layer, expert], tokens,
-    which replicas share equally; speed: float64[gpu], tokens per second in any unit. Raises InputError where the slots can not
-    hold every expert, or a GPU would need an expert twice.
+    held: bool[layer, expert, gpu], the placement now, every expert on one GPU at least
+    load: float64[layer, expert], tokens, which replicas share equally
+    speed: float64[gpu], tokens per second in any unit
+
+    Raises InputError where the slots can not hold every expert, or a GPU would need an expert twice.
     """
     _, experts, gpus = held.shape
     if slots * gpus < experts:
@@ -35,7 +37,10 @@ def even_slots(
 class _Layer:
     """One layer while copies are taken away and put elsewhere.
 
-    held: bool[expert, gpu]; copies: int64[expert]; filled: int64[gpu], slots in use; time: float64[gpu], of the copies' tokens
+    held: bool[expert, gpu]
+    copies: int64[expert]
+    filled: int64[gpu], slots in use
+    time: float64[gpu], of the copies' tokens
     """
 
     def __init__(
@@ -82,8 +87,8 @@ class _Layer:
         self.copies[expert] = copies
 
     def _drop(self, gpu: int) -> None:
-        """Give up the copy on a GPU that is missed least: a replica whose work the others take with the slowest of them done
-        soonest; where it has none, the lightest expert, which will need another home."""
+        """Give up the copy on a GPU that is missed least: the replica after which the slowest of its other hosts is done
+        soonest; if there is none, the lightest expert, which will need another home."""
         mine = np.flatnonzero(self.held[:, gpu])
         replicas = mine[self.copies[mine] > 1]
         if not len(replicas):
@@ -102,7 +107,7 @@ class _Layer:
         self._take(expert, int(np.where(self.held[expert], self.time, -np.inf).argmax()))
 
     def _best_replica(self, gpu: int) -> int:
-        """The expert of which a GPU with room takes a copy: of those on the slowest GPU the one that leaves all GPUs done
+        """The expert that a GPU with room takes a copy of: among those on the slowest GPU the one that leaves all GPUs done
         soonest; where none helps, the one with the most tokens a copy that does not make this GPU the slowest."""
         slowest = int(self.time.argmax())
         absent = ~self.held[:, gpu]
@@ -121,7 +126,7 @@ class _Layer:
         return int(np.where(absent, new, np.inf).argmin())
 
     def _refill(self) -> bool:
-        """Take every new replica away once and put the best into its slot; whether the slowest GPU is done sooner."""
+        """Take every new replica away once and put the best into its slot; True if the slowest GPU is done sooner."""
         slowest = self.time.max()
         for expert, gpu in np.argwhere(self.held & ~self.before):
             if self.copies[expert] > 1:
@@ -134,7 +139,7 @@ class _Layer:
         return bool(self.time.max() < slowest * (1 - 1e-9))
 
     def _swap(self) -> bool:
-        """Let the slowest GPU exchange a new copy for one on another GPU, whichever helps most; whether any does."""
+        """Let the slowest GPU exchange a new copy for one on another GPU, whichever helps most; True if any does."""
         new, share = self.held & ~self.before, self.tokens / self.copies
         worst = int(self.time.argmax())
         mine = np.flatnonzero(new[:, worst])

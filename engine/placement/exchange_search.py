@@ -24,8 +24,9 @@ def exchange_search(
 
     Begins at the best start; every step swaps two experts of different GPUs, or with slots to spare may move one, and is
     kept unless it makes the objective (seconds of an assignment) worse. Where nothing helps for a while it goes on from
-    a few blind exchanges of the best. slots: int64[gpu], the most experts of each GPU, all of them taken with
-    `exact_slots`. A heuristic: it proves nothing.
+    a few blind exchanges of the best. A heuristic: it proves nothing.
+
+    slots: int64[gpu], the most experts of each GPU, all of them taken with `exact_slots`
     """
     rng = np.random.default_rng(seed)
     best = min(starts, key=objective).copy()

@@ -1,4 +1,4 @@
-"""How many experts a device holds in training, so that expert computation fills the time of the all-to-alls.
+"""The number of experts a device holds in training, so that expert computation fills the time of the all-to-alls.
 
 Lina, section 4.2: all-to-alls cut into micro-ops are pipelined with the experts' FFN, which is far shorter. More experts on
 a device give a longer FFN micro-op and a shorter all-to-all, so the number is doubled until the FFN is no longer the shorter
@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, library_versions
+from engine.result import Result, Status, result_of
 
 
 @dataclass(frozen=True)
 class ExpertPacking:
     """The choice made, and all of them.
 
-    experts_per_device: the choice made; None if not even the fewest experts fit.
-    choices: int64[choice], experts per device.
-    efficiency: float64[choice], share of the all-to-all in which the device computes, 0..1 (Lina, Table 3).
-    memory: float64[choice], bytes of the experts of a device.
-    needs_offloading: bool[choice], more than the device's memory.
+    experts_per_device: the choice made; None if not even the fewest experts fit
+    choices: int64[choice], experts per device
+    efficiency: float64[choice], share of the all-to-all in which the device computes, 0..1 (Lina, Table 3)
+    memory: float64[choice], bytes of the experts of a device
+    needs_offloading: bool[choice], more than the device's memory
     """
 
     experts_per_device: int | None
@@ -52,9 +52,9 @@ def pack_experts(
 ) -> Result[ExpertPacking]:
     """The fewest experts per device with the highest pipelining efficiency that fits; `objective` is its idle share.
 
-    ffn, alltoall: float64[choice] seconds of one micro-op at each of `packing_choices(experts, devices)`.
-    bytes_per_expert: on a device, over all layers, with gradients and optimiser state where those stay there.
-    memory: bytes that a device has for experts.
+    ffn, alltoall: float64[choice] seconds of one micro-op at each of `packing_choices(experts, devices)`
+    bytes_per_expert: on a device, over all layers, with gradients and optimiser state where those stay there
+    memory: bytes that a device has for experts
 
     Efficiency is min(1, ffn / alltoall), 1 where no all-to-all is left. The paper stops doubling at the first choice that
     reaches 1; so does this one, and where none does, or more experts are worse, trying all few choices proves the best.
@@ -77,11 +77,6 @@ def pack_experts(
     best = int(np.argmax(np.where(fits, efficiency, -1.0)))
     chosen = int(choices[best]) if fits[best] else None
     objective = float(1 - efficiency[best]) if fits[best] else float("inf")
-    return Result(
-        status=Status.OPTIMAL if fits[best] else Status.INFEASIBLE,
-        objective=objective,
-        bound=objective,
-        runtime=time.perf_counter() - began,
-        solution=ExpertPacking(chosen, choices, efficiency, needed, ~fits),
-        provenance=Provenance(optimiser="pack-experts", versions=library_versions()),
-    )
+    status = Status.OPTIMAL if fits[best] else Status.INFEASIBLE
+    packing = ExpertPacking(chosen, choices, efficiency, needed, ~fits)
+    return result_of("pack-experts", began, status, objective, objective, packing)

@@ -1,29 +1,22 @@
-"""Which experts go on which GPU of a mixed cluster, several experts to a GPU: near-optimal, with a proven bound.
+"""Experts on the GPUs of a mixed cluster, several experts to a GPU: near-optimal, with a proven bound.
 
 The objective is Aurora's, max F + 2 max N (equation 3, see `assignment`), with loads that add up over the experts of a
 GPU. The paper has one expert to a GPU; with more the problem contains bin packing, so it is answered in three steps:
-the Lagrangian bound at the multipliers of the linear relaxation, local search (a greedy start, the best move or swap at
-the worst GPUs, kicks), and CP-SAT where the instance is small enough.
-
-Local search for grouped assignments: a greedy start, the best exchange at the worst GPUs, kicks.
-
-The best groups of experts on GPUs of a small instance, proven by CP-SAT.
-
-A lower bound for groups of experts on GPUs: the Lagrangian at multipliers of the linear relaxation.
+the Lagrangian bound at the multipliers of the linear relaxation, local search (a greedy start, the best exchange at the
+worst GPUs, kicks), and CP-SAT where the instance is small enough.
 """
 
 import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -33,6 +26,13 @@ SQUARINGS = 9
 ACCEPT = 1.002
 KICKS_PER_RETURN = 50
 STEPS_PER_POLL = 16
+PROVEN_GAP = 1e-6
+CP_SAT_PAIRS = 4096
+"""GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
+CP_SAT_UNITS = 2**30
+"""Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
+2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
+RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
 
 
 def search(
@@ -184,70 +184,54 @@ class _State:
             self.place[second] = gpu_first
 
 
-PROVEN_GAP = 1e-6
-CP_SAT_PAIRS = 4096
-"""GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
-RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
-
-
 def assign_groups(
     instance: AssignmentInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     slots: NDArray[np.int64],
     exact_slots: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs so that max F + 2 max N is small; `solution` is gpu_of_expert int64[expert].
 
-    slots: int64[gpu], how many experts each GPU takes, or at most takes with `exact_slots=False`.
-    time_limit: work, in seconds of an ordinary core as estimated from its amount.
-    wall_limit: seconds after which the clock ends it, by default the time limit.
-    on_incumbent: called with (objective, bound) in seconds after improvements.
+    slots: int64[gpu], the experts that each GPU takes, or at most takes with `exact_slots=False`
 
     Status OPTIMAL if the relative gap is at most 1e-6, TIME_LIMIT if CP-SAT ended without that proof, FEASIBLE if the
-    instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Same input and seed,
-    same answer, unless the wall limit cuts a step short. Raises InputError if the slots cannot hold the experts.
+    instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Raises InputError if the
+    slots cannot hold the experts.
     """
-
     start = time.perf_counter()
-    slots = _checked_slots(slots, instance, exact_slots)
-    options = {"exact_slots": exact_slots, "time_limit": time_limit}
-    provenance = Provenance(optimiser="assign_groups", options=options, seed=seed, versions=library_versions())
+    slots, seed = _checked_slots(slots, instance, exact_slots), limits.seed
+    options = {"exact_slots": exact_slots, "time_limit": limits.seconds}
     if slots.max() == slots.min() == 1:
-        result = assign(_with_idle_experts(instance), stop)
-        return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
+        alone = assign(_with_idle_experts(instance), stop)
+        solution = alone.solution[: instance.experts]
+        return result_of("assign_groups", start, alone.status, alone.objective, alone.bound, solution, options, seed)
 
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
+    deadline = start + limits.wall_seconds
     floors = _unavoidable(instance, slots, exact_slots)
     least = floors[0] + 2 * floors[1]
     if not stop():
-        seconds = RELAXATION_SHARE * time_limit
+        seconds = RELAXATION_SHARE * limits.seconds
         least = max(least, relaxation_bound(instance, slots, exact_slots, floors, seconds, deadline, stop))
 
-    def report(objective: float, proven: float = 0.0) -> None:
-        if on_incumbent:
-            on_incumbent(objective, min(max(least, proven), objective))
+    def found(objective: float, proven: float = 0.0) -> None:
+        if report:
+            report(objective, min(max(least, proven), objective))
 
     bound, target = least, least * (1 + PROVEN_GAP)
-    best = search(instance, slots, SEARCH_SHARE * time_limit, deadline, seed, target, stop, report)
+    best = search(instance, slots, SEARCH_SHARE * limits.seconds, deadline, seed, target, stop, found)
     objective = instance.cost(best)
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
-        seconds, left = CP_SAT_SHARE * time_limit, max(0.0, deadline - time.perf_counter())
-        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, report)
+        seconds, left = CP_SAT_SHARE * limits.seconds, max(0.0, deadline - time.perf_counter())
+        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, found)
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)
-    if relative_gap(objective, bound) <= PROVEN_GAP:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.FEASIBLE if beyond_cp_sat else Status.TIME_LIMIT
-    return Result(status, objective, min(bound, objective), time.perf_counter() - start, best, provenance)
+    status = status_of(relative_gap(objective, bound) <= PROVEN_GAP, stop, limited=not beyond_cp_sat)
+    return result_of("assign_groups", start, status, objective, min(bound, objective), best, options, seed)
 
 
 def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:
@@ -262,7 +246,7 @@ def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:
 
 
 def _unavoidable(instance: AssignmentInstance, slots: NDArray[np.int64], exact_slots: bool) -> tuple[float, float]:
-    """Lower limits of max F and max N in seconds: what an expert with its lightest company, or a GPU, cannot avoid."""
+    """Lower limits of max F and max N in seconds, which an expert with its lightest company, or a GPU, cannot avoid."""
     some = np.flatnonzero(slots)
 
     def at_least(seconds: NDArray[np.float64]) -> float:
@@ -299,11 +283,6 @@ def _checked_slots(slots: NDArray[np.int64], instance: AssignmentInstance, exact
     return np.minimum(slots, experts).astype(np.int64)
 
 
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
-2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
-
-
 def best_groups(
     instance: AssignmentInstance,
     slots: NDArray[np.int64],
@@ -317,8 +296,9 @@ def best_groups(
 ) -> tuple[NDArray[np.int64], float]:
     """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
 
-    seconds, wall_limit: see `engine.solver.solve`. Loads are rounded down and savings up, so that the optimum of the integer
-    model is at most the true one.
+    Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
+
+    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -374,9 +354,9 @@ def relaxation_bound(
 ) -> float:
     """Lower bound of max F + 2 max N in seconds: the linear relaxation with max F and max N not below their floors.
 
-    The simplex code only proposes multipliers. The bound is the Lagrangian at them, whose minimum over the assignments
-    is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to
-    no end within `seconds` of work, or by the `deadline` of time.perf_counter.
+    The simplex code only proposes multipliers. The bound is the Lagrangian at them; its minimum over the assignments is a
+    transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code came to no end within
+    `seconds` of work, or by the `deadline` of time.perf_counter.
     """
     from ortools.linear_solver.python import model_builder
     from scipy.optimize import linear_sum_assignment

@@ -1,6 +1,6 @@
-"""What it takes to get from the placement in use to another one: copies, transfers, seconds, and when it pays.
+"""The way from the placement in use to another one: copies, transfers, seconds, and when it pays.
 
-A placement is held: bool[layer, expert, gpu], whether the GPU has a copy of the expert.
+A placement is held: bool[layer, expert, gpu], True if the GPU has a copy of the expert.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.errors import InputError
 from engine.network import Network
 
 FABRIC_PRICE = 1e-6
-"""What a transfer over the fabric costs beside the busiest port, so that links are taken where both are as fast."""
+"""Cost of a transfer over the fabric on top of the busiest port, so that links are taken where both are as fast."""
 
 RELIEFS = 200
 """Copies that may be taken off the busiest port one after another, after rounding."""
@@ -26,11 +26,12 @@ def moved(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> NDArray[n
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Who sends the new copies.
+    """The senders of the new copies.
 
-    source: int64[layer, expert, gpu], the GPU that sends the copy, -1 where nothing is sent; traffic: float64[src, dst]
-    bytes; seconds: of the busiest port and one start-up, which a good order comes close to; bound: seconds below which
-    no choice of senders gets.
+    source: int64[layer, expert, gpu], the GPU that sends the copy, -1 where nothing is sent
+    traffic: float64[src, dst] bytes
+    seconds: of the busiest port and one start-up, which a good order comes close to
+    bound: seconds below which no choice of senders gets
     """
 
     source: NDArray[np.int64]
@@ -44,9 +45,11 @@ def transfers(
 ) -> Transfers:
     """The senders of all new copies, chosen so that the busiest port of the network is done soonest.
 
-    bytes_per_expert: of one copy. Every copy is sent whole by one GPU that has it now. A linear program divides the
-    copies that have the same receiver and the same possible senders; what it leaves in fractions goes, copy by copy,
-    to the sender that is done first. Raises InputError for an expert that no GPU has, or a negative size.
+    Every copy is sent whole by one GPU that has it now. A linear program divides the copies that have the same receiver and
+    the same possible senders; copies that it leaves in fractions go, one by one, to the sender that is done first. Raises
+    InputError for an expert that no GPU has, or a negative size.
+
+    bytes_per_expert: of one copy
     """
     new = moved(held_now, held_new)
     held_now = np.asarray(held_now, dtype=bool)
@@ -111,7 +114,8 @@ def _divided(
 ) -> tuple[NDArray[np.float64], float]:
     """Copies float64[variable] in fractions, and the seconds per byte of a copy that the busiest port needs at least.
 
-    kind, src: int64[variable]; dst_of_kind, copies: int64[kind].
+    kind, src: int64[variable]
+    dst_of_kind, copies: int64[kind]
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
@@ -171,7 +175,7 @@ def _whole(
 def _soonest(
     out: NDArray[np.int64], into: NDArray[np.int64], busy: NDArray[np.float64], per_copy: NDArray[np.float64]
 ) -> int:
-    """Of the senders of a kind the one that is done with a further copy first, among equals one that has a link."""
+    """The sender of a kind that is done with a further copy first, among equals one that has a link."""
     done = np.maximum(busy[out] + per_copy[out], busy[into] + per_copy[into])
     over_fabric = out < len(per_copy) // 2
     return int(np.lexsort((busy[out] + per_copy[out], over_fabric, done))[0])

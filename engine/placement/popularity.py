@@ -1,11 +1,11 @@
-"""Which experts a batch will choose in the next layer, predicted from the experts its tokens chose in the last ones.
+"""Prediction of the experts that a batch will choose in the next layer, from those its tokens chose in the last ones.
 
 Lina section 5.2. A path is the experts of a token in `path_length` consecutive layers, one expert per layer (of several
 choices the first). The profile holds, for every path of a recording, how often each expert followed it. Of that
 distribution a token counts the `top_k` likeliest experts only, with their probabilities as they are: the paper does not
-scale them to 1, so the estimates of a batch sum to less than 1 unless top_k is the number of experts. What the paper
-leaves open is decided here: of equally likely experts the lower id comes first, and a path that the recording does not
-have is followed by what all its tokens chose in that layer.
+scale them to 1, so the estimates of a batch sum to less than 1 unless top_k is the number of experts. The paper leaves two
+rules open, decided here: of equally likely experts the lower id comes first, and a path that the recording does not have is
+followed by the choices of all its tokens in that layer.
 """
 
 import time
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Provenance, Result, Status, library_versions
+from engine.result import Result, Status, result_of
 
 CODE_LIMIT = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """What followed the paths that end in one layer, the likeliest expert of a path first.
+    """The experts that followed the paths ending in one layer, the likeliest of a path first.
 
-    paths: the paths by number; one number more stands for any other path and has what followed all tokens
-    first: int64[path + 2], where the entries of a path begin, and the end of the last
+    paths: the paths by number; one number more stands for any other path and has the experts that followed all tokens
+    first: int64[path + 2], the begins of the paths' entries, and the end of the last
     expert, probability: int64 and float64[entry]
     """
 
@@ -49,7 +49,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, eq=False)
 class PathProfile:
-    """What followed the paths of a recording. layers: by the layer that a path ends in, counted from 0."""
+    """The experts that followed the paths of a recording. layers: by the layer that a path ends in, counted from 0."""
 
     path_length: int
     num_experts: int
@@ -79,10 +79,10 @@ class PathProfile:
 def profile_paths(
     experts: NDArray[np.int64], num_experts: int, path_length: int, layers: range | None = None
 ) -> PathProfile:
-    """Count what followed every path of a recording.
+    """Count the experts that followed every path of a recording.
 
     experts: int[token, layer], ids 0 … num_experts - 1, -1 = no choice (such a token is left out wherever it lacks one)
-    layers: in which layers paths may end, counted from 0; all that a path and a next layer fit round by default
+    layers: the layers in which paths may end, counted from 0; all that a path and a next layer fit round by default
 
     Raises InputError for wrong shapes, ids or path lengths, and for a next layer in which no token chose an expert.
     """
@@ -115,13 +115,15 @@ def estimate_devices(
     num_experts: int,
     devices: int,
 ) -> Result[NDArray[np.float64]]:
-    """Lina's equation 1: how many devices each expert of `layer` + 1 deserves; `solution` is n_e float64[expert].
+    """Lina's equation 1: the number of devices each expert of `layer` + 1 deserves; `solution` is n_e float64[expert].
 
     n_e = devices x mean over the batch's tokens of the truncated probability of e after the token's path. Nothing is
     optimised: `objective` is the sum of n_e, and `bound` the same.
 
-    train: int[token, layer]; test_prefix: int[token, path], see `PathProfile.estimate`. Raises InputError as
-    `profile_paths` and `estimate` do, and for fewer than one device.
+    train: int[token, layer]
+    test_prefix: int[token, path], see `PathProfile.estimate`
+
+    Raises InputError as `profile_paths` and `estimate` do, and for fewer than one device.
     """
     start = time.perf_counter()
     if devices < 1:
@@ -130,8 +132,7 @@ def estimate_devices(
     devices_of_expert = devices * profile.estimate(test_prefix, layer, top_k)
     total = float(devices_of_expert.sum())
     options = {"layer": layer, "path_length": path_length, "top_k": top_k, "devices": devices}
-    provenance = Provenance(optimiser="estimate_devices", options=options, versions=library_versions())
-    return Result(Status.OPTIMAL, total, total, time.perf_counter() - start, devices_of_expert, provenance)
+    return result_of("estimate_devices", start, Status.OPTIMAL, total, total, devices_of_expert, options)
 
 
 def most_popular(popularity: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -196,7 +197,7 @@ class _Paths:
 
 
 def _rank(code: NDArray[np.int64], sorted_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[token]: where each code stands in `sorted_codes`, -1 where it does not."""
+    """int64[token]: the place of each code in `sorted_codes`, -1 if it is not there."""
     if not len(sorted_codes):
         return np.full(len(code), -1)
     place = np.minimum(np.searchsorted(sorted_codes, code), len(sorted_codes) - 1)

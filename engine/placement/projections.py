@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HALVINGS = 60
-"""Of the interval of shifts: to round-off."""
+"""Halvings of the interval of shifts: to round-off."""
 
 
 def onto_box(values: NDArray[np.float64], highest: float, total: float) -> NDArray[np.float64]:

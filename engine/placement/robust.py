@@ -1,7 +1,4 @@
-"""Plans scored on workloads they were not made from, and what each loses there against the plan that was.
-
-Purely arrays: any placement will do, with replicas or without, however it was made.
-"""
+"""Plans scored on workloads they were not made from: any placements, with replicas or without."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +14,8 @@ class ScoreMatrix:
     """float64[plan, workload] each, 0 … 1, higher is better.
 
     balancedness: mean over layers of mean / max GPU load, as `engine.timeline.balancedness`; 1 for a layer without load.
-    kept_share: share of the transitions whose two experts share a GPU; 1 for a workload without transitions, and NaN if
-        no transitions were given.
+    kept_share: share of the transitions between two experts on one GPU; 1 for a workload without transitions, and NaN if
+        no transitions were given
     """
 
     balancedness: NDArray[np.float64]
@@ -32,9 +29,10 @@ def score_matrix(
 ) -> ScoreMatrix:
     """Every plan on every workload.
 
-    shares: of every plan float64[layer, expert, gpu], the share of an expert's tokens that each GPU computes; 1 in all.
-    loads: of every workload float64[layer, expert]; transitions: of every workload float64[layer - 1, expert, expert],
-    tokens from expert i of a layer to expert k of the next; None if only loads are known.
+    shares: of every plan float64[layer, expert, gpu], the share of an expert's tokens that each GPU computes; 1 in all
+    loads: of every workload float64[layer, expert]
+    transitions: of every workload float64[layer - 1, expert, expert], tokens from expert i of a layer to expert k of the
+        next; None if only loads are known
 
     With replicas a token picks its replica at every layer independently of where it is, in proportion to the shares, so
     the tokens kept are the sum of transitions[l, i, k] · (share[l, i] · share[l + 1, k]). A dispatcher that prefers the

@@ -1,4 +1,4 @@
-"""How often tokens go from an expert of one layer to an expert of the next, and how many of these hops a placement keeps.
+"""Counts of the hops of tokens from an expert of one layer to one of the next, and the share that a placement keeps.
 
 ExFlow section IV-B works on the conditional probability of the next expert; counts carry the same information and the
 weight of each expert besides, which the objective needs (its equation 8 summed over tokens is a sum over these counts).
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 
 MOST_COUNTS = 2**25
-"""Of all tables together, a quarter of a gigabyte, of which searches have a few copies: 94 layers of 512 experts fit."""
+"""Counts of all tables together, a quarter of a gigabyte; searches have a few copies: 94 layers of 512 experts fit."""
 
 
 def require_room(tables: int, num_experts: int) -> None:
@@ -55,15 +55,17 @@ def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[NDArray
     """The copies that context-coherent execution sends, by the experts between which they go (ExFlow §IV-A with k choices).
 
     A token is carried by the GPU of its first-listed expert. From there a copy goes to each of its choices in the next layer,
-    and what comes out of each goes to the GPU of the first one of that layer, which carries the token on. So
+    and the output of each goes to the GPU of the first one of that layer, which carries the token on. So
 
         between: float64[layer - 1, expert, expert], first choice of a layer to every choice of the next
         within: float64[layer, expert, expert], every choice of a layer to its first one
 
     and a copy changes GPU where the two experts sit apart. Left out: the first layer's dispatch, which comes from the tokens'
-    ranks, and the all-gather at the end, which costs every placement the same. experts: int16[token, layer, k], -1 = no
-    choice; a token without a first choice stays where it is, and its copies of that layer are left out. Raises InputError
-    where the tables would not fit the memory.
+    ranks, and the all-gather at the end, which costs every placement the same. Raises InputError where the tables would not
+    fit the memory.
+
+    experts: int16[token, layer, k], -1 = no choice; a token without a first choice stays where it is, and its copies of that
+        layer are left out
     """
     layers, rows = experts.shape[1], num_experts + 1  # one more for "no choice", dropped at the end
     require_room(2 * layers - 1, num_experts)
@@ -84,7 +86,10 @@ def kept(
 ) -> float:
     """Share of the hops that stay on their GPU, or with `node_of_gpu` on their node; 1 when there are no hops.
 
-    gpu_of_expert: int[layer, expert]; transitions: float64[layer - 1, expert, expert]; node_of_gpu: int[gpu].
+    gpu_of_expert: int[layer, expert]
+    transitions: float64[layer - 1, expert, expert]
+    node_of_gpu: int[gpu]
+
     Raises InputError if the shapes do not fit.
     """
     place, transitions = np.asarray(gpu_of_expert), np.asarray(transitions, dtype=np.float64)

@@ -27,11 +27,11 @@ from engine.cluster import Gpu
 from engine.errors import InputError, StoppedError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
-from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 from engine.placement.devices.search import Hosting, check_slots, pack_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
-from engine.result import Advance, Stop, never, unwatched
+from engine.result import Advance, Limits, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
 from engine.workload import RoutingTrace
 
@@ -392,7 +392,9 @@ class _Machine:
         if options.packing == "lina":
             return pack_devices(share * self.devices, self.devices, options.max_experts_per_device, seed)
         most = options.max_experts_per_device
-        return replicate_devices(share, self.devices, most, exact=False, kicks=0, seed=seed).solution
+        return replicate_devices(
+            DevicesInstance(share, self.devices, most), Limits(seed=seed, exact=False), kicks=0
+        ).solution
 
     def _swap(self, hosting: Hosting, already: Hosting | None = None) -> float:
         """Seconds until every device has the weights of its experts; its own of the linear placement are there, and

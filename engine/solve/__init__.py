@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from engine.errors import InputError
-from engine.result import Result, Status, Stop
+from engine.result import Limits, Result, Status, Stop
 from engine.schema import TOO_FAR_APART, Frozen, long_json_text
 
 PLACING, SCHEDULING = "engine.solve.placing", "engine.solve.scheduling"
@@ -46,6 +46,10 @@ class Options(Frozen):
     time_limit: float = Field(default=60, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**31)
     exact: bool = True
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_limit, seed=self.seed, exact=self.exact)
 
 
 Face = tuple[type[Frozen], Callable[[Any, Options, Stop], tuple[Result, dict[str, Any]]]]

@@ -90,7 +90,7 @@ def _colocate_heterogeneous(instance: ColocateHeterogeneousInstance, options: Op
             )
     if not slices:
         raise InputError("cost must have at least one GPU")
-    result = colocate_heterogeneous(np.stack(slices), options.time_limit, options.seed, options.exact, stop)
+    result = colocate_heterogeneous(np.stack(slices), options.limits, stop)
     assignment = [[gpu, a, b] for gpu, (a, b) in enumerate(result.solution.tolist())]
     return result, {"assignment": assignment}
 
@@ -121,7 +121,7 @@ def _affinity(problem: AffinityInstance, options: Options, stop: Stop) -> Answer
     instance = kernel.AffinityInstance(
         np.array(counts, dtype=np.float64), problem.gpus, problem.gpus_per_node, problem.cost_gpu, problem.cost_node
     )
-    result = kernel.affinity(instance, problem.staged, options.time_limit, options.seed, options.exact, stop)
+    result = kernel.affinity(instance, options.limits, stop, staged=problem.staged)
     node_hops, gpu_hops = instance.hops(result.solution)
     return result, {"gpu_of_expert": result.solution.tolist(), "node_hops": node_hops, "gpu_hops": gpu_hops}
 
@@ -162,7 +162,7 @@ def _coactivation(problem: CoactivationInstance, options: Options, stop: Stop) -
     instance = coactivation.CoactivationInstance(
         experts, source_gpu, problem.gpus, problem.gpus_per_node, problem.travel, problem.cap, problem.expert_count
     )
-    result = coactivation.coactivation(instance, options.time_limit, options.seed, options.exact, stop)
+    result = coactivation.coactivation(instance, options.limits, stop)
     return result, {
         "gpu_of_expert": result.solution.tolist(),
         "rows": instance.rows(result.solution).tolist(),
@@ -222,7 +222,7 @@ class ReplicateDevicesInstance(Frozen):
 
 
 def _replicate_devices(instance: ReplicateDevicesInstance, options: Options, stop: Stop) -> Answer:
-    from engine.placement.devices.kernel import replicate_devices
+    from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 
     slots = instance.devices * min(instance.max_experts_per_device, len(instance.popularity))
     if slots > MOST_SLOTS:
@@ -231,14 +231,10 @@ def _replicate_devices(instance: ReplicateDevicesInstance, options: Options, sto
             f"{MOST_SLOTS} are filled"
         )
     result = replicate_devices(
-        np.array(instance.popularity),
-        instance.devices,
-        instance.max_experts_per_device,
-        instance.algorithm,
-        exact=options.exact,
-        time_limit=options.time_limit,
-        seed=options.seed,
-        stop=stop,
+        DevicesInstance(np.array(instance.popularity), instance.devices, instance.max_experts_per_device),
+        options.limits,
+        stop,
+        method=instance.algorithm,
     )
     return result, {"experts_of_device": [list(held) for held in result.solution]}
 
@@ -291,9 +287,7 @@ def _replicate(request: ReplicateInstance, options: Options, stop: Stop) -> Answ
         None if request.slots_of_gpu is None else np.array(request.slots_of_gpu, dtype=np.int64),
         None if request.speed is None else np.array(request.speed),
     )
-    result = replicate(
-        instance, request.algorithm, exact=options.exact, time_limit=options.time_limit, seed=options.seed, stop=stop
-    )
+    result = replicate(instance, options.limits, stop, algorithm=request.algorithm)
     balanced = balancedness(result.solution, instance)
     return result, {"physical_to_logical": result.solution.tolist(), "balancedness": balanced.tolist()}
 

@@ -225,14 +225,7 @@ def _weight_gradients(request: WeightGradientsInstance, options: Options, stop: 
             raise InputError(f"allowed → {index} has {len(row)} values, but there are {m} alltoall: one for each")
     allowed = np.array(rows, dtype=bool).reshape(w, m)
     instance = WeightGradientInstance(np.array(request.alltoall), np.array(request.dw), allowed)
-    result = schedule_weight_gradients(
-        instance,
-        algorithm=request.algorithm,
-        exact=options.exact,
-        time_limit=options.time_limit,
-        seed=options.seed,
-        stop=stop,
-    )
+    result = schedule_weight_gradients(instance, options.limits, stop, algorithm=request.algorithm)
     return result, {"alltoall_of_dw": result.solution.tolist()}
 
 
@@ -305,7 +298,7 @@ def _partition_axes(instance: PartitionAxesInstance, options: Options, stop: Sto
         instance.domains,
         [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints],
     )
-    result = partition_axes(problem, options.time_limit, options.seed, stop)
+    result = partition_axes(problem, options.limits, stop)
     decided = result.status in (Status.OPTIMAL, Status.INFEASIBLE)
     answer = {"satisfiable": result.solution is not None if decided else None, "axis_of_tensor": result.solution}
     if not instance.count:

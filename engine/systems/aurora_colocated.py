@@ -22,7 +22,7 @@ from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
-from engine.result import Advance, Provenance, Stop, unwatched
+from engine.result import Advance, Limits, Provenance, Stop, unwatched
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.work import Work, work_of
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
@@ -287,13 +287,15 @@ def _match(
         else:
             even = bool(np.all(taken == taken[0])) and taken.sum() == side.instance.experts
             bundles.append(
-                assign_groups(side.instance, taken, even, limit / 4, seed, stop, wall_limit=math.inf).solution
+                assign_groups(
+                    side.instance, Limits(limit / 4, wall=math.inf, seed=seed), stop, slots=taken, exact_slots=even
+                ).solution
             )
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
     cost = layer_weight(a, b)
     # The paper's pairs know no GPU: what a bundle sends and receives is taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
-    result = colocate_heterogeneous(cost, limit / 4, seed, stop=stop, wall_limit=math.inf)
+    result = colocate_heterogeneous(cost, Limits(limit / 4, wall=math.inf, seed=seed), stop)
     answers = []
     for chosen in (result.solution, decoupled(cost, weight)):
         rows = []

@@ -24,7 +24,7 @@ from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
-from engine.result import Guard, Stop, never
+from engine.result import Guard, Limits, Stop, never
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
@@ -234,7 +234,13 @@ def assign_layers(
         if experts == len(slots) and np.all(slots == 1):
             result = assign(instance, late)
         else:
-            result = assign_groups(instance, slots, exact_slots, time_limit / layers, seed, late, wall_limit=math.inf)
+            result = assign_groups(
+                instance,
+                Limits(time_limit / layers, wall=math.inf, seed=seed),
+                late,
+                slots=slots,
+                exact_slots=exact_slots,
+            )
         seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.

@@ -15,7 +15,7 @@ from engine.placement.coactivation import CoactivationInstance, coactivation, se
 from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Placement
 from engine.problem import Problem
-from engine.result import Result, Stop
+from engine.result import Limits, Result, Stop
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, TimeLimit
@@ -58,7 +58,7 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
     compile_ahead()  # before the clock starts
     guard = options.guard(stop)
     result = coactivation(
-        instance, options.time_limit, options.seed, stop=guard, port_weight=PORT_WEIGHT, wall_limit=math.inf
+        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, port_weight=PORT_WEIGHT
     )
     placement, notes = to_placement(result.solution, problem), notes_of(result, instance, problem)
     limited = guard.cut

@@ -15,7 +15,7 @@ from engine.errors import InputError
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.plan import Placement
 from engine.problem import Problem
-from engine.result import Stop
+from engine.result import Limits, Stop
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order
@@ -56,7 +56,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     report(0.1, "replicating experts", None, None)
     guard = options.guard(stop)
     result = replicate(
-        instance, options.algorithm, time_limit=options.time_limit, seed=options.seed, stop=guard, wall_limit=math.inf
+        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, algorithm=options.algorithm
     )
     placement = Placement.from_slots(
         result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
@@ -80,7 +80,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
         ),
     }
     if not printed and even and np.ptp(speed) == 0:
-        greedy = replicate(instance, "eplb")
+        greedy = replicate(instance, algorithm="eplb")
         notes["EPLB's own layout"] = Note(
             f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
             f"this one took {result.runtime:.2g} s"

@@ -17,7 +17,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import executed_hops, kept, transitions
 from engine.plan import Placement, SendOrder
 from engine.problem import Problem
-from engine.result import Result, Status, Stop
+from engine.result import Limits, Result, Status, Stop
 from engine.simulate.work import Work, work_of
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Seed, TimeLimit
@@ -59,7 +59,7 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     report(0.05, "placing experts by affinity", None, None)
     guard, staged = options.guard(stop), options.stages == "staged"
     result = affinity(
-        instance, staged, options.time_limit, options.seed, stop=guard, on_progress=tell, wall_limit=math.inf
+        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, report=tell, staged=staged
     )
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)

@@ -23,7 +23,7 @@ from engine.placement.joint.rows import RowsInstance, rows_instance, with_starts
 from engine.placement.transitions import require_room, transitions
 from engine.plan import SendOrder
 from engine.problem import Problem
-from engine.result import Stop
+from engine.result import Limits, Stop
 from engine.systems import coactivation
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Order, Seed, TimeLimit
@@ -70,20 +70,20 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
     guard = options.guard(stop)
     report(0.05, "weighing affinity and balance", None, None)
     if isinstance(instance, RowsInstance):
-        instance, initial = with_starts(instance, START_SHARE * time_limit, options.seed, guard, math.inf)
+        instance, initial = with_starts(
+            instance, Limits(START_SHARE * time_limit, wall=math.inf, seed=options.seed), guard
+        )
         time_limit *= 1 - START_SHARE
     result = place_jointly(
         instance,
-        options.weight,
-        options.over,
-        start,
-        left,
-        initial,
-        seed=options.seed,
-        time_limit=time_limit,
-        stop=guard,
-        on_progress=tell,
-        wall_limit=math.inf,
+        Limits(time_limit, wall=math.inf, seed=options.seed),
+        guard,
+        report=tell,
+        weight=options.weight,
+        workloads=options.over,
+        start=start,
+        max_moves=left,
+        initial=initial,
     )
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from engine.errors import StoppedError
-from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
-from engine.result import GUARD, Guard, Stop
+from engine.result import GUARD, Guard, Limits, Stop
 from engine.simulate.two_phase import TwoPhaseOptions, TwoPhaseResult, device_slots, two_phase
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
@@ -90,15 +90,10 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
         result = replicate_devices(
-            popularity,
-            gpus,
-            cap,
-            options.packing,
-            exact=not stop(),
-            time_limit=SECONDS_A_LAYER,
-            seed=options.seed,
-            stop=guard,
-            wall_limit=math.inf,
+            DevicesInstance(popularity, gpus, cap),
+            Limits(SECONDS_A_LAYER, wall=math.inf, seed=options.seed, exact=not stop()),
+            guard,
+            method=options.packing,
         )
         rows.append(result.solution)
         mean = popularity.sum() / gpus or 1.0

@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
+from engine.result import Limits
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 from tests.oracles.placing import check_affinity
 
@@ -58,13 +59,11 @@ def made_up(seconds: float) -> None:
         instance = AffinityInstance(family(layers, experts, tokens), gpus, node, 1.0, 9.0 if node else 1.0)
         limit = 2 * seconds if experts == 256 else seconds
         usual = instance.cost(linear(layers, experts, gpus))
-        result = affinity(instance, time_limit=limit)
+        result = affinity(instance, Limits(limit))
         cost, _, _ = check_affinity(result.solution, instance.transitions, gpus, node, 1.0, instance.cost_node)
         assert abs(cost - result.objective) <= 1e-9 * cost
         opponent = instance.cost(alternating(instance.transitions, gpus, limit)[0]) / usual - 1
-        stages = (
-            affinity(instance, staged=True, time_limit=limit, exact=False).objective / usual - 1 if node else np.nan
-        )
+        stages = affinity(instance, Limits(limit, exact=False), staged=True).objective / usual - 1 if node else np.nan
         name = f"{kind} {layers} x {experts} on {gpus}" + (f" in {gpus // node} nodes" if node else "")
         print(
             f"{name:34} {usual:11.0f} {opponent:11.1%} {cost / usual - 1:9.1%} {stages:9.1%} {result.gap:7.1%} "
@@ -82,7 +81,7 @@ def production(seconds: float) -> None:
         made[recipe.name] = transitions(synthetic(shape, recipe).experts, 256)
     for name, counts in made.items():
         instance = AffinityInstance(counts, 64)
-        result = affinity(instance, time_limit=seconds)
+        result = affinity(instance, Limits(seconds))
         least = min(result.bound, check_affinity(result.solution, counts, 64)[0])
         print(
             f"{name:34.34} {kept(linear(61, 256, 64), counts):7.4f} {kept(result.solution, counts):9.4f} "
@@ -102,7 +101,7 @@ def planted(seconds: float) -> None:
         for strength in (0.15, 0.3, 0.5):
             counts, place = planted_affinity(layers, experts, gpus, tokens, strength)
             instance = AffinityInstance(counts, gpus)
-            result = affinity(instance, time_limit=seconds)
+            result = affinity(instance, Limits(seconds))
             cases += 1
             recovered += result.objective <= instance.cost(place)
             proven += result.status == "OPTIMAL"
@@ -127,7 +126,7 @@ def recorded(seconds: float) -> None:
             ours, theirs = experts[order[: tokens // 2]], experts[order[tokens // 2 :]]
             for convention, first in (("pairs", False), ("first choice", True)):
                 plan_on, score_on = (transitions(half, 64, first) for half in (ours, theirs))
-                result = affinity(AffinityInstance(plan_on, 8), time_limit=seconds)
+                result = affinity(AffinityInstance(plan_on, 8), Limits(seconds))
                 opponent, _ = alternating(plan_on, 8, seconds)
                 shares = [kept(place, score_on) for place in (linear(26, 64, 8), opponent, result.solution)]
                 print(

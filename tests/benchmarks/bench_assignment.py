@@ -17,6 +17,7 @@ from engine.placement.colocation.heterogeneous import colocate_heterogeneous, de
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
 from engine.placement.grouped_assignment import assign_groups
 from engine.problem import Problem
+from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.systems.aurora_exclusive import assign_layers, fixed_compute
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
@@ -44,7 +45,7 @@ def kernels() -> None:
             compute = EXPERT_SECONDS_PER_TOKEN * tokens.sum(axis=0) / speed[:, None]
             rate = TOKENS_PER_SECOND * speed
             instance = AssignmentInstance.from_tokens(tokens, compute, rate, rate)
-            result = assign(instance) if experts == gpus else assign_groups(instance, slots)
+            result = assign(instance) if experts == gpus else assign_groups(instance, slots=slots)
             by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), speed, slots)) / result.objective
             by_chance = instance.cost(random_assignment(experts, slots, seed)) / result.objective
             print(
@@ -155,8 +156,8 @@ def mixed_gpus(instances: int) -> None:
             rows = []
             for seed in range(instances):
                 cost, weight = make(gpus, seed)
-                quick = colocate_heterogeneous(cost, exact=False)
-                best = colocate_heterogeneous(cost, time_limit=TIME_LIMIT)
+                quick = colocate_heterogeneous(cost, Limits(exact=False))
+                best = colocate_heterogeneous(cost, Limits(TIME_LIMIT))
                 paper = check_colocation_heterogeneous(decoupled(cost, weight), cost)
                 ratios = (paper / best.objective - 1, quick.objective / best.objective - 1)
                 rows.append((*ratios, quick.runtime, best.runtime, best.gap))

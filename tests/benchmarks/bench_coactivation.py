@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
+from engine.result import Limits
 from tests.cases.placements import topic_tokens
 from tests.oracles.placing import check_coactivation
 
@@ -78,11 +79,13 @@ def compare(label: str, experts: np.ndarray, shape: tuple, outside: bool, port_w
     held_out, in_sample, longest = [], [], 0.0
     for seed in SEEDS:
         start = time.process_time()
-        result = coactivation(plan_on, seconds, seed, False, port_weight=port_weight, wall_limit=PATIENCE * seconds)
+        result = coactivation(
+            plan_on, Limits(seconds, wall=PATIENCE * seconds, seed=seed, exact=False), port_weight=port_weight
+        )
         longest = max(longest, time.process_time() - start)
         held_out.append(saved(score_on, result.solution))
         in_sample.append(saved(plan_on, result.solution)[0])
-    proven = coactivation(plan_on, 3 * seconds, port_weight=port_weight, wall_limit=3 * PATIENCE * seconds)
+    proven = coactivation(plan_on, Limits(3 * seconds, wall=3 * PATIENCE * seconds), port_weight=port_weight)
     rows, busiest, load = min(held_out)
     print(
         f"{label:34} {shape[3] or '-':>4} {port_weight:5} {rows:11.1%} {busiest:8.1%} {load:6.2f} {min(in_sample):10.1%} "
@@ -121,7 +124,7 @@ def production() -> None:
             for seconds in (0.5, 2.0, 10.0):
                 start = time.process_time()
                 result = coactivation(
-                    instance, seconds * layers, exact=seconds > 2, wall_limit=PATIENCE * seconds * layers
+                    instance, Limits(seconds * layers, wall=PATIENCE * seconds * layers, exact=seconds > 2)
                 )
                 took = (time.process_time() - start) / layers
                 rows, _ = check_coactivation(result.solution, experts, instance.source_gpu, 32, 8, travel)

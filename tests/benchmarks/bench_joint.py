@@ -14,6 +14,7 @@ from engine.placement.joint.kernel import place_jointly
 from engine.placement.joint.state import JointTerms
 from engine.placement.robust import score_matrix, share_of_placement
 from engine.placement.transitions import transitions
+from engine.result import Limits
 from tests.benchmarks.bench_affinity import ModelOfSize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, 
     transitions, load = (np.stack(part) for part in zip(*planned, strict=True))
     instance = JointInstance(transitions, load, equal_slots(num_experts, GPUS))
     began = time.perf_counter()
-    front_points = front(instance, points)
+    front_points = front(instance, points=points)
     seconds = time.perf_counter() - began
     linear = np.tile(linear_assignment(num_experts, instance.slots), (instance.layers, 1))
     places = [linear, *(point.gpu_of_expert for point in front_points)]
@@ -74,7 +75,7 @@ def deepseek() -> None:
     instances.append(JointInstance(*both, equal_slots(64, GPUS)))
     shares = []
     for instance in instances:
-        result = place_jointly(instance, 0.5)
+        result = place_jointly(instance, weight=0.5)
         shares.append(share_of_placement(result.solution, GPUS))
         print(f"  {result.status}: objective {result.objective:.4f}, gap {result.gap:.1%}, {result.runtime:.1f} s")
 
@@ -88,7 +89,7 @@ def deepseek() -> None:
     start = shares[1].argmax(axis=2)
     print("\nfrom the plan for summary towards intent, weight 0.5, limited moves: objective (moves)")
     for max_moves in (0, 25, 50, 100, 200, 400, 800, None):
-        result = place_jointly(instances[0], 0.5, start=start, max_moves=max_moves)
+        result = place_jointly(instances[0], weight=0.5, start=start, max_moves=max_moves)
         moved = int((result.solution != start).sum())
         print(f"  {max_moves}: {result.objective:.4f} ({moved}), {result.runtime:.1f} s, {result.status}", flush=True)
 
@@ -112,10 +113,10 @@ def production() -> None:
         for gpus in (32, 64):
             instance = JointInstance(hops, load, equal_slots(256, gpus))
             linear = np.tile(linear_assignment(256, instance.slots), (61, 1))
-            for limits in ({}, {"start": linear, "max_moves": 2000}):
-                result = place_jointly(instance, 0.5, time_limit=30.0, **limits)
+            for moves in ({}, {"start": linear, "max_moves": 2000}):
+                result = place_jointly(instance, Limits(30.0), weight=0.5, **moves)
                 print(
-                    f"  {recipe.name}, {gpus} GPUs, moves {limits.get('max_moves')}: "
+                    f"  {recipe.name}, {gpus} GPUs, moves {moves.get('max_moves')}: "
                     f"{JointTerms(instance, 0.5, True).objective(linear):.4f}, {result.objective:.4f}, {result.bound:.4f} "
                     f"({result.gap:.1%}), {result.runtime:.1f} s, {result.status}",
                     flush=True,

@@ -20,10 +20,11 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_workload
-from engine.placement.devices.kernel import lower_bound, replicate_devices
+from engine.placement.devices.kernel import DevicesInstance, lower_bound, replicate_devices
 from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
+from engine.result import Limits
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import RoutingTrace
 from tests.oracles.placing import check_devices
@@ -69,9 +70,9 @@ def hostings() -> None:
             popularity /= popularity.sum()
             bound = lower_bound(popularity, devices, cap)
             linear = np.array_split(np.arange(experts), devices)
-            lina = replicate_devices(popularity, devices, cap, "lina")
-            quick = replicate_devices(popularity, devices, cap, exact=False, kicks=0)
-            best = replicate_devices(popularity, devices, cap, exact=False)
+            lina = replicate_devices(DevicesInstance(popularity, devices, cap), method="lina")
+            quick = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False), kicks=0)
+            best = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False))
             figures = [check_devices(hosting, popularity, devices, experts) for hosting in (linear, lina.solution)]
             figures += [quick.objective, quick.runtime * 1e3, best.objective, best.runtime * 1e3, bound * devices]
             rows.append(
@@ -92,7 +93,7 @@ def hostings() -> None:
     print("Proofs (CP-SAT after the search, at most 10 s)")
     for experts, devices, cap in ((6, 4, 2), (8, 4, 2), (8, 4, 4), (8, 8, 2), (12, 6, 3), (16, 8, 4)):
         popularity = 1 / np.arange(1, experts + 1) ** 0.9
-        result = replicate_devices(popularity, devices, cap)
+        result = replicate_devices(DevicesInstance(popularity, devices, cap))
         print(
             f"  {experts} x {devices}, {cap}: {result.status}, gap {result.gap:.1e}, {result.runtime:.2f} s", flush=True
         )

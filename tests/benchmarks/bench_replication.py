@@ -11,6 +11,7 @@ from engine.network import Network
 from engine.placement.migration import moved, transfers
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.placement.replication.eplb import eplb
+from engine.result import Limits
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 SLOTS, GPUS, NODES = 288, 32, 4
@@ -31,7 +32,7 @@ def synthetic() -> None:
         row = []
         for algorithm, split in (("eplb", "equal"), ("best", "equal"), ("eplb", "free"), ("best", "free")):
             instance = ReplicationInstance(loads, gpus * slots_of_gpu, gpus, split)
-            result = replicate(instance, algorithm, exact=False)
+            result = replicate(instance, Limits(exact=False), algorithm=algorithm)
             ratio = (1 / balancedness(result.solution, instance)).mean()
             row.append(f"{algorithm} {split} {ratio:.4f} {result.runtime:.3f} s")
         print(f"  {experts:3} on {gpus:2}, {slots_of_gpu} slots: " + ", ".join(row), flush=True)
@@ -44,7 +45,7 @@ def recorded(loads: dict[str, np.ndarray]) -> None:
     for name, load in loads.items():
         for algorithm, split in (("eplb", "equal"), ("best", "equal"), ("best", "free")):
             instance = ReplicationInstance(load[None], SLOTS, GPUS, split)
-            result = replicate(instance, algorithm)
+            result = replicate(instance, algorithm=algorithm)
             mean = balancedness(result.solution, instance).mean()
             gap = result.bound / result.objective - 1
             print(
@@ -67,7 +68,7 @@ def elsewhere(loads: dict[str, np.ndarray]) -> None:
     print(" " * 36 + "  ".join(f"{name[:14]:>14}" for name in loads))
     for name, source in sources:
         for algorithm in ("eplb", "best"):
-            result = replicate(ReplicationInstance(source, SLOTS, GPUS), algorithm)
+            result = replicate(ReplicationInstance(source, SLOTS, GPUS), algorithm=algorithm)
             balance = balancedness(result.solution, scored)
             cells = "  ".join(f"{row.mean():.3f} / {row.min():.3f}".rjust(14) for row in balance)
             print(f"  {name:28} {algorithm:4} {cells}  {result.runtime:.2f} s", flush=True)

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
+from engine.result import Limits
 from tests.oracles.overlapping import check_weight_gradients
 
 TIME_LIMIT = 10.0
@@ -55,8 +56,8 @@ def row(name: str, instances: list[WeightGradientInstance], time_limit: float = 
     figures = []
     for instance in instances:
         greedy = schedule_weight_gradients(instance, algorithm="greedy")
-        quick = schedule_weight_gradients(instance, exact=False)
-        best = schedule_weight_gradients(instance, time_limit=time_limit)
+        quick = schedule_weight_gradients(instance, Limits(exact=False))
+        best = schedule_weight_gradients(instance, Limits(time_limit))
         check_weight_gradients(instance.alltoall, instance.dw, instance.allowed, best.solution)
         # Where nothing can be overlapped every answer is as good as the best.
         ratios = [

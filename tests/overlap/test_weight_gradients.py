@@ -23,7 +23,7 @@ from engine.overlap.weight_gradients import (
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search
 from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
-from engine.result import Status, never
+from engine.result import Limits, Status, never
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
 from tests.cases.examples import examples
 from tests.oracles.overlapping import check_weight_gradients
@@ -103,7 +103,7 @@ def test_no_bound_and_no_way_lies(instance):
     assert cut_bound(instance) >= optimum * (1 - 1e-12)
     assert cut_bound(relative) * unit >= optimum * (1 - 1e-12)
     before = None
-    for options in ({"algorithm": "greedy"}, {"exact": False}):
+    for options in ({"algorithm": "greedy"}, {"limits": Limits(exact=False)}):
         result = schedule_weight_gradients(instance, **options)
         assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
         assert result.objective <= optimum * (1 + EXACT) and optimum <= result.bound * (1 + 1e-12)
@@ -248,8 +248,8 @@ def test_names_and_units_do_not_matter(instance, seed, unit):
 @settings(max_examples=examples(60), deadline=None)
 @given(instances(alltoalls=4, dws=10))
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
-    for options in ({}, {"exact": False}):
-        result = schedule_weight_gradients(instance, **options)
+    for limits in (Limits(), Limits(exact=False)):
+        result = schedule_weight_gradients(instance, limits)
         for dw in np.flatnonzero(result.solution >= 0):
             j, others = result.solution[dw], result.solution.copy()
             others[dw] = -1
@@ -320,19 +320,19 @@ def test_search_alone_gets_near_the_flow():
 
 
 def test_without_proofs_there_is_none(monkeypatch):
-    result = schedule_weight_gradients(CROSSING, exact=False)
+    result = schedule_weight_gradients(CROSSING, Limits(exact=False))
     assert (result.status, result.objective, result.bound) == (Status.FEASIBLE, 22, pytest.approx(24))
     # States are then only a search: as few as are kept for that, not as many as a proof takes.
     widths = []
     monkeypatch.setattr(kernel, "best_nested", lambda instance, known, width, stop: (widths.append(width), np.inf))
-    schedule_weight_gradients(CROSSING, exact=False)
+    schedule_weight_gradients(CROSSING, Limits(exact=False))
     schedule_weight_gradients(CROSSING)
     assert widths == [kernel.FEW_STATES, kernel.FEW_STATES, kernel.ALL_STATES]
 
 
 def test_search_through_the_kernel_gets_near_the_flow():
     """Greedy is 8 % below it here, closest sums 3 % (both measured)."""
-    result = schedule_weight_gradients(scattered(24, 8), exact=False)
+    result = schedule_weight_gradients(scattered(24, 8), Limits(exact=False))
     assert result.objective >= 0.998 * result.bound
 
 
@@ -351,7 +351,7 @@ def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
 
 def test_a_search_cut_short_says_so_where_no_proof_follows(monkeypatch):
     monkeypatch.setattr(kernel, "MOST_CHOICES", 0)
-    assert schedule_weight_gradients(scattered(24, 8), time_limit=0.3).status is Status.TIME_LIMIT
+    assert schedule_weight_gradients(scattered(24, 8), Limits(0.3)).status is Status.TIME_LIMIT
     assert schedule_weight_gradients(CROSSING).status is Status.FEASIBLE
 
 
@@ -382,7 +382,7 @@ def test_search_never_answers_with_less_than_it_had(monkeypatch):
 @pytest.mark.parametrize(("layers", "seed"), [(4, 1), (4, 14), (12, 0), (12, 3), (24, 2), (24, 4), (24, 26)])
 def test_backward_passes_are_proven(layers, seed):
     instance = backward_pass(layers, seed)
-    result = schedule_weight_gradients(instance, time_limit=30)
+    result = schedule_weight_gradients(instance, Limits(30))
     assert result.status is Status.OPTIMAL
     assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
     greedy = schedule_weight_gradients(instance, algorithm="greedy")
@@ -391,9 +391,11 @@ def test_backward_passes_are_proven(layers, seed):
 
 def test_same_seed_same_answer():
     instance = scattered(6, 1)
-    first, second = (schedule_weight_gradients(instance, exact=False, seed=5) for _ in range(2))
+    first, second = (schedule_weight_gradients(instance, Limits(seed=5, exact=False)) for _ in range(2))
     assert first.solution.tolist() == second.solution.tolist()
-    others = [schedule_weight_gradients(instance, exact=False, seed=seed).solution.tolist() for seed in range(5)]
+    others = [
+        schedule_weight_gradients(instance, Limits(seed=seed, exact=False)).solution.tolist() for seed in range(5)
+    ]
     assert any(other != first.solution.tolist() for other in others)
 
 
@@ -410,7 +412,7 @@ def test_cancelled_work_has_a_legal_answer_and_a_true_bound(make, after):
 
 @pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
-    result = schedule_weight_gradients(backward_pass(24, 8), time_limit=0.05)
+    result = schedule_weight_gradients(backward_pass(24, 8), Limits(0.05))
     assert result.status is Status.TIME_LIMIT and result.runtime < 1.5
     assert result.objective < result.bound
 
@@ -418,7 +420,7 @@ def test_a_time_limit_is_kept_and_said():
 def test_progress_improves_and_ends_at_the_answer():
     seen = []
     instance = backward_pass(24, 2)
-    result = schedule_weight_gradients(instance, on_progress=lambda *figures: seen.append(figures))
+    result = schedule_weight_gradients(instance, report=lambda *figures: seen.append(figures))
     assert len(seen) > 2 and [objective for objective, _ in seen] == sorted(objective for objective, _ in seen)
     assert seen[-1][0] == pytest.approx(result.objective, rel=EXACT)
     # Lancet's greedy, then the closest sums, then what the search finds.
@@ -430,7 +432,7 @@ def test_progress_improves_and_ends_at_the_answer():
 
 @pytest.mark.parametrize(("w", "m"), [(0, 0), (0, 2), (3, 0)])
 def test_nothing_to_hide_or_nothing_to_hide_it(w, m):
-    for options in ({"algorithm": "greedy"}, {}, {"exact": False}):
+    for options in ({"algorithm": "greedy"}, {}, {"limits": Limits(exact=False)}):
         instance = WeightGradientInstance(np.ones(m), np.ones(w), np.ones((w, m)))
         result = schedule_weight_gradients(instance, **options)
         assert (result.objective, result.bound, result.status) == (0, 0, Status.OPTIMAL)

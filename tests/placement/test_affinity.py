@@ -15,7 +15,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.affinity.moves import Prices, cross, divide_anew
 from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
 from engine.placement.transitions import kept, transitions
-from engine.result import Status
+from engine.result import Limits, Status
 from tests.cases.examples import examples
 from tests.cases.placements import counts_of, permutation_affinity, planted_affinity, topic_affinity
 from tests.oracles.placing import check_affinity
@@ -197,7 +197,7 @@ def test_gains_are_what_they_say_for_any_number_of_experts(size, node_price):
 def test_planted_placements_are_recovered(layers, experts, gpus, strength):
     counts, planted = planted_affinity(layers, experts, gpus, 20000, strength)
     instance = AffinityInstance(counts, gpus)
-    result = affinity(instance, time_limit=3 if experts < 64 else 10)  # the largest takes a second on an idle machine
+    result = affinity(instance, Limits(3 if experts < 64 else 10))  # the largest takes a second on an idle machine
     check(result, instance)
     assert result.objective <= instance.cost(planted)
     assert result.bound >= 0.98 * result.objective
@@ -209,13 +209,13 @@ def test_planted_placements_are_recovered(layers, experts, gpus, strength):
 
 def test_perfect_affinity_costs_nothing():
     counts, _ = planted_affinity(6, 16, 4, 4000, 1.0)
-    result = affinity(AffinityInstance(counts, 4), time_limit=2)
+    result = affinity(AffinityInstance(counts, 4), Limits(2))
     assert (result.objective, result.bound, result.status) == (0, 0, Status.OPTIMAL)
 
 
 def test_uniform_transitions_cost_the_same_for_every_placement():
     instance = AffinityInstance(np.full((4, 12, 12), 7.0), 4)
-    result = affinity(instance, time_limit=2)
+    result = affinity(instance, Limits(2))
     assert result.status is Status.OPTIMAL
     assert result.objective == result.bound == (1 - 1 / 4) * instance.transitions.sum()
     rng = np.random.default_rng(0)
@@ -229,7 +229,7 @@ def test_far_under_the_usual_placement_with_a_gap(monkeypatch):
     instance = AffinityInstance(permutation_affinity(6, 24, 10000), 6)
     linear = np.tile(np.arange(24) // 4, (6, 1))
     seen = []
-    result = affinity(instance, time_limit=1.5, on_progress=lambda objective, bound: seen.append((objective, bound)))
+    result = affinity(instance, Limits(1.5), report=lambda objective, bound: seen.append((objective, bound)))
     check(result, instance)
     assert result.objective < 0.65 * instance.cost(linear)
     assert result.gap < 0.08
@@ -240,7 +240,7 @@ def test_far_under_the_usual_placement_with_a_gap(monkeypatch):
 
 def test_no_layer_alone_and_no_new_names_help_the_answer():
     instance = AffinityInstance(topic_affinity(6, 16, 3000), 4)
-    place, prices = affinity(instance, time_limit=1).solution, instance.prices()
+    place, prices = affinity(instance, Limits(1)).solution, instance.prices()
     for layer in range(6):
         trial = place.copy()
         trial[layer] = best_layer(prices, place, layer)
@@ -304,7 +304,7 @@ def test_copies_of_tokens_double_the_optimum_and_keep_the_plan():
 def test_same_seed_same_answer_whatever_the_clock(monkeypatch, nodes):
     instance = AffinityInstance(permutation_affinity(5, 16, 3000), 4, nodes, 1.0, 3.0 if nodes else 1.0)
     monkeypatch.setattr(kernel, "EXACT_WORK", 0)
-    first, second = (affinity(instance, time_limit=0.3, seed=5, wall_limit=FAR) for _ in range(2))
+    first, second = (affinity(instance, Limits(0.3, wall=FAR, seed=5)) for _ in range(2))
     assert first.status is second.status is Status.FEASIBLE
     np.testing.assert_array_equal(first.solution, second.solution)
     assert first.bound == second.bound
@@ -318,7 +318,7 @@ def test_cancelled_work_has_a_legal_answer(after, nodes):
     asked = iter(range(10**9))
     for staged in (False, True):
         start = time.perf_counter()
-        result = affinity(instance, staged, stop=lambda: next(asked) >= after)
+        result = affinity(instance, stop=lambda: next(asked) >= after, staged=staged)
         assert result.status is Status.CANCELLED
         check(result, instance)
         assert time.perf_counter() - start < 3
@@ -329,7 +329,7 @@ def test_the_clock_is_kept(monkeypatch):
     monkeypatch.setattr(kernel, "SEARCH_SHARE", FAR)
     monkeypatch.setattr(kernel, "BOUND_SHARE", FAR)
     instance = AffinityInstance(permutation_affinity(10, 128, 30000), 16)
-    result = affinity(instance, time_limit=0.5)
+    result = affinity(instance, Limits(0.5))
     check(result, instance)
     assert result.runtime < 3
     assert result.status is Status.TIME_LIMIT

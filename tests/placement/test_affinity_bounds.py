@@ -22,6 +22,7 @@ from engine.placement.affinity.bounds import (
 )
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
+from engine.result import Limits
 from tests.cases.examples import examples
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 
@@ -82,7 +83,7 @@ def test_exact_for_uniform_and_for_perfect_transitions():
 def test_a_bound_lies_between_nothing_and_the_objective_with_nodes():
     for costs in ((1.0, 4.0), (2.0, 2.5), (3.0, 1.0)):
         instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, *costs)
-        result = affinity(instance, time_limit=0.6)
+        result = affinity(instance, Limits(0.6))
         assert 0 < result.bound <= result.objective
         # Any placement at all obeys it.
         rng = np.random.default_rng(0)
@@ -101,7 +102,7 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch):
         optima[at] = affinity(instance).objective
     monkeypatch.setattr("engine.placement.affinity.kernel._exact", lambda *_: None)
     for at, instance in enumerate(instances):
-        result = affinity(instance, time_limit=0.6)
+        result = affinity(instance, Limits(0.6))
         assert result.bound <= optima[at] + 1e-9
         assert result.objective == pytest.approx(optima[at])
         assert result.bound >= 0.6 * optima[at]
@@ -150,7 +151,7 @@ def test_no_heavy_limit_is_under_the_optimum(seed, shape, kind, scale):
 def test_closer_than_spectra_where_few_counts_are_heavy():
     """Three strong successors for every expert, four experts on a GPU: the limit comes within 15 % of a plan's cost."""
     counts = permutation_affinity(5, 128, 150_000)
-    result = affinity(AffinityInstance(counts, 32), time_limit=3.0)
+    result = affinity(AffinityInstance(counts, 32), Limits(3.0))
     plain = spectral_limits(counts, 32).sum()
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3

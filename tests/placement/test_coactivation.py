@@ -17,7 +17,7 @@ from engine.placement.coactivation.instance import nets_between, nets_of
 from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.coactivation.relaxation import Relaxation, facets, tangent
 from engine.placement.coactivation.search import Task, swap, tables_of
-from engine.result import Status
+from engine.result import Limits, Status
 from tests.cases.examples import examples
 from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
 from tests.oracles.placing import check_coactivation
@@ -85,8 +85,8 @@ def every_placement(instance: CoactivationInstance) -> list[tuple[float, int]]:
 @given(small)
 def test_equals_every_placement(instance):
     result, searched = (
-        coactivation(instance, wall_limit=100),
-        coactivation(instance, time_limit=3, exact=False, wall_limit=100),
+        coactivation(instance, Limits(wall=100)),
+        coactivation(instance, Limits(3, wall=100, exact=False)),
     )
     check(result, instance)
     check(searched, instance)
@@ -110,10 +110,10 @@ def test_equals_every_placement(instance):
 @pytest.mark.parametrize("cap", [None, 1.15])
 def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     instance = made(shape, 3, 200, cap, 5, layers=2)
-    exact = coactivation(instance, time_limit=60)
+    exact = coactivation(instance, Limits(60))
     assert exact.status is Status.OPTIMAL
     check(exact, instance)
-    searched = coactivation(instance, time_limit=10, exact=False)
+    searched = coactivation(instance, Limits(10, exact=False))
     check(searched, instance)
     assert searched.objective == exact.objective
 
@@ -136,7 +136,7 @@ def test_names_of_gpus_and_order_do_not_matter(instance, seed):
         instance.cap,
         instance.expert_count,
     )
-    ours, theirs = (coactivation(each, wall_limit=100) for each in (instance, other))
+    ours, theirs = (coactivation(each, Limits(wall=100)) for each in (instance, other))
     assert (ours.objective, ours.bound, ours.status) == (theirs.objective, theirs.bound, theirs.status)
 
 
@@ -164,7 +164,7 @@ def test_one_gpu_to_a_node_is_travel_between_gpus():
 def test_planted_partitions_are_recovered(stray, travel):
     chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
     instance = CoactivationInstance(chosen[None], np.full(3000, -1), 8, 2, travel, None, 64)
-    result = coactivation(instance, time_limit=6, wall_limit=100)
+    result = coactivation(instance, Limits(6, wall=100))
     check(result, instance)
     assert result.objective <= instance.rows(planted[None])[0]
     if not stray:
@@ -177,7 +177,7 @@ def saved_on_others(chosen: np.ndarray, cap: float) -> float:
     plan_on, score_on = (
         CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:])
     )
-    result = coactivation(plan_on, time_limit=4, exact=False, wall_limit=100)
+    result = coactivation(plan_on, Limits(4, wall=100, exact=False))
     check(result, plan_on)
     return 1 - score_on.rows(result.solution)[0] / score_on.rows(np.arange(64)[None] // 8)[0]
 
@@ -192,13 +192,13 @@ def test_the_cap_is_kept_where_a_search_finds_a_way_and_else_the_load_is_least()
     chosen = np.stack([topic_tokens(2000, 64, 6, seed) for seed in range(2)])
     free = CoactivationInstance(chosen, np.arange(2000) % 8, 8)
     capped = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
-    without, within = (coactivation(instance, time_limit=4, exact=False, wall_limit=100) for instance in (free, capped))
+    without, within = (coactivation(instance, Limits(4, wall=100, exact=False)) for instance in (free, capped))
     assert within.status is Status.FEASIBLE and within.objective > without.objective
     assert free.imbalance(without.solution).max() > 1.05 >= capped.imbalance(within.solution).max()
     # An expert that every token goes to: its GPU has at least its tokens and those of the seven lightest.
     chosen = np.concatenate([chosen[:1] % 63, np.full((1, 2000, 1), 63)], axis=2)
     hot = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
-    result = coactivation(hot, time_limit=4, exact=False, wall_limit=100)
+    result = coactivation(hot, Limits(4, wall=100, exact=False))
     load = np.sort(hot.load(0))
     assert result.status is Status.INFEASIBLE
     assert hot.imbalance(result.solution)[0] * load.sum() / 8 == pytest.approx(load[-1] + load[:7].sum())
@@ -211,7 +211,9 @@ def test_busy_gpus_count_where_asked():
         place = result.solution[0]
         return max(int((place[instance.experts[0]] == gpu).any(axis=1).sum()) for gpu in range(8))
 
-    rows, ports = (coactivation(instance, 4, exact=False, port_weight=weight, wall_limit=100) for weight in (0.0, 1.0))
+    rows, ports = (
+        coactivation(instance, Limits(4, wall=100, exact=False), port_weight=weight) for weight in (0.0, 1.0)
+    )
     check(ports, instance)
     assert busiest(ports) < busiest(rows) and rows.objective < ports.objective
 
@@ -222,7 +224,7 @@ def test_inside_nodes_few_rows_go_over_links():
     pair, other = rng.integers(0, 16, (2, 2000))
     chosen = np.stack([2 * pair, 2 * pair + 1, 2 * other, 2 * other + 1], axis=1)
     instance = CoactivationInstance(rng.permutation(32)[chosen][None], np.full(2000, -1), 16, 4, "node")
-    place = coactivation(instance, time_limit=4, exact=False, wall_limit=100).solution[0]
+    place = coactivation(instance, Limits(4, wall=100, exact=False)).solution[0]
     together = place[instance.experts[0, :, 0]] == place[instance.experts[0, :, 1]]
     assert together.all()
 
@@ -232,16 +234,16 @@ def test_same_seed_same_answer_and_a_stop_answers_soon():
     chosen = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(4)])
     instance = CoactivationInstance(chosen, np.arange(8192) % 32, 32, 8, "node", 1.2)
     one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
-    ours, theirs = (coactivation(one_layer, time_limit=2, seed=7, wall_limit=100) for _ in range(2))
+    ours, theirs = (coactivation(one_layer, Limits(2, wall=100, seed=7)) for _ in range(2))
     assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
     stopped = threading.Event()
     threading.Timer(0.5, stopped.set).start()
     start = time.perf_counter()
-    result = coactivation(instance, time_limit=600, stop=stopped.is_set)
+    result = coactivation(instance, Limits(600), stopped.is_set)
     assert time.perf_counter() - start < 5  # a second on a machine that does nothing else
     assert result.status in (Status.CANCELLED, Status.INFEASIBLE)
     check_coactivation(result.solution, chosen, instance.source_gpu, 32, 8, "node")
-    begun = coactivation(instance, time_limit=600, stop=lambda: True)
+    begun = coactivation(instance, Limits(600), lambda: True)
     assert begun.status is Status.CANCELLED and begun.bound == 0
 
 
@@ -250,7 +252,7 @@ def test_the_clock_ends_it():
     compile_ahead()
     chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(3)])
     start = time.perf_counter()
-    result = coactivation(CoactivationInstance(chosen, np.arange(4096) % 32, 32), time_limit=0.5)
+    result = coactivation(CoactivationInstance(chosen, np.arange(4096) % 32, 32), Limits(0.5))
     assert time.perf_counter() - start < 5
     assert result.status in (Status.TIME_LIMIT, Status.FEASIBLE)
 
@@ -323,7 +325,7 @@ def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
 def test_spare_slots_save_rows(travel, per_node):
     chosen = topic_tokens(2000, 64, 6, topics=20)[None]
     instance = CoactivationInstance(chosen, np.arange(2000) % 8, 8, per_node, travel)
-    place = coactivation(instance, time_limit=2, exact=False, wall_limit=100).solution
+    place = coactivation(instance, Limits(2, wall=100, exact=False)).solution
     rows = [instance.rows(place)[0]]
     for spare in (0, 1, 2):
         holds = with_copies(instance, place, spare)
@@ -399,7 +401,7 @@ def test_the_gap_is_as_small_as_it_was(kind, worst):
     source = np.arange(2000) % 8 if kind == "topics" else np.full(2000, -1)
     cap = 1.2 if kind == "capped" else None
     instance = CoactivationInstance(chosen[None], source, 8, cap=cap, expert_count=64)
-    result = coactivation(instance, time_limit=20, wall_limit=200)
+    result = coactivation(instance, Limits(20, wall=200))
     assert 0 <= result.gap <= worst
 
 

@@ -27,7 +27,7 @@ from engine.placement.colocation.pairs import (
     random_colocation,
     sorted_colocation,
 )
-from engine.result import Status
+from engine.result import Limits, Status
 from tests.cases.examples import examples
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 from tests.strategies import seeds
@@ -192,13 +192,13 @@ def test_triples_of_five_gpus(seed):
 def test_the_proof_finds_what_the_local_search_misses(seed, monkeypatch):
     """CP-SAT alone, from a random state and the weakest bound, gives the same optimum as all steps together."""
     cost = costs(6, seed, ("float", "integer", "skewed", "two types", "four types")[seed % 5])
-    wanted = colocate_heterogeneous(cost, seed=seed)
+    wanted = colocate_heterogeneous(cost, Limits(seed=seed))
     proven(wanted, check_colocation_heterogeneous(wanted.solution, cost))
     random = tuple(np.random.default_rng(seed).permutation(6) for _ in "ab")
     monkeypatch.setattr(heterogeneous, "projections", lambda cost, stop: (float(cost.min()), [random]))
     monkeypatch.setattr(heterogeneous, "weighted_mean", lambda cost: 0.0)
     monkeypatch.setattr(heterogeneous, "search", lambda cost, starts, *rest: starts[0])
-    alone = colocate_heterogeneous(cost, seed=seed)
+    alone = colocate_heterogeneous(cost, Limits(seed=seed))
     proven(alone, check_colocation_heterogeneous(alone.solution, cost))
     assert alone.objective == wanted.objective
 
@@ -220,7 +220,7 @@ def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
     statuses = set()
     for seed in range(30):
         cost = costs(8, seed, "four types")
-        quick, full = colocate_heterogeneous(cost, exact=False), colocate_heterogeneous(cost)
+        quick, full = colocate_heterogeneous(cost, Limits(exact=False)), colocate_heterogeneous(cost)
         assert check_colocation_heterogeneous(quick.solution, cost) == quick.objective
         assert quick.bound <= full.objective <= quick.objective
         statuses.add(quick.status)
@@ -233,7 +233,7 @@ def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
-    monkeypatch.setattr(heterogeneous, "solve", None)
+    monkeypatch.setattr("engine.solver.solve", None)
     result = colocate_heterogeneous(cost)
     assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective > result.bound
@@ -244,14 +244,15 @@ def test_a_question_without_an_answer_proves_nothing(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     optimum, asked = colocate_heterogeneous(cost).objective, []
-    monkeypatch.setattr(heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    monkeypatch.setattr("engine.solver.solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    monkeypatch.setattr("engine.solver.seconds_of_work", lambda solver: 0.0)
     result = colocate_heterogeneous(cost)
     assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
     assert 1 < len(asked) < 12
 
 
 def _proven_without_cp_sat(cost: np.ndarray) -> bool:
-    return colocate_heterogeneous(cost, exact=False).status is Status.OPTIMAL
+    return colocate_heterogeneous(cost, Limits(exact=False)).status is Status.OPTIMAL
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -295,7 +296,7 @@ def test_a_time_limit_is_kept_and_said():
     of_a, of_b, speed = rng.random(40), rng.random(40), rng.uniform(0.4, 1, 40)
     cost = (of_a[None, :, None] + of_b) / speed[:, None, None]
     start = time.perf_counter()
-    result = colocate_heterogeneous(cost, time_limit=1.0)
+    result = colocate_heterogeneous(cost, Limits(1.0))
     assert time.perf_counter() - start < 4
     assert result.status in (Status.TIME_LIMIT, Status.OPTIMAL)
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective >= result.bound

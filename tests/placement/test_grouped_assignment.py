@@ -12,7 +12,7 @@ from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, sorted_assignment
 from engine.placement.grouped_assignment import assign_groups
-from engine.result import Status
+from engine.result import Limits, Status
 from engine.solver import solve
 from tests.cases.placements import SPEEDS, mixed_instance, routing
 
@@ -56,7 +56,7 @@ def test_equals_every_grouping(slots, exact_slots, kind):
     slots = np.array(slots)
     for seed in range(3):
         instance = mixed_instance(*routing(len(slots), 6, seed, kind), computation=[0.2, 1.0, 3.0][seed])
-        result = assign_groups(instance, slots, exact_slots, time_limit=2.0)
+        result = assign_groups(instance, Limits(2.0), slots=slots, exact_slots=exact_slots)
         held = np.bincount(result.solution, minlength=len(slots))
         optimum = brute_force(instance, slots, exact_slots)
         assert (held == slots).all() if exact_slots else (held <= slots).all()
@@ -68,9 +68,9 @@ def test_equals_every_grouping(slots, exact_slots, kind):
 def test_one_slot_each_is_the_exact_assignment():
     for seed in range(5):
         instance = mixed_instance(*routing(9, 9, seed, "float"))
-        result = assign_groups(instance, np.ones(9, dtype=np.int64))
+        result = assign_groups(instance, slots=np.ones(9, dtype=np.int64))
         assert result.objective == assign(instance).objective
-        upper = assign_groups(instance, np.ones(9, dtype=np.int64), exact_slots=False, time_limit=2.0)
+        upper = assign_groups(instance, Limits(2.0), slots=np.ones(9, dtype=np.int64), exact_slots=False)
         assert upper.objective == pytest.approx(result.objective, rel=1e-6)
 
 
@@ -85,15 +85,15 @@ def test_renaming_and_units():
         3 * instance.send_total[gpu],
         3 * instance.send_saved[cells],
     )
-    first, second = assign_groups(instance, slots), assign_groups(renamed, slots)
+    first, second = assign_groups(instance, slots=slots), assign_groups(renamed, slots=slots)
     assert first.status is second.status is Status.OPTIMAL
     assert second.objective == pytest.approx(3 * first.objective, rel=1e-6)
 
 
 def test_upper_limits_are_never_worse_than_filling_them():
     instance, slots = four_speeds(16, 8, 3)
-    filled = assign_groups(instance, slots)
-    loose = assign_groups(instance, slots + 2, exact_slots=False)
+    filled = assign_groups(instance, slots=slots)
+    loose = assign_groups(instance, slots=slots + 2, exact_slots=False)
     assert loose.bound <= filled.objective
     assert loose.objective <= filled.objective * (1 + 1e-6)
     assert np.bincount(loose.solution, minlength=8).max() <= 4
@@ -102,8 +102,8 @@ def test_upper_limits_are_never_worse_than_filling_them():
 def test_same_seed_same_answer_and_close_to_the_bound():
     instance, slots = four_speeds(64, 8, 1)
     heard = []  # seconds suffice for a proof, which on a busy machine take longer; what time cuts off is not repeatable
-    first = assign_groups(instance, slots, time_limit=30.0, on_incumbent=lambda *pair: heard.append(pair))
-    second = assign_groups(instance, slots, time_limit=30.0)
+    first = assign_groups(instance, Limits(30.0), report=lambda *pair: heard.append(pair), slots=slots)
+    second = assign_groups(instance, Limits(30.0), slots=slots)
     assert first.solution.tolist() == second.solution.tolist()
     assert first.bound == second.bound
     assert first.gap < 0.005
@@ -121,7 +121,7 @@ def test_a_real_layer_on_four_speeds():
     tokens = np.zeros((8, 64))
     np.add.at(tokens, (source, experts), 1)
     instance, slots = mixed_instance(tokens, np.repeat(SPEEDS, 2)), np.full(8, 8)
-    result = assign_groups(instance, slots, time_limit=4.0)
+    result = assign_groups(instance, Limits(4.0), slots=slots)
     by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), np.repeat(SPEEDS, 2), slots))
     print(f"DeepSeek-V2-Lite layer 13: {result.objective:.0f}, gap {result.gap:.5f}, rule of 5.1 {by_rule:.0f}")
     assert result.gap < 0.005
@@ -136,7 +136,7 @@ def test_a_real_layer_on_four_speeds():
 def test_cancelled_within_half_a_second(experts, gpus, after):
     instance, slots = four_speeds(experts, gpus, 1)
     start = time.perf_counter()
-    result = assign_groups(instance, slots, time_limit=60.0, stop=lambda: time.perf_counter() - start >= after)
+    result = assign_groups(instance, Limits(60.0), lambda: time.perf_counter() - start >= after, slots=slots)
     assert time.perf_counter() - start < after + 1.0  # half a second, and as much again for a busy machine
     assert result.status is Status.CANCELLED
     assert (np.bincount(result.solution, minlength=gpus) == slots).all()
@@ -146,26 +146,26 @@ def test_cancelled_within_half_a_second(experts, gpus, after):
 @pytest.mark.clock
 def test_time_limit_holds():
     instance, slots = four_speeds(64, 8, 2)
-    result = assign_groups(instance, slots, time_limit=0.3)
+    result = assign_groups(instance, Limits(0.3), slots=slots)
     assert result.runtime < 1.0
     assert result.bound <= result.objective
 
 
 def test_no_tokens_at_all():
-    result = assign_groups(mixed_instance(np.zeros((2, 4)), np.ones(2)), np.array([2, 2]))
+    result = assign_groups(mixed_instance(np.zeros((2, 4)), np.ones(2)), slots=np.array([2, 2]))
     assert (result.objective, result.status) == (0.0, Status.OPTIMAL)
 
 
 def test_bad_slots_say_what_would_do():
     instance, _ = four_speeds(16, 8, 0)
     with pytest.raises(InputError, match="8 places for 16 experts; give the GPUs 8 more slots"):
-        assign_groups(instance, np.ones(8, dtype=np.int64))
+        assign_groups(instance, slots=np.ones(8, dtype=np.int64))
     with pytest.raises(InputError, match="take 8 slots away"):
-        assign_groups(instance, np.full(8, 3))
+        assign_groups(instance, slots=np.full(8, 3))
     with pytest.raises(InputError, match="8 GPUs"):
-        assign_groups(instance, np.array([8, 8]))
+        assign_groups(instance, slots=np.array([8, 8]))
     with pytest.raises(InputError, match="whole number"):
-        assign_groups(instance, np.full(8, 2.0))
+        assign_groups(instance, slots=np.full(8, 2.0))
 
 
 def knapsack() -> tuple[CpModel, list]:
@@ -204,7 +204,7 @@ def test_idle_gpus_equal_every_choice(gpus, experts, kind):
     for seed in range(3):
         instance = mixed_instance(*routing(gpus, experts, seed, kind), computation=[0.2, 1.0, 3.0][seed])
         slots = np.ones(gpus, dtype=np.int64)
-        result = assign_groups(instance, slots, exact_slots=False)
+        result = assign_groups(instance, slots=slots, exact_slots=False)
         assert result.status is Status.OPTIMAL
         assert np.bincount(result.solution, minlength=gpus).max() == 1
         assert result.solution.shape == (experts,)

@@ -13,7 +13,7 @@ from engine.placement.joint.instance import JointInstance, equal_slots
 from engine.placement.joint.kernel import _all_placements, place_jointly
 from engine.placement.joint.search import chain, descend, rename_suffixes, search
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Status, never
+from engine.result import Limits, Status, never
 from tests.cases.examples import examples
 from tests.cases.placements import random_instance, random_start, recorded_like
 from tests.oracles.placing import check_joint
@@ -74,7 +74,7 @@ modes = st.sampled_from(["worst", "mean"])
 @settings(max_examples=examples(40), deadline=None)
 @given(tiny, weights, modes)
 def test_equals_every_placement(instance, weight, workloads):
-    result = place_jointly(instance, weight, workloads, kicks=10)
+    result = place_jointly(instance, weight=weight, workloads=workloads, kicks=10)
     optimum = brute_force(instance, weight, workloads)
     assert result.solution.dtype == np.int64
     assert result.objective == pytest.approx(objective_of(instance, result.solution, weight, workloads), abs=1e-9)
@@ -90,7 +90,7 @@ def test_equals_every_placement(instance, weight, workloads):
 @given(tiny, weights, modes, st.integers(0, 6), st.integers(0, 99))
 def test_equals_every_placement_within_the_moves(instance, weight, workloads, max_moves, seed):
     start = random_start(instance, seed)
-    result = place_jointly(instance, weight, workloads, start, max_moves, kicks=5)
+    result = place_jointly(instance, weight=weight, workloads=workloads, start=start, max_moves=max_moves, kicks=5)
     objective = objective_of(instance, result.solution, weight, workloads, start=start, max_moves=max_moves)
     optimum = brute_force(instance, weight, workloads, start, max_moves)
     assert result.objective == pytest.approx(objective, abs=1e-9)
@@ -106,7 +106,7 @@ def test_exact_within_the_moves_over_four_layers(seed):
     instance = random_instance((2, 1), 4, 1, seed)
     start = random_start(instance, seed)
     for max_moves in (2, 4, 5, 7, 9):
-        result = place_jointly(instance, 0.7, start=start, max_moves=max_moves)
+        result = place_jointly(instance, weight=0.7, start=start, max_moves=max_moves)
         assert result.status is Status.OPTIMAL
         objective = objective_of(instance, result.solution, 0.7, "worst", start=start, max_moves=max_moves)
         assert result.objective == pytest.approx(objective, abs=1e-9)
@@ -129,13 +129,13 @@ def test_search_alone_nearly_always_finds_the_optimum():
 
 def test_nodes_make_far_hops_dearer():
     instance = random_instance((1, 1, 1, 1), 3, 1, 5, gpus_per_node=2, cost_gpu=1.0, cost_node=9.0)
-    result = place_jointly(instance, 1.0)
+    result = place_jointly(instance, weight=1.0)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(brute_force(instance, 1.0, "worst"), abs=1e-9)
     assert result.objective == pytest.approx(objective_of(instance, result.solution, 1.0, "worst"), abs=1e-9)
     assert least_hop_cost_share(instance, True) <= result.objective * instance.random_hop_cost_share + 1e-12
     one_price = JointInstance(instance.transitions, instance.load, instance.slots)
-    assert place_jointly(one_price, 1.0).objective != pytest.approx(result.objective)
+    assert place_jointly(one_price, weight=1.0).objective != pytest.approx(result.objective)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -211,7 +211,7 @@ def test_several_swaps_of_one_look(monkeypatch):
 
 def test_the_ends_and_between():
     instance = recorded_like()
-    affinity, both, balance = (place_jointly(instance, weight, kicks=30) for weight in (1.0, 0.5, 0.0))
+    affinity, both, balance = (place_jointly(instance, weight=weight, kicks=30) for weight in (1.0, 0.5, 0.0))
     figures = [instance.figures(result.solution) for result in (affinity, both, balance)]
     kept = [float(figure.kept_share[0]) for figure in figures]
     even = [float(figure.balancedness[0]) for figure in figures]
@@ -231,7 +231,7 @@ def test_planted_groups_are_found():
     planted = np.stack([rng.permutation(np.repeat(np.arange(gpus), 4)) for _ in range(layers)])
     transitions = np.where(planted[:-1, :, None] == planted[1:, None, :], 5.0, 0.0)
     instance = JointInstance(transitions, np.full((layers, experts), 3.0), equal_slots(experts, gpus))
-    result = place_jointly(instance, 0.5)
+    result = place_jointly(instance, weight=0.5)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(0.0, abs=1e-9)
 
@@ -239,7 +239,7 @@ def test_planted_groups_are_found():
 def test_no_move_allowed_returns_start():
     instance = recorded_like()
     start = random_start(instance, 3)
-    result = place_jointly(instance, 0.5, start=start, max_moves=0)
+    result = place_jointly(instance, weight=0.5, start=start, max_moves=0)
     np.testing.assert_array_equal(result.solution, start)
     assert result.status is Status.OPTIMAL
     assert result.bound == result.objective == pytest.approx(objective_of(instance, start, 0.5, "worst"), abs=1e-9)
@@ -251,7 +251,7 @@ def test_more_moves_are_no_worse(workloads):
     start = random_start(instance, 3)
     objectives, moves = [], []
     for max_moves in (0, 2, 8, 30, 90, None):
-        result = place_jointly(instance, 0.6, start=start, max_moves=max_moves, kicks=25)
+        result = place_jointly(instance, weight=0.6, start=start, max_moves=max_moves, kicks=25)
         for transitions, load in zip(instance.transitions, instance.load, strict=True):
             moves.append(check_joint(result.solution, transitions, load, instance.slots, start, max_moves).moves)
         objectives.append(result.objective)
@@ -271,36 +271,36 @@ def test_few_moves_go_where_they_help_most():
         trial = start.copy()
         trial[layer, [first_expert, second_expert]] = trial[layer, [second_expert, first_expert]]
         best = min(best, terms.objective(trial))
-    assert place_jointly(instance, 0.7, start=start, max_moves=2, kicks=40).objective <= best + 2e-3
+    assert place_jointly(instance, weight=0.7, start=start, max_moves=2, kicks=40).objective <= best + 2e-3
 
 
 def test_a_free_search_keeps_the_names_of_start():
     instance = recorded_like()
-    answer = place_jointly(instance, 0.7, kicks=20).solution
+    answer = place_jointly(instance, weight=0.7, kicks=20).solution
     renamed = np.array([2, 0, 3, 1])[answer]
-    again = place_jointly(instance, 0.7, start=renamed, kicks=0)
+    again = place_jointly(instance, weight=0.7, start=renamed, kicks=0)
     assert (again.solution != renamed).sum() < 16
-    assert again.objective <= place_jointly(instance, 0.7, kicks=20).objective + 1e-9
+    assert again.objective <= place_jointly(instance, weight=0.7, kicks=20).objective + 1e-9
 
 
 def test_names_of_gpus_and_numbers_of_experts_do_not_matter():
     for seed in range(4):
         instance = random_instance((2, 2), 3, 2, seed)
-        optimum = place_jointly(instance, 0.6, "mean").objective
+        optimum = place_jointly(instance, weight=0.6, workloads="mean").objective
         order = np.random.default_rng(seed).permutation(4)
         renumbered = JointInstance(
             instance.transitions[:, :, order][:, :, :, order], instance.load[:, :, order], instance.slots
         )
-        assert place_jointly(renumbered, 0.6, "mean").objective == pytest.approx(optimum, abs=1e-9)
+        assert place_jointly(renumbered, weight=0.6, workloads="mean").objective == pytest.approx(optimum, abs=1e-9)
     big = recorded_like()
-    answer = place_jointly(big, 0.6, kicks=5)
+    answer = place_jointly(big, weight=0.6, kicks=5)
     assert JointTerms(big, 0.6, True).objective(3 - answer.solution) == pytest.approx(answer.objective, abs=1e-12)
 
 
 def test_numbers_of_tokens_and_currency_do_not_matter():
     instance = recorded_like()
     scaled = JointInstance(instance.transitions * 8, instance.load * 4, instance.slots, cost_gpu=2.0)
-    plain, rescaled = (place_jointly(case, 0.6, kicks=10) for case in (instance, scaled))
+    plain, rescaled = (place_jointly(case, weight=0.6, kicks=10) for case in (instance, scaled))
     np.testing.assert_array_equal(plain.solution, rescaled.solution)
     assert plain.objective == pytest.approx(rescaled.objective, abs=1e-12)
 
@@ -310,7 +310,7 @@ def test_the_worst_workload_is_what_worst_looks_at():
     for seed in range(8):
         instance = random_instance((2, 2), 3, 2, seed)
         for mode, total in totals.items():
-            answer = place_jointly(instance, 0.5, mode, kicks=10).solution
+            answer = place_jointly(instance, weight=0.5, workloads=mode, kicks=10).solution
             total[0] += objective_of(instance, answer, 0.5, "worst")
             total[1] += objective_of(instance, answer, 0.5, "mean")
     assert totals["worst"][0] < totals["mean"][0] - 0.01
@@ -319,7 +319,7 @@ def test_the_worst_workload_is_what_worst_looks_at():
 
 def test_same_seed_same_answer():
     instance = recorded_like()
-    first, second = (place_jointly(instance, 0.6, kicks=20, seed=7) for _ in range(2))
+    first, second = (place_jointly(instance, Limits(seed=7), weight=0.6, kicks=20) for _ in range(2))
     np.testing.assert_array_equal(first.solution, second.solution)
     assert first.provenance == second.provenance
 
@@ -327,9 +327,9 @@ def test_same_seed_same_answer():
 @pytest.mark.clock
 def test_stop_and_time_limit_leave_a_legal_answer():
     instance = recorded_like(layers=12, experts=32)
-    stopped = place_jointly(instance, 0.6, stop=lambda: True)
+    stopped = place_jointly(instance, stop=lambda: True, weight=0.6)
     assert stopped.status is Status.CANCELLED
-    late = place_jointly(instance, 0.6, kicks=10**6, time_limit=0.2)
+    late = place_jointly(instance, Limits(0.2), weight=0.6, kicks=10**6)
     assert late.status is Status.TIME_LIMIT
     assert late.runtime < 1.0
     for result in (stopped, late):
@@ -339,7 +339,7 @@ def test_stop_and_time_limit_leave_a_legal_answer():
 
 def test_progress_only_improves():
     seen = []
-    result = place_jointly(recorded_like(), 0.6, kicks=30, on_progress=lambda *pair: seen.append(pair))
+    result = place_jointly(recorded_like(), report=lambda *pair: seen.append(pair), weight=0.6, kicks=30)
     assert len(seen) >= 2
     assert [objective for objective, _ in seen] == sorted((objective for objective, _ in seen), reverse=True)
     assert all(bound <= objective for objective, bound in seen)

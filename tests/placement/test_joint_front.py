@@ -11,6 +11,7 @@ from engine.placement.joint.front import FrontPoint, front
 from engine.placement.joint.instance import JointInstance, equal_slots
 from engine.placement.joint.kernel import _all_placements, place_jointly
 from engine.placement.robust import score_matrix, share_of_placement
+from engine.result import Limits
 from tests.cases.placements import random_instance, random_start, recorded_like
 from tests.oracles.placing import check_joint
 
@@ -42,11 +43,11 @@ def check_points(points: list[FrontPoint], instance: JointInstance, most: int, w
 def test_none_beats_another_and_the_ends_are_near_the_extremes(worst):
     instance = recorded_like(layers=4, workloads=2)
     workloads = "worst" if worst else "mean"
-    points = front(instance, 6, workloads, kicks=12)
+    points = front(instance, points=6, workloads=workloads, kicks=12)
     check_points(points, instance, 6, worst)
     assert len(points) >= 4
-    affinity = place_jointly(instance, 1.0, workloads, kicks=12)
-    balance = place_jointly(instance, 0.0, workloads, kicks=12)
+    affinity = place_jointly(instance, weight=1.0, workloads=workloads, kicks=12)
+    balance = place_jointly(instance, weight=0.0, workloads=workloads, kicks=12)
     aggregate = np.min if worst else np.mean
     assert points[0].kept_share > 0.98 * aggregate(instance.figures(affinity.solution).kept_share)
     assert points[-1].balancedness > 0.99 * aggregate(instance.figures(balance.solution).balancedness)
@@ -56,7 +57,7 @@ def test_none_beats_another_and_the_ends_are_near_the_extremes(worst):
 
 def test_between_the_ends_it_bends_outwards():
     """Some point is well above the straight line between the ends: a bit of one aim buys much of the other."""
-    points = front(recorded_like(), 5, kicks=12)
+    points = front(recorded_like(), points=5, kicks=12)
     kept = np.array([point.kept_share for point in points])
     even = np.array([point.balancedness for point in points])
     kept, even = (kept - kept.min()) / np.ptp(kept), (even - even.min()) / np.ptp(even)
@@ -67,7 +68,7 @@ def test_between_the_ends_it_bends_outwards():
 def test_no_placement_at_all_beats_the_corners(seed):
     """Tiny instances, every search exact: no placement has a better weighted sum, so corners cannot be beaten."""
     instance = random_instance((2, 2) if seed % 2 else (1, 1, 1), 3, 1, seed)
-    points = front(instance, 6)
+    points = front(instance, points=6)
     check_points(points, instance, 6)
     every = [instance.figures(np.array(rows)) for rows in product(_all_placements(instance.slots), repeat=3)]
     hops = np.array([figures.hop_cost_share[0] for figures in every])
@@ -81,16 +82,16 @@ def test_no_placement_at_all_beats_the_corners(seed):
 def test_all_points_keep_to_the_moves():
     instance = recorded_like()
     start = random_start(instance, 2)
-    points = front(instance, 5, start=start, max_moves=20, kicks=6)
+    points = front(instance, points=5, start=start, max_moves=20, kicks=6)
     check_points(points, instance, 5, start=start, max_moves=20)
     assert max(point.moves for point in points) > 10
-    assert [point.moves for point in front(instance, 5, start=start, max_moves=0)] == [0]
+    assert [point.moves for point in front(instance, points=5, start=start, max_moves=0)] == [0]
 
 
 def test_points_arrive_one_by_one():
     instance = recorded_like()
     seen = []
-    points = front(instance, 5, kicks=8, on_point=seen.append)
+    points = front(instance, report=seen.append, points=5, kicks=8)
     assert 2 <= len(seen) <= 5
     assert not any(early.beats(point) for early in seen for point in points)
     assert not any(early.beats(late) for early, late in pairwise(seen))
@@ -102,36 +103,36 @@ def test_points_arrive_one_by_one():
 def test_stop_after_the_second_point():
     instance = recorded_like()
     seen = []
-    points = front(instance, 9, kicks=10, stop=lambda: len(seen) >= 2, on_point=seen.append)
+    points = front(instance, stop=lambda: len(seen) >= 2, report=seen.append, points=9, kicks=10)
     assert len(seen) <= 3
     check_points(points, instance, 9)
-    check_points(front(instance, 9, stop=lambda: True), instance, 9)
+    check_points(front(instance, stop=lambda: True, points=9), instance, 9)
 
 
 @pytest.mark.clock
 def test_time_limit_in_all():
     instance = recorded_like(layers=12, experts=32)
     began = time.perf_counter()
-    points = front(instance, 5, kicks=10**6, time_limit=1.0)
+    points = front(instance, Limits(1.0), points=5, kicks=10**6)
     assert time.perf_counter() - began < 2.5
     check_points(points, instance, 5)
 
 
 def test_same_seed_same_front():
     instance = recorded_like()
-    first, second = (front(instance, 4, kicks=5, seed=3, time_limit=60) for _ in range(2))
+    first, second = (front(instance, Limits(60, seed=3), points=4, kicks=5) for _ in range(2))
     assert [point.gpu_of_expert.tolist() for point in first] == [point.gpu_of_expert.tolist() for point in second]
 
 
 def test_a_front_of_one_point_and_of_no_choice():
     instance = recorded_like()
-    check_points(front(instance, 1, kicks=10), instance, 1)
+    check_points(front(instance, points=1, kicks=10), instance, 1)
     alone = JointInstance(instance.transitions, instance.load, equal_slots(16, 1))
-    assert [point.kept_share for point in front(alone, 5)] == [pytest.approx(1.0)]
+    assert [point.kept_share for point in front(alone, points=5)] == [pytest.approx(1.0)]
     with pytest.raises(InputError, match="points: 0"):
-        front(instance, 0)
+        front(instance, points=0)
     with pytest.raises(InputError, match="max_moves"):
-        front(instance, 3, max_moves=4)
+        front(instance, points=3, max_moves=4)
 
 
 def test_without_replicas_it_is_what_the_validator_counts():

@@ -17,6 +17,7 @@ from engine.placement.joint.rows import RowsInstance, rows_instance, state_of, t
 from engine.placement.joint.search import first_placement
 from engine.placement.joint.state import JointState, JointTerms
 from engine.placement.transitions import transitions
+from engine.result import Limits
 from tests.benchmarks.bench_affinity import ModelOfSize
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_joint
@@ -55,15 +56,15 @@ def objective(instance: RowsInstance, place: np.ndarray, weight: float, over: st
 @pytest.mark.parametrize("over", ["worst", "mean"])
 def test_no_placement_has_a_better_objective(weight, over):
     instance = instance_of(recording(0), recording(1, tokens=25))
-    instance, starts = with_starts(instance, 2.0)
-    result = place_jointly(instance, weight, over, initial=starts, time_limit=30.0)
+    instance, starts = with_starts(instance, Limits(2.0))
+    result = place_jointly(instance, Limits(30.0), weight=weight, workloads=over, initial=starts)
     values = [objective(instance, place, weight, over) for place in every_placement(2, 4, 2)]
     assert objective(instance, result.solution, weight, over) == pytest.approx(result.objective)
     assert result.bound - 1e-9 <= min(values) == pytest.approx(result.objective)
 
 
 def test_blind_rows_are_the_mean_of_all_placements_and_the_bounds_hold_of_each():
-    instance, _ = with_starts(instance_of(recording(2), recording(3)), 2.0)
+    instance, _ = with_starts(instance_of(recording(2), recording(3)), Limits(2.0))
     places = every_placement(2, 4, 2)
     rows = np.array([instance.rows(place) for place in places])
     assert rows.mean(axis=0) == pytest.approx(instance.blind_rows)
@@ -95,8 +96,10 @@ def test_few_moves_are_kept_and_best_used(most):
     instance = instance_of(recording(6), recording(7))
     start = np.array([[0, 1, 0, 1], [0, 0, 1, 1]])
     places = [place for place in every_placement(2, 4, 2) if (place != start).sum() <= most]
-    instance, starts = with_starts(instance, 1.0)
-    result = place_jointly(instance, 0.5, "worst", start, most, starts, time_limit=30.0)
+    instance, starts = with_starts(instance, Limits(1.0))
+    result = place_jointly(
+        instance, Limits(30.0), weight=0.5, workloads="worst", start=start, max_moves=most, initial=starts
+    )
     assert (result.solution != start).sum() <= most
     best = min(objective(instance, place, 0.5, "worst") for place in places)
     assert objective(instance, result.solution, 0.5, "worst") == pytest.approx(best)
@@ -104,7 +107,9 @@ def test_few_moves_are_kept_and_best_used(most):
 
 def test_the_worst_recording_and_the_mean_choose_differently():
     instance = instance_of(*(recording(seed, 80, 6) for seed in (8, 9, 10)))
-    place = {over: place_jointly(instance, 0.6, over, time_limit=30.0).solution for over in ("worst", "mean")}
+    place = {
+        over: place_jointly(instance, Limits(30.0), weight=0.6, workloads=over).solution for over in ("worst", "mean")
+    }
     for mine, other in permutations(place):
         assert objective(instance, place[mine], 0.6, mine) < objective(instance, place[other], 0.6, mine)
 
@@ -113,9 +118,9 @@ def test_a_recording_without_tokens_counts_for_balance_alone():
     silent = CoactivationInstance(NO_TOKENS, np.empty(0, dtype=np.int64), 2, 2, expert_count=4)
     known = recording(11)
     load = np.array([[known.load(0), known.load(1)], [[9, 1, 1, 9], [5, 1, 5, 1]]], dtype=np.float64)
-    instance, starts = with_starts(rows_instance((known, silent), load), 1.0)
+    instance, starts = with_starts(rows_instance((known, silent), load), Limits(1.0))
     assert instance.blind_rows[1] == instance.least_rows[1] == 0
-    result = place_jointly(instance, 0.1, "worst", initial=starts, time_limit=30.0)
+    result = place_jointly(instance, Limits(30.0), weight=0.1, workloads="worst", initial=starts)
     assert instance.figures(result.solution).balancedness[1] == 1
     assert instance.figures(result.solution).hop_cost_share[1] == 0
 
@@ -143,7 +148,7 @@ def test_the_start_falls_back_on_balance_alone(weight):
 @pytest.mark.parametrize("gpus", [32, pytest.param(64, marks=pytest.mark.everything)])
 def test_an_answer_in_seconds_with_a_bound_that_says_much(gpus):
     instance = skewed(gpus, layers=4)
-    result = place_jointly(instance, 0.5, kicks=10, time_limit=60.0)
+    result = place_jointly(instance, Limits(60.0), weight=0.5, kicks=10)
     check = check_joint(result.solution, instance.transitions[0], instance.load[0], instance.slots)
     objective = 0.5 * check.hop_cost_share / instance.random_hop_cost_share + 0.5 * check.imbalance
     assert result.objective == pytest.approx(objective)

@@ -16,7 +16,7 @@ from engine.placement.replication.eplb import eplb
 from engine.placement.replication.exact import best_layout
 from engine.placement.replication.instance import _partitions, groups_of_nodes
 from engine.placement.replication.search import search
-from engine.result import Status, never
+from engine.result import Limits, Status, never
 from tests.cases.examples import examples
 from tests.oracles.placing import check_replication
 from tests.strategies import seeds
@@ -80,7 +80,7 @@ def best_by_trying_all(instance: ReplicationInstance) -> float:
 @settings(max_examples=examples(25), deadline=None)
 @given(instances(experts=3, gpus=3, split="equal"), st.booleans())
 def test_equal_split_against_every_placement(instance, exact):
-    result = replicate(instance, exact=exact, time_limit=20)
+    result = replicate(instance, Limits(20, exact=exact))
     checked(result, instance)
     if np.prod([float(instance.loads.shape[2]) ** slots for slots in instance.slots_of_gpu]) > 3000:
         return
@@ -121,7 +121,7 @@ def test_free_split_against_every_placement(seed):
     checked(result, instance)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(best_by_trying_all(instance), rel=1e-6)
-    search = replicate(instance, exact=False, effort=2)
+    search = replicate(instance, Limits(exact=False), effort=2)
     assert search.objective <= result.objective * (1 + 1e-6) and result.objective <= search.bound * (1 + 1e-6)
 
 
@@ -130,14 +130,14 @@ def test_free_split_against_every_placement(seed):
 def test_claims_hold_everywhere(instance, algorithm):
     if algorithm == "eplb" and not instance.alike:
         return
-    checked(replicate(instance, algorithm, exact=False, effort=2), instance)
+    checked(replicate(instance, Limits(exact=False), algorithm=algorithm, effort=2), instance)
 
 
 @settings(max_examples=examples(30), deadline=None)
 @given(instances(experts=16, gpus=5))
 def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     """All work is done, and max >= max(mean, heaviest replica)."""
-    result = replicate(instance, exact=False, effort=2)
+    result = replicate(instance, Limits(exact=False), effort=2)
     share = share_of_slot(result.solution, instance)
     total = instance.loads.sum(axis=2)
     assert share.sum(axis=2) == pytest.approx(np.where(total > 0, instance.speed.sum(), 0.0))
@@ -162,9 +162,9 @@ def test_renaming_experts_and_changing_units(instance, seed):
     keep = {"slots_of_gpu": instance.slots_of_gpu, "speed": instance.speed}
     renamed = ReplicationInstance(instance.loads[:, :, order], instance.slots, instance.gpus, **keep)
     scaled = ReplicationInstance(instance.loads * unit, instance.slots, instance.gpus, **keep)
-    before = replicate(instance, exact=False, effort=2)
-    assert replicate(renamed, exact=False, effort=2).bound == pytest.approx(before.bound)
-    assert replicate(scaled, exact=False, effort=2).solution.tolist() == before.solution.tolist()
+    before = replicate(instance, Limits(exact=False), effort=2)
+    assert replicate(renamed, Limits(exact=False), effort=2).bound == pytest.approx(before.bound)
+    assert replicate(scaled, Limits(exact=False), effort=2).solution.tolist() == before.solution.tolist()
 
 
 def test_limits_by_hand():
@@ -174,7 +174,7 @@ def test_limits_by_hand():
     # With a GPU of speed 3 both have three GPUs at most, which are as fast as five.
     assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
-    layout = instance.layout(replicate(instance, exact=False).solution)[0]
+    layout = instance.layout(replicate(instance, Limits(exact=False)).solution)[0]
     arguments = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, 5.0, 0, never
     best, limit = best_layout(*arguments)
     placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
@@ -186,10 +186,10 @@ def test_limits_by_hand():
 )
 def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, slots, gpus):
     instance = ReplicationInstance(np.array([[load]]), slots, gpus)
-    usual = replicate(instance, "eplb").objective
+    usual = replicate(instance, algorithm="eplb").objective
     layout = search(instance.relative, instance.slots_of_gpu, instance.speed, np.ones(1), 8, 0, never)
     assert balancedness(instance.slots_in(layout), instance).min() < usual  # else the example shows nothing
-    assert replicate(instance, exact=False).objective >= usual
+    assert replicate(instance, Limits(exact=False)).objective >= usual
 
 
 def test_a_proven_optimum_does_not_depend_on_names():
@@ -205,20 +205,20 @@ def test_a_proven_optimum_does_not_depend_on_names():
 @given(instances(experts=10, gpus=4, even=True))
 def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
     more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
-    assert replicate(more, "eplb").bound >= replicate(instance, "eplb").bound * (1 - 1e-12)
+    assert replicate(more, algorithm="eplb").bound >= replicate(instance, algorithm="eplb").bound * (1 - 1e-12)
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(instances(experts=12, gpus=4, even=True, split="equal"), seeds)
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
     free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
-    usual = replicate(instance, "eplb")
-    result = replicate(instance, exact=False, effort=2, seed=seed)
+    usual = replicate(instance, algorithm="eplb")
+    result = replicate(instance, Limits(seed=seed, exact=False), effort=2)
     at_will = check_replication(result.solution, instance.loads, instance.gpus, split="free")
     assert (at_will >= checked(result, instance) * (1 - 1e-6)).all()
     assert (checked(result, instance).min(axis=0) >= checked(usual, instance).min(axis=0) * (1 - 1e-9)).all()
-    free_usual = replicate(free, "eplb")
-    assert replicate(free, exact=False, effort=2).objective >= free_usual.objective * (1 - 1e-6)
+    free_usual = replicate(free, algorithm="eplb")
+    assert replicate(free, Limits(exact=False), effort=2).objective >= free_usual.objective * (1 - 1e-6)
 
 
 def test_several_loads_are_weighed_by_the_worst():
@@ -257,7 +257,7 @@ def test_groups_stay_on_their_node():
     checked(result, instance)
     for nodes in result.solution.reshape(4, 2, 12) // 4:
         assert not set(nodes[0]) & set(nodes[1])
-    assert result.objective >= replicate(instance, "eplb").objective
+    assert result.objective >= replicate(instance, algorithm="eplb").objective
     # What the groups cost: the same without them.
     assert replicate(ReplicationInstance(loads, 24, 8)).objective >= result.objective
 
@@ -294,16 +294,16 @@ def test_layers_and_loads_without_tokens():
 def test_the_same_seed_gives_the_same_answer():
     loads = np.random.default_rng(6).random((3, 4, 40))
     instance = ReplicationInstance(loads, 48, 8)
-    first, second = replicate(instance, seed=3), replicate(instance, seed=3)
+    first, second = replicate(instance, Limits(seed=3)), replicate(instance, Limits(seed=3))
     assert first.solution.tolist() == second.solution.tolist()
-    assert any(replicate(instance, seed=s).solution.tolist() != first.solution.tolist() for s in range(3))
+    assert any(replicate(instance, Limits(seed=s)).solution.tolist() != first.solution.tolist() for s in range(3))
 
 
 @pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     loads = np.random.default_rng(8).random((4, 30, 64)) ** 4
     instance = ReplicationInstance(loads, 96, 16)
-    result = replicate(instance, effort=10**6, time_limit=0.3)
+    result = replicate(instance, Limits(0.3), effort=10**6)
     assert result.status is Status.TIME_LIMIT and result.runtime < 1.5
     checked(result, instance)
 
@@ -311,7 +311,7 @@ def test_a_time_limit_is_kept_and_said():
 def test_progress_is_told():
     progress = []
     instance = ReplicationInstance(np.array([[[5.0, 3, 3, 2, 2, 1]]]), 6, 2)
-    result = replicate(instance, on_incumbent=lambda objective, bound: progress.append((objective, bound)))
+    result = replicate(instance, report=lambda objective, bound: progress.append((objective, bound)))
     assert progress and progress[-1] == (result.objective, pytest.approx(result.bound))
     assert all(objective <= bound + 1e-12 for objective, bound in progress)
 
@@ -324,9 +324,9 @@ def test_real_loads():
         instance = ReplicationInstance(load[None], 288, 32)
         result = replicate(instance)
         assert checked(result, instance).min() >= 0.995
-        assert replicate(instance, "eplb").objective < 0.99
+        assert replicate(instance, algorithm="eplb").objective < 0.99
     together = ReplicationInstance(loads, 288, 32)
-    usual = balancedness(replicate(together, "eplb").solution, together)
+    usual = balancedness(replicate(together, algorithm="eplb").solution, together)
     robust = balancedness(replicate(together, effort=0).solution, together)
     assert usual.mean(axis=1).min() < 0.78 and robust.min() > 0.97
 
@@ -361,9 +361,9 @@ def test_bad_input_says_what_would_do(more, parts):
 
 def test_eplb_needs_gpus_alike():
     with pytest.raises(InputError, match="use 'best'"):
-        replicate(ReplicationInstance(ONES, 16, 2, slots_of_gpu=np.array([10, 6])), "eplb")
+        replicate(ReplicationInstance(ONES, 16, 2, slots_of_gpu=np.array([10, 6])), algorithm="eplb")
     with pytest.raises(InputError, match="algorithm"):
-        replicate(ReplicationInstance(ONES, 16, 8), "worst")
+        replicate(ReplicationInstance(ONES, 16, 8), algorithm="worst")
 
 
 @pytest.mark.parametrize("row", [[0, 1, 2, 2, 1], [0, 1, 2, 3, 1, 4], [0, 1, 1, 1, 0, 2], [0, 1, 2, 3, -1, 0]])

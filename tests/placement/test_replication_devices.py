@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.placement.devices import kernel
-from engine.placement.devices.kernel import lower_bound, replicate_devices
+from engine.placement.devices.kernel import DevicesInstance, lower_bound, replicate_devices
 from engine.placement.devices.search import largest_load, pack_devices, replicas_of_expert
-from engine.result import Status
+from engine.result import Limits, Status
 from tests.cases.examples import examples
 from tests.oracles.placing import check_devices
 
@@ -54,7 +54,7 @@ def instances(draw, experts: int = 4, devices: int = 3) -> tuple[np.ndarray, int
 @given(instances())
 def test_best_equals_every_hosting(case):
     optimum = brute_force(*case)
-    result = replicate_devices(*case)
+    result = replicate_devices(DevicesInstance(*case))
     assert result.status is Status.OPTIMAL
     assert check_devices(result.solution, *case) == pytest.approx(result.objective, rel=EXACT)
     assert result.objective == pytest.approx(optimum, rel=ROUNDED)
@@ -66,8 +66,8 @@ def test_best_equals_every_hosting(case):
 def test_bound_and_the_other_ways_never_lie(case):
     optimum = brute_force(*case)
     assert lower_bound(*case) <= optimum * (1 + EXACT)
-    for options in ({"method": "lina"}, {"exact": False, "kicks": 0}, {"exact": False}):
-        result = replicate_devices(*case, **options)
+    for options in ({"method": "lina"}, {"limits": Limits(exact=False), "kicks": 0}, {"limits": Limits(exact=False)}):
+        result = replicate_devices(DevicesInstance(*case), **options)
         assert check_devices(result.solution, *case) == pytest.approx(result.objective, rel=EXACT)
         assert result.bound <= optimum * (1 + EXACT) and optimum <= result.objective * (1 + EXACT)
         assert (result.status is Status.OPTIMAL) == (result.gap <= EXACT)
@@ -77,12 +77,14 @@ def test_bound_and_the_other_ways_never_lie(case):
 @given(instances(), st.integers(0, 2**32 - 1))
 def test_names_units_and_room(case, seed):
     popularity, devices, cap = case
-    objective = replicate_devices(*case).objective
+    objective = replicate_devices(DevicesInstance(*case)).objective
     renamed = np.random.default_rng(seed).permutation(popularity)
-    assert replicate_devices(renamed, devices, cap).objective == pytest.approx(objective, rel=EXACT)
-    assert replicate_devices(8 * popularity, devices, cap).objective == pytest.approx(8 * objective, rel=EXACT)
-    assert replicate_devices(popularity, devices, cap + 1).objective <= objective * (1 + EXACT)
-    assert replicate_devices(popularity, devices + 1, cap).objective <= objective * (1 + EXACT)
+    assert replicate_devices(DevicesInstance(renamed, devices, cap)).objective == pytest.approx(objective, rel=EXACT)
+    assert replicate_devices(DevicesInstance(8 * popularity, devices, cap)).objective == pytest.approx(
+        8 * objective, rel=EXACT
+    )
+    assert replicate_devices(DevicesInstance(popularity, devices, cap + 1)).objective <= objective * (1 + EXACT)
+    assert replicate_devices(DevicesInstance(popularity, devices + 1, cap)).objective <= objective * (1 + EXACT)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -96,12 +98,13 @@ def test_every_size_is_legal(experts, devices, more, seed, zeros):
     cap = -(-experts // devices) + more
     packed = pack_devices(devices * popularity / max(popularity.sum(), 1.0), devices, cap, seed % 5)
     check_devices(packed, popularity, devices, cap)
-    for options in ({"method": "lina", "seed": seed % 5}, {"exact": False, "kicks": 1}):
-        result = replicate_devices(popularity, devices, cap, **options)
+    instance = DevicesInstance(popularity, devices, cap)
+    for options in ({"method": "lina", "limits": Limits(seed=seed % 5)}, {"limits": Limits(exact=False), "kicks": 1}):
+        result = replicate_devices(instance, **options)
         assert check_devices(result.solution, popularity, devices, cap) == pytest.approx(result.objective, rel=EXACT)
         assert result.bound <= result.objective
         assert result.bound >= popularity.sum() / devices * (1 - EXACT)
-        assert result.solution == replicate_devices(popularity, devices, cap, **options).solution
+        assert result.solution == replicate_devices(instance, **options).solution
         assert all(list(held) == sorted(held) for held in result.solution)
 
 
@@ -130,8 +133,8 @@ def test_search_is_near_the_mean_and_beats_dealing_and_lina(experts, devices, ca
     over_mean = []
     for seed in range(4):
         popularity = zipf(experts, seed)
-        best = replicate_devices(popularity, devices, cap, exact=False, kicks=10)
-        lina = replicate_devices(popularity, devices, cap, method="lina")
+        best = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False), kicks=10)
+        lina = replicate_devices(DevicesInstance(popularity, devices, cap), method="lina")
         assert best.objective <= dealt(popularity, devices, cap) * (1 + EXACT)
         assert best.objective < lina.objective
         over_mean.append(best.objective * devices)
@@ -140,13 +143,16 @@ def test_search_is_near_the_mean_and_beats_dealing_and_lina(experts, devices, ca
 
 def test_the_search_changes_how_many_replicas_experts_have():
     """Without kicks: 1.057 over the mean, 1.084 by handing over and swapping alone."""
-    objectives = [replicate_devices(zipf(16, seed), 16, 2, exact=False, kicks=0).objective for seed in range(8)]
+    objectives = [
+        replicate_devices(DevicesInstance(zipf(16, seed), 16, 2), Limits(exact=False), kicks=0).objective
+        for seed in range(8)
+    ]
     assert np.mean(objectives) * 16 <= 1.065
 
 
 def test_a_proof_where_no_hosting_meets_the_simple_bounds():
     popularity = zipf(6, 1)
-    result = replicate_devices(popularity, 4, 2)
+    result = replicate_devices(DevicesInstance(popularity, 4, 2))
     assert result.status is Status.OPTIMAL
     assert result.objective > lower_bound(popularity, 4, 2) * (1 + 1e-6)
     assert result.objective == pytest.approx(brute_force(popularity, 4, 2), rel=EXACT)
@@ -159,7 +165,7 @@ def test_cp_sat_is_given_numbers_it_can_count_with(monkeypatch):
     for first in combinations(range(4), 2):
         start = np.isin(np.arange(4), first)
         monkeypatch.setattr(kernel, "search", lambda *_, start=start: np.stack([start, ~start], axis=1))
-        result = replicate_devices(popularity, 2, 3)
+        result = replicate_devices(DevicesInstance(popularity, 2, 3))
         wrong.append(result.bound > popularity.max() or result.objective > popularity.max() * (1 + ROUNDED))
         assert result.status is Status.OPTIMAL
     assert not any(wrong) and brute_force(popularity, 2, 3) == popularity.max()
@@ -168,9 +174,9 @@ def test_cp_sat_is_given_numbers_it_can_count_with(monkeypatch):
 @pytest.mark.parametrize(("above", "status"), [(4e-9, Status.FEASIBLE), (2e-9, Status.OPTIMAL)])
 def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     """A unit of 2^-30 for each of two experts on a device and one for round-off: 2.8e-9 of the objective."""
-    objective = replicate_devices(zipf(6, 1), 4, 2, exact=False).objective / zipf(6, 1).max()
+    objective = replicate_devices(DevicesInstance(zipf(6, 1), 4, 2), Limits(exact=False)).objective / zipf(6, 1).max()
     monkeypatch.setattr(kernel, "best_hosts", lambda weight, cap, hosts, *_: (hosts, objective * (1 - above), True))
-    assert replicate_devices(zipf(6, 1), 4, 2).status is status
+    assert replicate_devices(DevicesInstance(zipf(6, 1), 4, 2)).status is status
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -188,7 +194,7 @@ def test_counts_make_the_largest_replica_smallest(case, more):
 
 
 def test_lina_by_hand():
-    result = replicate_devices(np.array([4.0, 2, 1, 1]), 4, 2, method="lina")
+    result = replicate_devices(DevicesInstance(np.array([4.0, 2, 1, 1]), 4, 2), method="lina")
     assert result.solution == ((0,), (0,), (1,), (2, 3))
     assert (result.objective, result.bound, result.status) == (2, 2, Status.OPTIMAL)
     # n_e = 1.5, 0.9, 0.6: two pieces of 0.75 and 0.9 and 0.6; what fits nowhere goes to the emptiest device.
@@ -215,13 +221,15 @@ def test_lina_leaves_a_slot_for_everybody():
     hosting = pack_devices(popularity * 4 / popularity.sum(), 4, 3)
     assert check_devices(hosting, popularity, 4, 3) == pytest.approx(79)
     for method in ("lina", "best"):
-        assert replicate_devices(popularity, 4, 3, method=method, exact=False).objective == pytest.approx(79)
+        assert replicate_devices(
+            DevicesInstance(popularity, 4, 3), Limits(exact=False), method=method
+        ).objective == pytest.approx(79)
 
 
 @pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     popularity = zipf(12, 0)
-    result = replicate_devices(popularity, 6, 3, time_limit=0.5)
+    result = replicate_devices(DevicesInstance(popularity, 6, 3), Limits(0.5))
     assert result.status is Status.TIME_LIMIT and result.runtime < 3
     assert result.bound < result.objective == pytest.approx(check_devices(result.solution, popularity, 6, 3))
 
@@ -229,7 +237,9 @@ def test_a_time_limit_is_kept_and_said():
 def test_incumbents_improve_and_are_reported():
     seen = []
     result = replicate_devices(
-        zipf(16, 2), 8, 3, exact=False, on_incumbent=lambda objective, bound: seen.append((objective, bound))
+        DevicesInstance(zipf(16, 2), 8, 3),
+        Limits(exact=False),
+        report=lambda objective, bound: seen.append((objective, bound)),
     )
     assert seen and seen[-1][0] == pytest.approx(result.objective)
     assert [objective for objective, _ in seen] == sorted((objective for objective, _ in seen), reverse=True)
@@ -238,7 +248,7 @@ def test_incumbents_improve_and_are_reported():
 
 def test_nobody_is_popular():
     for method in ("lina", "best"):
-        result = replicate_devices(np.zeros(5), 3, 2, method=method)
+        result = replicate_devices(DevicesInstance(np.zeros(5), 3, 2), method=method)
         assert (result.objective, result.bound, result.status) == (0, 0, Status.OPTIMAL)
         assert check_devices(result.solution, np.zeros(5), 3, 2) == 0
 
@@ -273,12 +283,13 @@ def test_the_check_sees_every_broken_rule(hosting, message):
         (([], 2, 2), "0 experts"),
         (([1.0], 0, 2), "0 devices"),
         (([1.0], 2, 0), "0 experts per device"),
-        (([1.0], 2, 1, "first"), "method: 'first'"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(InputError, match=message):
-        replicate_devices(*arguments)
+        DevicesInstance(*arguments)
+    with pytest.raises(InputError, match="method: 'first'"):
+        replicate_devices(DevicesInstance([1.0], 2, 1), method="first")
 
 
 def test_packing_more_than_there_is_is_named():

@@ -13,10 +13,11 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_workload
-from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.kernel import DevicesInstance, replicate_devices
 from engine.placement.devices.search import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
+from engine.result import Limits
 from engine.simulate.two_phase import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
@@ -135,7 +136,9 @@ def test_fixed_hostings_take_what_the_plain_simulation_says(case):
     for layer in range(layers):
         load = np.bincount(trace.experts[:, layer, 0], minlength=experts)
         by_lina = pack_devices(gpus * load / load.sum(), gpus, cap, layer)
-        by_best = replicate_devices(load / load.sum(), gpus, cap, exact=False, kicks=0).solution
+        by_best = replicate_devices(
+            DevicesInstance(load / load.sum(), gpus, cap), Limits(exact=False), kicks=0
+        ).solution
         for outcome, scheme, hosting in (
             (result, "baseline", linear),
             (result, "without_estimation", by_lina),

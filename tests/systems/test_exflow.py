@@ -17,6 +17,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import executed_hops, transitions
 from engine.plan import Placement
 from engine.problem import Problem, make_problem
+from engine.result import Limits
 from engine.simulate import simulate
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
@@ -403,7 +404,7 @@ def test_the_plan_sends_as_little_as_any_placement(seed):
 def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(seed, layers, gpus):
     between, within = executed_hops(routed(seed, 150, layers, 6, 3).experts, 6)
     instance = AffinityInstance(between, gpus, within=within)
-    result = affinity(instance, time_limit=0.3)
+    result = affinity(instance, Limits(0.3))
     costs = [instance.cost(place) for place in every_placement(layers, 6, gpus)]
     assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
 

@@ -15,6 +15,7 @@ from engine.placement.joint.rows import RowsInstance, with_starts
 from engine.placement.transitions import transitions
 from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
+from engine.result import Limits
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.systems.joint import instance_of, moves_left, moves_to, rows_saved, start_of
@@ -365,7 +366,7 @@ def test_without_shared_rows_hops_count_as_ever():
 
 def test_what_is_saved_is_within_what_is_possible():
     problem = planted_teams()
-    instance, starts = with_starts(instance_of(problem), 1.0)
+    instance, starts = with_starts(instance_of(problem), Limits(1.0))
     for place in starts:
         saved, possible = rows_saved(instance, place, problem)
         assert (saved <= possible).all() and saved[0] > 0.2

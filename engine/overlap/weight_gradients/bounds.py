@@ -1,8 +1,7 @@
-"""An upper limit of the overlap: the same problem where a dW may be split over several all-to-alls is a maximum flow.
+"""An upper limit of the overlap, two ways to fill the all-to-alls one after the other, and a search by pairs of them.
 
-Two ways to fill the all-to-alls one after the other: Lancet's best fit, and the closest sum of several dW at once.
-
-Search by dividing the dW of two all-to-alls anew, again and again.
+The limit: the same problem where a dW may be split over several all-to-alls is a maximum flow. The two ways are Lancet's best
+fit, and the closest sum of several dW at once. The search divides the dW of two all-to-alls anew, again and again.
 """
 
 import math
@@ -16,6 +15,15 @@ from engine.result import Stop, never
 
 CAPACITY = 2**30
 """Units of all dW or all all-to-alls together, whichever is more: SciPy's flows are 32-bit integers."""
+STEPS_OF_ALLTOALL = 1024
+"""Resolution of the sums of `closest_sums`, in parts of the all-to-all."""
+MOST_ANEW = 12
+"""dW that are divided anew at once; all 2^12 divisions are looked at."""
+WARM, COOL = 0.02, 0.005
+"""Temperature at the beginning and at the end, in median dW durations: about the loss that a step may bring."""
+STEPS_OF_PAIR = 25
+MOST_STEPS = 40_000
+STEPS_PER_POLL = 64
 
 
 def cut_bound(instance: WeightGradientInstance) -> float:
@@ -34,7 +42,7 @@ def cut_value(instance: WeightGradientInstance, cut: NDArray[np.bool_]) -> float
 
 
 def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
-    """bool[m]: the all-to-alls whose edges into the sink are in a minimum cut of the rounded network."""
+    """bool[m]: the all-to-alls with an edge into the sink that is in a minimum cut of the rounded network."""
     import scipy.sparse as sp
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
@@ -57,16 +65,12 @@ def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
     return reached[w : w + m]
 
 
-STEPS_OF_ALLTOALL = 1024
-"""Resolution of the sums of `closest_sums`, in parts of the all-to-all."""
-
-
 def best_fit(
     instance: WeightGradientInstance, start: NDArray[np.int64] | None = None, stop: Stop = never
 ) -> NDArray[np.int64]:
     """Lancet's Algorithm 1 from line 10 on: int64[w], the all-to-all of every dW, -1 for none.
 
-    All-to-alls in their order; each takes, while any of its time is not overlapped, the free dW whose duration is
+    All-to-alls in their order; each takes, while any of its time is not overlapped, the free dW with the duration
     closest to that time (the first of several). The paper labels every instruction (lines 5 to 9), here only dW are
     looked at. start: int64[w], an assignment to go on from.
     """
@@ -85,9 +89,9 @@ def best_fit(
 
 
 def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArray[np.int64]:
-    """int64[w]: all-to-alls by rising number of dW allowed under them; each takes the free dW whose sum is closest to it.
+    """int64[w]: all-to-alls by rising number of dW allowed under them; each takes the free dW with the sum closest to it.
 
-    The sums are those of rounded durations, all of them found by a subset-sum programme on the bits of integers. What
+    The sums are those of rounded durations, all of them found by a subset-sum programme on the bits of integers. Time that
     stays open, for instance because only a dW of more than twice the time is left, is filled by `best_fit`.
     """
     alltoall_of_dw = np.full(len(instance.dw), NOWHERE, dtype=np.int64)
@@ -105,7 +109,7 @@ def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArra
 
 
 def _closest(sizes: list[int]) -> list[int]:
-    """Which of `sizes` add up closest to STEPS_OF_ALLTOALL, of two equally close sums to the larger one."""
+    """The places of `sizes` that add up closest to STEPS_OF_ALLTOALL, of two equally close sums to the larger one."""
     mask, reachable = (1 << 2 * STEPS_OF_ALLTOALL + 1) - 1, [1]
     for size in sizes:
         reachable.append((reachable[-1] | reachable[-1] << size) & mask)
@@ -117,15 +121,6 @@ def _closest(sizes: list[int]) -> list[int]:
             chosen.append(place)
             total -= sizes[place]
     return chosen
-
-
-MOST_ANEW = 12
-"""dW that are divided anew at once; all 2^12 divisions are looked at."""
-WARM, COOL = 0.02, 0.005
-"""Temperature at the beginning and at the end, in median dW durations: about what a step may lose."""
-STEPS_OF_PAIR = 25
-MOST_STEPS = 40_000
-STEPS_PER_POLL = 64
 
 
 def usual_steps(alltoalls: int) -> int:

@@ -1,6 +1,6 @@
-"""Proof for any eligibility by CP-SAT.
+"""Proofs: by CP-SAT for any eligibility, and by a search through states where eligible sets are nested.
 
-Search and proof where eligible sets are nested, as in a backward pass: what may run now may also run later.
+They are in a backward pass: a dW that may run now may also run later.
 """
 
 import heapq
@@ -21,10 +21,19 @@ FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
 UNITS_EXPONENT = 30
 """The bound is 2^29 to 2^30 integer units. With 2^36 and more CP-SAT 9.15 calls wrong answers of small models optimal."""
+SLACK = 5e-10
+"""Improvements below this part of the known overlap are not looked for."""
+MOST_SUBSETS = 2**22
+"""Subsets of waiting dW to look at before giving up: seconds of work."""
+MOST_WAITING = 18
+STATES_PER_POLL = 64
+
+Waiting = tuple[int, ...]
+"""Durations (as places in a sorted list) of the dW that are released and not used, in rising order."""
 
 
 def rounding(instance: WeightGradientInstance) -> float:
-    """How far, relative to the optimum, the limit found by CP-SAT may be above it: a unit for each duration."""
+    """The most that CP-SAT's limit may be above the optimum, relative to it: a unit for each duration."""
     return sum(instance.allowed.shape) * 2.0 ** (2 - UNITS_EXPONENT)
 
 
@@ -39,9 +48,11 @@ def best_assignment(
 ) -> tuple[NDArray[np.int64], float]:
     """(alltoall_of_dw int64[w], proven upper limit of the overlap), within so many `seconds` of work.
 
-    wall_limit: seconds by the clock, by default as many.
-    known: int64[w], a good answer, which comes back if none is found; bound: a limit that is already proven, above 0.
     Durations are rounded up to whole units, so the optimum of the integers is not below the true one.
+
+    known: int64[w], a good answer, which comes back if none is found
+    bound: a limit that is already proven, above 0
+    wall_limit: seconds by the clock, by default as many
     """
     # A power of two divides without round-off.
     unit = 2.0 ** (math.frexp(bound)[1] - UNITS_EXPONENT)
@@ -78,22 +89,13 @@ def best_assignment(
     return alltoall_of_dw, min(bound, solver.best_objective_bound * unit)
 
 
-SLACK = 5e-10
-"""Improvements below this part of the known overlap are not looked for."""
-MOST_SUBSETS = 2**22
-"""Subsets of waiting dW to look at before giving up: seconds of work."""
-MOST_WAITING = 18
-STATES_PER_POLL = 64
-
-Waiting = tuple[int, ...]
-"""Durations (as places in a sorted list) of the dW that are released and not used, in rising order."""
-
-
 class State(NamedTuple):
-    """How some collection of waiting dW came about.
+    """The best way to some collection of waiting dW.
 
-    hidden: overlap so far; before, used: what waited before the last all-to-all, and what of it and of the newly released
-    ran under it; limits: two upper limits of the overlap in the end, the lower one first.
+    hidden: overlap so far
+    before: the dW that waited before the last all-to-all
+    used: those of them and of the newly released that ran under it
+    limits: two upper limits of the overlap in the end, the lower one first
     """
 
     hidden: float
@@ -108,10 +110,12 @@ def best_nested(
     """(an assignment int64[w] that beats `known` or None, proven upper limit of the overlap, infinite without a proof).
 
     Goes through the all-to-alls in the order of their eligible sets, keeping for every collection of waiting dW the most
-    overlap so far, and drops what cannot beat `known` even if all further dW may be split. That is quick where it is
-    needed: where many dW wait, the bound is met anyway. width: after each all-to-all only so many collections are kept,
-    those that promise most; if none is lost by that, there is a proof. Without nested sets, or with too many subsets, there
-    is neither proof nor assignment.
+    overlap so far, and drops those that cannot beat `known` even if all further dW may be split. That is quick where it is
+    needed: where many dW wait, the bound is met anyway. Without nested sets, or with too many subsets, there is neither
+    proof nor assignment.
+
+    width: after each all-to-all only so many collections are kept, those that promise most; if none is lost by that, there
+        is a proof
     """
     order = np.argsort(instance.allowed.sum(axis=0), kind="stable")
     allowed, seconds = instance.allowed[:, order], instance.alltoall[order]
@@ -121,7 +125,7 @@ def best_nested(
     release = np.where(allowed.any(axis=1), allowed.argmax(axis=1), m)
     duration, kind = np.unique(instance.dw, return_inverse=True)
     released = np.bincount(release, instance.dw, m + 1)
-    # From the next all-to-all on: their time, and what may be hidden there beyond the dW that wait for the next.
+    # From the next all-to-all on: their time, and the overlap possible there beyond the dW that wait for the next.
     left, gain = np.zeros(m + 1), np.zeros(m + 1)
     for j in reversed(range(m)):
         left[j] = left[j + 1] + seconds[j]
@@ -160,7 +164,7 @@ def best_nested(
 
 
 def _divisions(dw: NDArray[np.float64], seconds: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Sum of every subset of `dw`, and whether some best answer may run exactly it under an all-to-all of `seconds`.
+    """Sum of every subset of `dw`, and True if some best answer may run exactly it under an all-to-all of `seconds`.
 
     Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be added
     that hides something with all its duration: it could not do better later.
@@ -174,7 +178,7 @@ def _divisions(dw: NDArray[np.float64], seconds: float) -> tuple[NDArray[np.floa
 
 
 def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release, kind) -> NDArray[np.int64]:
-    """int64[w]: back from the last state to what every all-to-all used, then which dW of these durations."""
+    """int64[w]: back from the last state to the durations that every all-to-all used, then to dW of these durations."""
     used_at = []
     for reached in reversed(stages[1:]):
         used_at.append(reached[end].used)

@@ -1,4 +1,4 @@
-"""The problem of hiding all-to-alls behind weight gradients, and what an answer is worth."""
+"""The problem of hiding all-to-alls behind weight gradients, and the worth of an answer."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ NOWHERE = -1
 class WeightGradientInstance:
     """All-to-alls of a backward pass, and weight-gradient computations (dW) that may run under some of them.
 
-    alltoall: float64[m], dw: float64[w], seconds of each, at least 0; allowed: bool[w, m], whether a dW and an all-to-all
-    do not depend on each other (see `engine.overlap.partition_axes`). Any of them may be empty.
+    alltoall: float64[m] seconds of each, at least 0; may be empty
+    dw: float64[w] seconds of each, at least 0; may be empty
+    allowed: bool[w, m], True for a dW and an all-to-all independent of each other (`partition_axes.overlappable`)
 
     Raises InputError for a wrong shape or value.
     """
@@ -46,7 +47,7 @@ class WeightGradientInstance:
     def relative(self) -> "tuple[WeightGradientInstance, float]":
         """The same problem without durations that cannot count, the longest all-to-all lasting 1; and seconds of that 1.
 
-        What an all-to-all lasts beyond all the dW that may run under it is never hidden, and what a dW lasts beyond the
+        The part of an all-to-all beyond all the dW that may run under it is never hidden, and the part of a dW beyond the
         longest all-to-all it may run under hides nothing. So every assignment keeps its (relative) worth, the optimum is
         at least 1, and bounds that let a dW run under several all-to-alls get lower.
         """
@@ -57,7 +58,7 @@ class WeightGradientInstance:
 
 
 def overlap(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> float:
-    """Seconds of all-to-all that run beside weight gradients (Lancet section 4.2); alltoall_of_dw: int64[w], -1 for none."""
+    """Seconds of all-to-all hidden by weight gradients (Lancet section 4.2); alltoall_of_dw: int64[w], -1 for none."""
     under = [[] for _ in instance.alltoall]
     for alltoall, seconds in zip(alltoall_of_dw.tolist(), instance.dw.tolist(), strict=True):
         if alltoall != NOWHERE:

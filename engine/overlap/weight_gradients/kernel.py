@@ -1,4 +1,4 @@
-"""Which weight-gradient computation (dW) runs under which all-to-all of a backward pass, so that most time is overlapped.
+"""Weight-gradient computations (dW) under the all-to-alls of a backward pass, so that most time is overlapped.
 
 Lancet section 4. Maximise sum_j min(t_j, sum of the dW under j): several subset-sum problems at once, NP-hard, where a
 sum that is too long costs nothing by itself. The paper fills one all-to-all after the other ("greedy"). "best" begins
@@ -7,11 +7,10 @@ If not, it goes through the states after each all-to-all, where eligible sets ar
 last resort asks CP-SAT.
 
 Here more is better: `bound` is an **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and
-says 0 here; what may be left to gain, relative to the answer, is `bound / objective - 1`.
+says 0 here; the gain that may be left, relative to the answer, is `bound / objective - 1`.
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -22,7 +21,7 @@ from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
 from engine.overlap.weight_gradients.exact import best_nested
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["greedy", "best"]
 PROVEN_GAP = 1e-9
@@ -38,32 +37,26 @@ MOST_CHOICES = 20_000
 
 def schedule_weight_gradients(
     instance: WeightGradientInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
     *,
     algorithm: Algorithm = "best",
-    exact: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
 
     `objective` is the overlapped time in seconds, `bound` an upper limit of it: a minimum cut of the network in which a dW
-    may be split over several all-to-alls, or what a proof found.
+    may be split over several all-to-alls, or the limit that a proof found.
 
-    algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away. exact: whether proofs may
-    follow the search of "best", by states if the eligible sets are nested, else by CP-SAT. time_limit: CP-SAT's
-    work, in seconds of an ordinary core; all else ends by itself. wall_limit: seconds after which the clock ends it, by
-    default the time limit. on_progress: called with
-    (objective, bound) after improvements.
+    limits: the work is CP-SAT's, all else ends by itself; exact: prove after the search of "best", by states if the eligible
+        sets are nested, else by CP-SAT
+    algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away
 
     In an answer of "best" every dW that runs under an all-to-all hides something that the others there leave, and it is
-    never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only
-    CP-SAT could prove it, to 4 (w + m) / 2^30, which is what its rounding to integers may take (relative; `objective` is
-    added up from the durations as given, and `bound` is proven for these in any case),
-    TIME_LIMIT if a limit ended search or proof, CANCELLED if `stop` answered True, otherwise FEASIBLE. Raises InputError
-    for another algorithm.
+    never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only CP-SAT could prove it, to
+    4 (w + m) / 2^30, the most that its rounding to integers may take (relative; `objective` is added up from the durations
+    as given, and `bound` is proven for these in any case), TIME_LIMIT if a limit ended search or proof, CANCELLED if `stop`
+    answered True, otherwise FEASIBLE. Raises InputError for another algorithm.
     """
     begin = time.perf_counter()
     if algorithm not in get_args(Algorithm):
@@ -72,34 +65,34 @@ def schedule_weight_gradients(
     bound, limited, close = cut_bound(relative), False, PROVEN_GAP
     alltoall_of_dw = best_fit(instance)
     if algorithm == "best":
-        work = _Work(relative, alltoall_of_dw, bound, time_limit, wall_limit, seed, stop, on_progress, unit)
-        work.run(exact)
+        work = _Work(relative, alltoall_of_dw, bound, limits, stop, report, unit)
+        work.run(limits.exact)
         alltoall_of_dw = without_idle(instance, work.best)
         bound, limited, close = work.bound, work.limited, work.close
     objective = overlap(instance, alltoall_of_dw)
     bound = max(bound * unit, objective)
-    if bound <= objective * (1 + close):
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
-    options = {"algorithm": algorithm, "exact": exact, "time_limit": time_limit}
-    provenance = Provenance(
-        optimiser="schedule_weight_gradients", options=options, seed=seed, versions=library_versions()
-    )
-    return Result(status, objective, bound, time.perf_counter() - begin, alltoall_of_dw, provenance)
+    status = status_of(bound <= objective * (1 + close), stop, limited)
+    options = {"algorithm": algorithm, "exact": limits.exact, "time_limit": limits.seconds}
+    name = "schedule_weight_gradients"
+    return result_of(name, begin, status, objective, bound, alltoall_of_dw, options, limits.seed)
 
 
 class _Work:
     """The best assignment so far int64[w] of a relative instance, its overlap, and the proven bound."""
 
-    def __init__(self, instance, start, bound, time_limit, wall_limit, seed, stop, on_progress, unit) -> None:
-        self.instance, self.bound, self.seed, self.stop = instance, bound, seed, stop
-        self.on_progress, self.unit = on_progress, unit
-        self.begin, self.time_limit, self.limited = time.perf_counter(), time_limit, False
-        self.wall_limit = time_limit if wall_limit is None else wall_limit
-        self.close = PROVEN_GAP
+    def __init__(
+        self,
+        instance: WeightGradientInstance,
+        start: NDArray[np.int64],
+        bound: float,
+        limits: Limits,
+        stop: Stop,
+        report: Report | None,
+        unit: float,
+    ) -> None:
+        self.instance, self.bound, self.limits, self.stop = instance, bound, limits, stop
+        self.on_progress, self.unit = report, unit
+        self.begin, self.limited, self.close = time.perf_counter(), False, PROVEN_GAP
         self.best, self.objective = start, overlap(instance, start)
         self.report()
 
@@ -118,7 +111,7 @@ class _Work:
             self.on_progress(self.objective * self.unit, max(self.bound, self.objective) * self.unit)
 
     def over(self, share: float = 1.0) -> bool:
-        return self.stop() or time.perf_counter() > self.begin + share * self.wall_limit
+        return self.stop() or time.perf_counter() > self.begin + share * self.limits.wall_seconds
 
     def run(self, exact: bool) -> None:
         """One step after the other until one of them proves the answer."""
@@ -136,7 +129,7 @@ class _Work:
         target, steps = self.bound * (1 - ROUND_OFF), usual_steps(len(self.instance.alltoall))
         share = SEARCH_SHARE if exact else 1.0
         stop = partial(self.over, share)
-        self.take(exchange_search(self.instance, self.best, target, steps, self.seed, stop, self.take))
+        self.take(exchange_search(self.instance, self.best, target, steps, self.limits.seed, stop, self.take))
         self.limited = stop()
 
     def states(self, exact: bool) -> None:
@@ -149,12 +142,13 @@ class _Work:
                 break
 
     def integers(self, exact: bool) -> None:
-        seconds, left = PROOF_SHARE * self.time_limit, self.begin + self.wall_limit - time.perf_counter()
+        seconds = PROOF_SHARE * self.limits.seconds
+        left = self.begin + self.limits.wall_seconds - time.perf_counter()
         if exact and left > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
             from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
 
             alltoall_of_dw, bound = best_assignment(
-                self.instance, self.best, self.bound, seconds, self.seed, self.stop, left
+                self.instance, self.best, self.bound, seconds, self.limits.seed, self.stop, left
             )
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)

@@ -1,6 +1,6 @@
-"""How many hops any placement can keep at most: upper limits, so that an affinity plan comes with a gap.
+"""Upper limits of the hops that any placement can keep, so that an affinity plan comes with a gap.
 
-Groups are GPUs, or nodes: P groups with C = E / P experts each in every layer. Two limits, both valid at whatever
+Groups are GPUs, or nodes: P groups with C = E / P experts each in every layer. Three limits, all valid at whatever
 iteration they are left:
 
 * `spectral`, milliseconds: the 0/1 matrix "same group" of two layers has singular value C once on the constant vector and
@@ -15,19 +15,17 @@ iteration they are left:
 
   B being the symmetric counts plus S and the rearranged t. The alternating direction method of multipliers finds good
   prices; prices on triangles are moved by how far the current X breaks them.
+* `heavy_limit`, for three layers in a row and few experts on a GPU, where a few pairs of experts carry most hops. Spectra are
+  far from the truth there: they do not see that an expert with three strong successors, all of them kept, needs room for them
+  and for whatever else they follow.
 
-How many hops three layers in a row can keep, where a few pairs of experts carry most of them.
-
-With few experts on a GPU spectra are far from the truth there: they do not see that an expert whose three strong successors
-are all kept needs room for them and for whatever else they follow. This limit does.
-
-The counts of both pairs of layers are split into heavy ones H, few for every expert, and the rest, limited by `spectral`. A
-group is C experts A of the middle layer with C of each outer layer. An expert s of an outer layer is in one group only, to
-which it brings sum H[a, s] over a in A. At a price of mu_s = max H[a, s] for it the group is left with at most
+`heavy_limit` splits the counts of both pairs of layers into heavy ones H, few for every expert, and the rest, limited by
+`spectral`. A group is C experts A of the middle layer with C of each outer layer. An expert s of an outer layer is in one
+group only, to which it brings sum H[a, s] over a in A. At a price of mu_s = max H[a, s] for it the group is left with at most
 
     g(A) = sum over both outer layers of the C largest max(0, sum H[a, s] - mu_s),
 
-so all groups together keep at most sum mu and what the best division of the middle layer gains (a Lagrangian relaxation of
+so all groups together keep at most sum mu and the gain of the best division of the middle layer (a Lagrangian relaxation of
 "every s once"). Charges u >= 0 on the middle experts with u(A) >= g(A) for every A limit that gain to sum u: the dual of set
 partitioning. Where no s is heavy for two parts of A, g(A) is at most the sum of the parts' g. So only the connected sets of
 up to C experts have to be looked at, which are few where H is sparse.
@@ -44,15 +42,24 @@ from engine.placement.projections import onto_box
 from engine.result import Stop, never
 
 SECONDS_PER_SPECTRUM = 1e-9
-"""Of the spectrum of a pair of layers on an ordinary core, for each expert^3."""
+"""Seconds of a pair of layers' spectrum on an ordinary core, for each expert^3."""
 RHO, RELAXATION = 0.12, 1.6
 CUT_ITERATION, CUT_EVERY, CUT_STEP, CUTS_PER_LAYER, CUT_VIOLATION, CUT_WIDTH = 24, 3, 0.3, 600, 0.1, 24
 """From which iteration and how often triangles are priced, how fast, and how many new ones may join at a time: those broken
 by so much, among so many of the nearest experts of each."""
+SECONDS_PER_CUBE = 3e-10
+"""Seconds of an iteration on an ordinary core, for each side^3 of a window's matrix."""
+LARGEST_SIDE, FEWEST_ITERATIONS, EVALUATE_EVERY = 520, 30, 10
+LARGEST_GROUP = 4
+"""Experts of a group in a layer; connected sets of more are too many to list."""
+HEAVY_PER_EXPERT = (1, 2, 3)
+MOST_SETS, CHUNK = 400_000, 20_000
+SECONDS_PER_SET, HEAVY_SECONDS_PER_CUBE = 2.5e-6, 3e-9
+"""Seconds of a connected set, and of the spectra for each expert^3, on an ordinary core: they only divide a time limit."""
 
 
 def spectral(count: NDArray[np.float64], groups: int) -> float:
-    """At most so many of the hops of one layer pair stay in their group. count: float64[expert, expert]."""
+    """The most hops of one layer pair that stay in their group. count: float64[expert, expert]."""
     experts = len(count)
     size = experts // groups
     centred = count - count.mean(axis=0) - count.mean(axis=1, keepdims=True) + count.mean()
@@ -66,8 +73,8 @@ def spectral(count: NDArray[np.float64], groups: int) -> float:
 def spectral_limits(
     transitions: NDArray[np.float64], groups: int, stop: Stop = never, deadline: float = np.inf
 ) -> NDArray[np.float64]:
-    """`spectral` of every pair of layers: float64[layer - 1]. Once `stop` is True, or where spectra would not be ready by the
-    deadline of `time.perf_counter`, only the largest counts of every line of the pairs still to do."""
+    """`spectral` of every pair of layers: float64[layer - 1]; only the largest counts of every line for the pairs still to do
+    once `stop` is True, or where spectra would not be ready by the deadline of `time.perf_counter`."""
     seconds = SECONDS_PER_SPECTRUM * transitions.shape[1] ** 3 if len(transitions) else 0.0
 
     def in_time() -> bool:
@@ -85,12 +92,13 @@ def _largest(count: NDArray[np.float64], groups: int) -> float:
 
 
 def within_limit(count: NDArray[np.float64], groups: int) -> float:
-    """At most so many hops between experts of one layer stay in their group. count: float64[expert, expert], symmetric (both
-    directions together), 0 on the diagonal.
+    """The most hops between experts of one layer that stay in their group.
 
     The "same group" matrix of a layer has eigenvalue C on the constant vector and P - 1 times orthogonal to it, so half of its
     inner product with the counts is at most C / 2 times their mean line and the P - 1 largest eigenvalues of the centred
     counts. Also no expert keeps more than its C - 1 largest counts.
+
+    count: float64[expert, expert], symmetric (both directions together), 0 on the diagonal
     """
     experts = len(count)
     size = experts // groups
@@ -104,7 +112,8 @@ def within_limit(count: NDArray[np.float64], groups: int) -> float:
 class Window:
     """The limit over some consecutive layers, tightened by `iterate`.
 
-    counts: float64[layer - 1, expert, expert]. `limit`: hops kept at most, the best of all evaluations so far.
+    counts: float64[layer - 1, expert, expert]
+    limit: hops kept at most, the best of all evaluations so far
     """
 
     def __init__(self, counts: NDArray[np.float64], groups: int) -> None:
@@ -222,11 +231,6 @@ class Window:
         return np.concatenate(triangles)
 
 
-SECONDS_PER_CUBE = 3e-10
-"""Of one iteration on an ordinary core, for each side^3 of a window's matrix."""
-LARGEST_SIDE, FEWEST_ITERATIONS, EVALUATE_EVERY = 520, 30, 10
-
-
 def keep_limit(
     transitions: NDArray[np.float64],
     groups: int,
@@ -239,9 +243,12 @@ def keep_limit(
 ) -> float:
     """No placement on `groups` equal groups keeps more of the hops than this.
 
-    transitions: float64[layer - 1, expert, expert]; layer_limits: of `spectral_limits`; seconds: how much work to do, as
-    estimated from its amount; deadline: of `time.perf_counter`, an outer cap; enough: hops known to be kept, at which the
-    work ends; on_limit: called with every new limit.
+    transitions: float64[layer - 1, expert, expert]
+    layer_limits: float64[layer - 1], of `spectral_limits`
+    seconds: work to do, as estimated from its amount
+    deadline: of `time.perf_counter`, an outer cap
+    enough: hops known to be kept, at which the work ends
+    on_limit: called with every new limit
     """
     layers, experts = len(transitions) + 1, transitions.shape[1]
     limits = layer_limits
@@ -273,7 +280,7 @@ def keep_limit(
 
 
 def affordable(layers: int, experts: int, seconds: float) -> bool:
-    """Can `keep_limit` tighten at least half of the pairs of layers within so much work?"""
+    """True if `keep_limit` can tighten at least half of the pairs of layers within so much work."""
     return FEWEST_ITERATIONS * (layers - 1) * _seconds(2, experts) <= 2 * seconds
 
 
@@ -291,14 +298,6 @@ def _depth(layers: int, experts: int, seconds: float) -> int:
     return 2
 
 
-LARGEST_GROUP = 4
-"""Experts of a group in a layer; connected sets of more are too many to list."""
-HEAVY_PER_EXPERT = (1, 2, 3)
-MOST_SETS, CHUNK = 400_000, 20_000
-SECONDS_PER_SET, HEAVY_SECONDS_PER_CUBE = 2.5e-6, 3e-9
-"""Of one connected set, and of the spectra for each expert^3, on an ordinary core: they only divide a time limit."""
-
-
 def heavy_limit(
     transitions: NDArray[np.float64],
     groups: int,
@@ -309,12 +308,8 @@ def heavy_limit(
     stop: Stop = never,
     on_limit: Callable[[float], None] | None = None,
 ) -> float:
-    """No placement on `groups` equal groups keeps more of the hops than this.
-
-    transitions: float64[layer - 1, expert, expert]; layer_limits: float64[layer - 1], of `spectral_limits`, which hold where
-    this limit is not tighter; seconds: how much work to do, as estimated from its amount; deadline: of `time.perf_counter`,
-    an outer cap; enough: hops known to be kept, at which the work ends; on_limit: called with every new limit.
-    """
+    """No placement on `groups` equal groups keeps more of the hops than this. Parameters as of `keep_limit`; the
+    `layer_limits` hold where this limit is not tighter."""
     pairs, experts = len(transitions), transitions.shape[1]
     total = float(layer_limits.sum())
     if experts // groups > LARGEST_GROUP or pairs < 2:
@@ -341,11 +336,11 @@ def heavy_limit(
 
 
 def triple_limit(before: NDArray[np.float64], after: NDArray[np.float64], groups: int, heavy: int) -> tuple[float, int]:
-    """At most so many hops of two consecutive pairs of layers stay in their group, and how many sets that took to prove;
+    """(the most hops of two consecutive pairs of layers that stay in their group, the number of sets that the proof took);
     infinite where they are too many.
 
-    before, after: float64[expert, expert], counts into and out of the middle layer; heavy: how many of them for every expert
-    are taken as heavy.
+    before, after: float64[expert, expert], counts into and out of the middle layer
+    heavy: the number of them for every expert that are taken as heavy
     """
     experts = len(before)
     size = experts // groups
@@ -364,7 +359,7 @@ def triple_limit(before: NDArray[np.float64], after: NDArray[np.float64], groups
 
 
 def _split(count: NDArray[np.float64], size: int, heavy: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The heavy counts above what a group may well keep of light ones, and the rest: both float64[expert, expert]."""
+    """The heavy counts above the light ones that a group may well keep, and the rest: both float64[expert, expert]."""
     experts = len(count)
     largest = np.argsort(-count, axis=None, kind="stable")[: min(heavy, experts) * experts]
     is_heavy = np.zeros(count.shape, dtype=bool)
@@ -399,9 +394,10 @@ def _connected(shared: NDArray[np.bool_], size: int) -> NDArray[np.int64] | None
 def _gains(
     sets: NDArray[np.int64], heavy: NDArray[np.float64], price: NDArray[np.float64], size: int
 ) -> NDArray[np.float64]:
-    """What each set brings above the prices of the best `size` experts of one outer layer: float64[set].
+    """Hops that each set brings above the prices of the best `size` experts of one outer layer: float64[set].
 
-    heavy: float64[middle expert, outer expert]; price: float64[outer expert].
+    heavy: float64[middle expert, outer expert]
+    price: float64[outer expert]
     """
     width = max(1, int(np.count_nonzero(heavy, axis=1).max()))
     outer = np.pad(np.argsort(-heavy, axis=1, kind="stable")[:, :width], ((0, 1), (0, 0)))
@@ -427,7 +423,7 @@ def _gains(
 
 def _charges(sets: NDArray[np.int64], gain: NDArray[np.float64], experts: int) -> float:
     """The sum of charges that cover every set's gain float64[set]: each set's gain shared equally at first, then every
-    expert's charge lowered to what its sets still need, the highest first. No single one could be lower."""
+    expert's charge lowered to the need of its sets, the highest first. No single one could be lower."""
     if not len(sets):
         return 0.0
     members = (sets < experts).sum(axis=1)

@@ -20,7 +20,7 @@ CHUNK = 4_000_000
 def one_expert_per_gpu(transitions: NDArray[np.float64]) -> NDArray[np.int64]:
     """The placement int64[layer, expert] with most hops kept on their GPU, proven, for as many GPUs as experts.
 
-    transitions: float64[layer - 1, expert, expert].
+    transitions: float64[layer - 1, expert, expert]
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -45,8 +45,10 @@ def chain_optimum(
 ) -> NDArray[np.int64] | None:
     """The placement int64[layer, expert] of least cost with equally many experts on each GPU; None once `stop` is True.
 
-    transitions: float64[layer - 1, expert, expert]; cost: float64[gpu, gpu] of a hop, unchanged when GPUs of a node or
-    whole nodes are renamed. Time and memory grow with `chain_work`.
+    Time and memory grow with `chain_work`.
+
+    transitions: float64[layer - 1, expert, expert]
+    cost: float64[gpu, gpu] of a hop, unchanged when GPUs of a node or whole nodes are renamed
     """
     experts, gpus = transitions.shape[1], len(cost)
     labelled = _balanced(experts, gpus)

@@ -1,4 +1,4 @@
-"""Which GPU holds which expert in every layer, so that tokens seldom change GPU between layers, with a proven bound.
+"""Experts on GPUs in every layer so that tokens seldom change GPU between layers, with a proven bound.
 
 ExFlow sections IV-B to IV-D. Its equation 8 counts, over recorded tokens, the hops between layers that leave a GPU (or a
 node) when every GPU holds equally many experts of each layer. That sum depends on the tokens only through the counts of
@@ -32,7 +32,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Status, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 SPECTRA_SHARE = 0.5
@@ -48,12 +48,13 @@ STAGES_SHARE = 0.75
 
 @dataclass(frozen=True)
 class AffinityInstance:
-    """Hops between layers, and what they cost.
+    """Hops between layers, and their costs.
 
-    transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0.
-    gpus: how many; they must divide the experts. gpus_per_node: GPU g is in node g // gpus_per_node; None = one node.
-    cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0.
-    within: float64[layer, expert, expert] or None, hops between experts of one layer, which cost as much; only without nodes.
+    transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0
+    gpus: a divisor of the number of experts
+    gpus_per_node: GPU g is in node g // gpus_per_node; None = one node
+    cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0
+    within: float64[layer, expert, expert] or None, hops between experts of one layer, which cost as much; only without nodes
 
     Raises InputError if a shape or a value is wrong.
     """
@@ -99,7 +100,7 @@ class AffinityInstance:
 
     @cached_property
     def pairs_within(self) -> NDArray[np.float64] | None:
-        """float64[layer, expert, expert]: `within` in both directions together, what stays with its expert left out."""
+        """float64[layer, expert, expert]: `within` in both directions together, without hops that stay with their expert."""
         if self.within is None:
             return None
         both = self.within + self.within.transpose(0, 2, 1)
@@ -122,7 +123,7 @@ class AffinityInstance:
 
     def hops(self, gpu_of_expert: NDArray[np.int64]) -> tuple[float, float]:
         """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
-        # Counted one by one: the difference of what there is and what stays would lose small counts beside large ones.
+        # Counted one by one: the difference of all and those that stay would lose small counts next to large ones.
         node_hops = gpu_hops = 0.0
         pairs = [
             (gpu_of_expert[layer], gpu_of_expert[layer + 1], count, 1.0) for layer, count in enumerate(self.transitions)
@@ -142,7 +143,7 @@ class AffinityInstance:
         return self.cost_node * node_hops + self.cost_gpu * gpu_hops
 
     def prices(self) -> Prices:
-        """What keeping a hop saves; two kinds of hops that cost the same, or of which one cannot occur, are one."""
+        """The savings of a kept hop; two kinds of hops that cost the same, or of which one cannot occur, are one."""
         if self.nodes == 1 or self.cost_gpu == self.cost_node:
             return Prices(self.transitions, self.gpus, self.gpus, self.cost_gpu, 0.0, self.pairs_within)
         if self.node_size == 1:
@@ -152,81 +153,64 @@ class AffinityInstance:
 
 def affinity(
     instance: AffinityInstance,
-    staged: bool = False,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
+    limits: Limits = Limits(),
     stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    report: Report | None = None,
+    *,
+    staged: bool = False,
 ) -> Result[NDArray[np.int64]]:
     """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
+    limits: with exact=False, or too few seconds for better bounds, all of them go into the search and the bound is the fast
+        spectral one
     staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
-        is still the cost of all hops. Proven, its bound is that of plans made in stages, whose cost a plan that weighs both
-        kinds of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is
-        minimised.
-    time_limit: work, in seconds of an ordinary core as estimated from its amount. With `exact=False`, or where
-        the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
-    on_progress: called with (objective, bound) after improvements of either.
-    wall_limit: seconds after which the clock decides, by default the time limit; later, a busy machine changes no answer.
+        is still the cost of all hops. Proven, its bound is that of plans made in stages, which a plan that weighs both kinds
+        of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is minimised.
 
     Status OPTIMAL if proven (for `staged`: no plan with as few hops between nodes, the fewest possible, has fewer between
     GPUs), TIME_LIMIT if the clock ended a step, FEASIBLE if the work allotted was done, CANCELLED if `stop` answered True.
-    Same input and seed, same answer, unless the clock decided.
     """
     start = time.perf_counter()
-    wall_limit = wall_limit or time_limit
-    options = {"staged": staged, "time_limit": time_limit, "exact": exact}
-    provenance = Provenance(optimiser="affinity", options=options, seed=seed, versions=library_versions())
+    seconds, wall, seed = limits.seconds, limits.wall_seconds, limits.seed
+    options = {"staged": staged, "time_limit": seconds, "exact": limits.exact}
     lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
     prices = instance.prices()
 
     def answer(status: Status, place: NDArray[np.int64], bound: float) -> Result[NDArray[np.int64]]:
         objective = instance.cost(place)
-        return Result(status, objective, min(bound, objective), time.perf_counter() - start, place, provenance)
+        return result_of("affinity", start, status, objective, min(bound, objective), place, options, seed)
 
-    proven = _exact(instance, prices, lexicographic, time_limit, stop)
-    if proven is not None:
-        result = answer(Status.OPTIMAL, proven, math.inf)
-        if on_progress:
-            on_progress(result.objective, result.bound)
+    place = _exact(instance, prices, lexicographic, seconds, stop)
+    if place is not None:
+        result = answer(Status.OPTIMAL, place, math.inf)
+        if report:
+            report(result.objective, result.bound)
         return result
 
-    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * time_limit
-    limits = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall_limit if fits else start)
-    incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
-    tightens = exact and limits.can_tighten(BOUND_SHARE * time_limit)
+    fits = SECONDS_PER_SPECTRUM * instance.experts**3 <= SPECTRA_SHARE * seconds
+    least = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall if fits else start)
+    incumbent = _Incumbent(instance, least, lexicographic, report)
+    tightens = limits.exact and least.can_tighten(BOUND_SHARE * seconds)
     share, cap = (SEARCH_SHARE, SEARCH_CAP) if tightens else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
-    _search_from_starts(incumbent, prices, share * time_limit, start, cap * wall_limit, seed, stop)
+    _search_from_starts(incumbent, prices, share * seconds, start, cap * wall, seed, stop)
     best = incumbent.place
-    if tightens and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
-        deadline = start + BOUND_CAP * wall_limit
-        limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, incumbent.report)
-    bound = limits.cost()
-    if not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * wall_limit else Status.FEASIBLE
-    return answer(status, best, bound)
+    if tightens and relative_gap(instance.cost(best), least.cost()) > PROVEN_GAP:
+        least.tighten(BOUND_SHARE * seconds, start + BOUND_CAP * wall, instance.cost(best), stop, incumbent.report)
+    bound = least.cost()
+    proven = not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP
+    return answer(status_of(proven, stop, time.perf_counter() - start > BOUND_CAP * wall), best, bound)
 
 
 class _Incumbent:
-    """The best placement so far, int64[layer, expert], beside the bound; either's improvements are reported.
+    """The best placement so far, int64[layer, expert], and the bound; improvements of either are reported.
 
     lexicographic: every placement taken replaces the one before, since hops between nodes count before all others.
     """
 
     def __init__(
-        self,
-        instance: AffinityInstance,
-        limits: "_Bound",
-        lexicographic: bool,
-        on_progress: Callable[[float, float], None] | None,
+        self, instance: AffinityInstance, least: "_Bound", lexicographic: bool, on_progress: Report | None
     ) -> None:
-        self.instance, self.limits, self.lexicographic = instance, limits, lexicographic
+        self.instance, self.least, self.lexicographic = instance, least, lexicographic
         self.on_progress = on_progress
         self.place: NDArray[np.int64] | None = None
 
@@ -237,7 +221,7 @@ class _Incumbent:
             self.place = place
         if self.on_progress and self.place is not None:
             objective = cost(self.place)
-            self.on_progress(objective, min(self.limits.cost(), objective))
+            self.on_progress(objective, min(self.least.cost(), objective))
 
 
 def _search_from_starts(
@@ -247,8 +231,8 @@ def _search_from_starts(
 
     seconds: work by its own estimate; most_seconds: wall time after `start` at which the clock ends it.
     """
-    instance, limits, lexicographic = incumbent.instance, incumbent.limits, incumbent.lexicographic
-    enough = math.inf if prices.node else prices.gpu * limits.total - limits.cost()
+    instance, least, lexicographic = incumbent.instance, incumbent.least, incumbent.lexicographic
+    enough = math.inf if prices.node else prices.gpu * least.total - least.cost()
     deadline = start + most_seconds
     if instance.nodes > 1 and instance.node_size > 1 and (lexicographic or prices.node):
         part = 1.0 if lexicographic else STAGES_SHARE
@@ -320,7 +304,7 @@ def _fewest_hops(
 
 
 class _Bound:
-    """What every plan costs at least, from limits on the hops that groups of GPUs can keep.
+    """The least cost of any plan, from limits on the hops that groups of GPUs can keep.
 
     Hops kept in nodes and hops kept on GPUs are limited separately, each at its price.
     """
@@ -332,7 +316,7 @@ class _Bound:
         if prices.node > 0:
             self.groups.append((instance.nodes, prices.node))
         elif prices.node < 0:
-            # A hop inside a node costs more than one between nodes; what stays on a GPU stays in its node too.
+            # A hop inside a node costs more than one between nodes; a hop kept on a GPU is kept in its node too.
             self.groups = [(instance.gpus, prices.gpu + prices.node)]
         self.layer_limits = [spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
         self.kept = [float(limits.sum()) for limits in self.layer_limits]
@@ -352,7 +336,7 @@ class _Bound:
         return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
 
     def can_tighten(self, seconds: float) -> bool:
-        """Whether `tighten` has a method that is worth so many seconds of work."""
+        """True if `tighten` has a method that is worth so many seconds of work."""
         if not len(self.counts) or not any(price > 0 for _, price in self.groups):
             return False
         few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)

@@ -1,6 +1,6 @@
 """The moves of the affinity search: two GPUs divide their experts anew in all layers at once, exactly.
 
-What the other GPUs hold stays. In a layer the two GPUs hold 2 C experts, and a division of them is a vector of signs;
+The experts of the other GPUs stay. In a layer the two GPUs hold 2 C experts, and a division of them is a vector of signs;
 hops between the divisions x and y of neighbouring layers are kept as x' W y up to constants, so the layers form a chain
 and dynamic programming over the divisions finds the best one. Hops to other GPUs of the same price do not change. Only
 between GPUs of different nodes they do, by an amount that adds up over experts.
@@ -9,8 +9,7 @@ Up to C = 4 every division is a state, else the present one and every exchange o
 experts of each GPU that gain most by leaving, beyond C = 8). Where nothing else changes, all signs of a layer may flip:
 an edge is then worth |x' W y|, which lets the two GPUs change names at any layer.
 
-The best placement that takes every layer from one of several placements, GPUs renamed where it changes over.
-
+`cross` makes the best placement that takes every layer from one of several placements, GPUs renamed where it changes over.
 Good placements tend to agree on much and to be better in different stretches of layers. With all hops alike the names of
 the GPUs after a layer are free, so the kept hops between layer l of one placement and layer l + 1 of another are an
 assignment problem over GPUs, and dynamic programming over the layers picks the sources.
@@ -30,11 +29,14 @@ CHUNK = 400_000
 
 @dataclass(frozen=True)
 class Prices:
-    """What a kept hop is worth: gpu more on the same GPU than elsewhere in the node, node more in the node than outside.
+    """The worth of a kept hop.
 
-    counts: float64[layer - 1, expert, expert]; gpus_per_node: GPU g is in node g // gpus_per_node. within: float64[layer,
-    expert, expert] or None, hops between experts of one layer, symmetric (both directions together) with nothing on the
-    diagonal; only where all hops are alike, so that `node` is 0.
+    counts: float64[layer - 1, expert, expert]
+    gpus_per_node: GPU g is in node g // gpus_per_node
+    gpu: worth of a hop on the same GPU over one elsewhere in the node
+    node: worth of a hop in the node over one outside
+    within: float64[layer, expert, expert] or None, hops between experts of one layer, symmetric (both directions together)
+        with nothing on the diagonal; only where all hops are alike, so that `node` is 0
     """
 
     counts: NDArray[np.float64]
@@ -76,9 +78,10 @@ def divide_anew(
 ) -> NDArray[np.float64]:
     """Improve pairs of GPUs in place; the gain in worth of each, 0 where below `least_gain`: float64[pair].
 
-    held: int64[member, layer, gpu, C], experts of every GPU in several placements; member, p, q: int64[pair], the GPUs p
-    and q of a placement. All pairs must be independent: disjoint in GPUs, and at most one pair between two nodes; all in
-    the same node, or none.
+    All pairs must be independent: disjoint in GPUs, and at most one pair between two nodes; all in the same node, or none.
+
+    held: int64[member, layer, gpu, C], experts of every GPU in several placements
+    member, p, q: int64[pair], the GPUs p and q of a placement
     """
     gain = np.zeros(len(member))
     across = bool(len(p)) and p[0] // prices.gpus_per_node != q[0] // prices.gpus_per_node
@@ -143,8 +146,8 @@ def _divide(
 
 
 def _within(prices: Prices, experts: NDArray[np.int64], signs: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
-    """What every division of two GPUs' experts is worth for hops inside a layer, up to a constant: float64[pair, state]. Hops
-    to experts of other GPUs leave their GPU whatever these two do."""
+    """float64[pair, state]: worth of every division of two GPUs' experts for hops inside a layer, up to a constant. Hops to
+    experts of other GPUs leave their GPU whatever these two do."""
     count = prices.within[layer][experts[layer][:, :, None], experts[layer][:, None, :]]
     return 0.25 * prices.gpu * ((signs @ count) * signs).sum(axis=2)
 
@@ -188,8 +191,7 @@ def _divisions(size: int, flips: bool) -> NDArray[np.float64]:
 
 
 def _outside(held, prices, member, p, q, experts) -> NDArray[np.float64]:
-    """Half of what an expert is worth on p rather than q for its hops to the other GPUs of both nodes:
-    float64[layer, pair, 2 C]."""
+    """float64[layer, pair, 2 C]: half of an expert's worth on p rather than q for its hops to the other GPUs of both nodes."""
     layers, pairs, width = experts.shape
     worth = np.zeros((layers, pairs, width))
     for gpu, sign in ((p, 1.0), (q, -1.0)):
@@ -206,7 +208,7 @@ def _outside(held, prices, member, p, q, experts) -> NDArray[np.float64]:
 
 
 def _most_eager_first(experts, prices, outside):
-    """The experts of each GPU sorted by what leaving it alone would gain, most first; `outside` alike."""
+    """The experts of each GPU sorted by the gain if they alone left it, most first; `outside` alike."""
     size = prices.size
     present = np.repeat([1.0, -1.0], size)
     weight = 0.5 * (prices.gpu + (0.0 if outside is None else prices.node))
@@ -235,8 +237,8 @@ def cross(
 ) -> NDArray[np.int64]:
     """Placement int64[layer, expert] that keeps at least as many hops on GPUs as each of int64[member, layer, expert].
 
-    counts: float64[layer - 1, expert, expert]; within: float64[member, layer], hops kept between experts of the layer
-    (None: there are none).
+    counts: float64[layer - 1, expert, expert]
+    within: float64[member, layer], hops kept between experts of the layer (None: there are none)
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -3,8 +3,7 @@
 A start is a chain of exact assignments layer by layer from a random layer outwards, then red/black coordinate descent
 (with the odd layers fixed every even layer is an assignment problem, and the other way round). From there the moves of
 `moves` are made until none gains. Then a kick moves experts round three GPUs, which no move of two can undo in
-one step, and what is worse afterwards is taken back. Placements share the array operations, which is what makes numpy
-fast here.
+one step, and a worse result is taken back. Placements share the array operations, which makes numpy fast here.
 """
 
 import time
@@ -29,7 +28,8 @@ def greedy_chain(
 ) -> NDArray[np.int64]:
     """Placement int64[layer, expert] from one layer outwards, each layer exact given the last; then coordinate descent.
 
-    start: the layer placed as `first` int64[expert]; sweeps: at most so many red/black sweeps, ended when none gains.
+    start: the layer placed as `first` int64[expert]
+    sweeps: at most so many red/black sweeps, ended when none gains
     """
     layers, experts = len(prices.counts) + 1, prices.counts.shape[1]
     place = np.empty((layers, experts), dtype=np.int64)
@@ -53,7 +53,7 @@ def greedy_chain(
 def best_layer(
     prices: Prices, place: NDArray[np.int64], layer: int, before: bool = True, after: bool = True
 ) -> NDArray[np.int64]:
-    """gpu_of_expert int64[expert] of one layer, exact for the layers beside it (one assignment problem)."""
+    """gpu_of_expert int64[expert] of one layer, exact for its neighbours (one assignment problem)."""
     from scipy.optimize import linear_sum_assignment
 
     worth = np.zeros((place.shape[1], prices.gpus))
@@ -66,7 +66,7 @@ def best_layer(
 
 
 def _worth_of_gpu(prices: Prices, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[expert, gpu]: what a hop between the expert and the GPU is worth."""
+    """float64[expert, gpu]: worth of a hop between the expert and the GPU."""
     worth = prices.gpu * (gpu_of_expert[:, None] == np.arange(prices.gpus))
     if prices.node:
         node = np.arange(prices.gpus) // prices.gpus_per_node
@@ -133,7 +133,7 @@ class Population:
         self.seconds += len(self.prices.counts) * (OVERHEAD + len(member) * (PER_PAIR + PER_ENTRY * entries))
 
     def touch(self, member: NDArray[np.int64], *gpus: NDArray[np.int64]) -> None:
-        """Pairs whose best division may have changed with what these GPUs hold are to be tried again."""
+        """Mark the pairs with a best division that may have changed with the experts of these GPUs."""
         size = self.prices.gpus_per_node
         crossed = self.prices.node != 0 and any((gpu // size != gpus[0] // size).any() for gpu in gpus)
         for gpu in gpus:
@@ -143,20 +143,15 @@ class Population:
                 self.dirty[member, :, peer] = True
         self.dirty &= np.triu(np.ones(self.dirty.shape[1:], dtype=bool), 1)
 
-    def settle(self) -> bool:
-        """Members without a gaining move are kept if no worse than their best, else taken back, then kicked; did any
-        member's best improve?"""
-        settled = np.flatnonzero(~self.dirty.any(axis=(1, 2)))
-        improved = False
-        for member in settled:
+    def settle(self) -> None:
+        """Keep members without a gaining move if no worse than their best, else take them back; then kick them."""
+        for member in np.flatnonzero(~self.dirty.any(axis=(1, 2))):
             if self.worth[member] >= self.best_worth[member] - self.least_gain:
-                improved |= self.worth[member] > self.best_worth[member] + self.least_gain
                 self.best[member], self.best_worth[member] = self.held[member], self.worth[member]
             else:
                 self.held[member] = self.best[member]
             self._kick(int(member))
             self.settled += 1
-        return improved
 
     def cross(self) -> None:
         """The worst member becomes the best mixture of all members' best."""
@@ -210,8 +205,10 @@ def search(
 ) -> NDArray[np.int64]:
     """The placement int64[layer, expert] of the most worth found.
 
-    starts: placements int64[layer, expert] to begin with, more are made; seconds: work, as estimated from its amount and
-    therefore the same on every machine; deadline: of `time.perf_counter`, an outer cap; enough: worth at which to end.
+    starts: placements int64[layer, expert] to begin with, more are made
+    seconds: work, as estimated from its amount and therefore the same on every machine
+    deadline: of `time.perf_counter`, an outer cap
+    enough: worth at which to end
     """
     rng = np.random.default_rng(seed)
     layers, experts = len(prices.counts) + 1, prices.counts.shape[1]
@@ -254,7 +251,8 @@ def search(
 
 
 def polish(prices: Prices, place: NDArray[np.int64], stop: Stop = never) -> NDArray[np.int64]:
-    """No layer can be placed better alone, and (all hops alike) no new names of all later GPUs help: int64[layer, expert]."""
+    """int64[layer, expert], improved until no layer can be placed better alone and (all hops alike) no new names of all later
+    GPUs help."""
     from scipy.optimize import linear_sum_assignment
 
     place = place.copy()

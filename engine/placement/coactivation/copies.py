@@ -1,7 +1,7 @@
-"""Copies of experts in spare slots, and which copy serves each token so that it touches the fewest groups, compiled (numba).
+"""Copies of experts in spare slots, and a choice among them by which each token touches the fewest groups, compiled (numba).
 
-A token's experts with a single copy say where it goes in any case, its home costs nothing, and what is not held at any of
-these needs the fewest further groups that hold it: a set cover, exact, since few experts are left. Copies are added one by
+A token's experts with a single copy say where it goes in any case, its home costs nothing, and experts not held at any of
+these need the fewest further groups that hold them: a set cover, exact, since few experts are left. Copies are added one by
 one where they save most rows of tokens that then need not go to a GPU or node for a single expert, and placed anew while that
 helps.
 """
@@ -19,14 +19,15 @@ SECONDS_PER_CHOICE = 8e-8
 """Cost of a token's choice in serving all tokens twice, on an ordinary core: it turns seconds into steps, so that answers
 repeat."""
 MOST_PASSES = 4
-"""Over all GPUs, in which a copy may be replaced."""
+"""Passes over all GPUs in which a copy may be replaced."""
 
 
 def served(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
     """(the GPU that serves every choice of a token, int64[token, choice], -1 = none; rows to other GPUs or nodes, the fewest).
 
-    holds: bool[expert, gpu], where copies are, at least one of each expert. Of the GPUs that serve it as well, a token takes
-    the one with the least to do so far.
+    Of the GPUs that serve it as well, a token takes the one with the least to do so far.
+
+    holds: bool[expert, gpu], True for a copy, at least one of each expert
     """
     gpu, _, rows = _served(instance, layer, holds)
     return gpu, rows
@@ -37,10 +38,13 @@ def chosen_copies(
 ) -> NDArray[np.int64]:
     """int64[token, choice]: the GPU that serves every choice of a token, -1 = none, so that it touches fewest groups.
 
-    experts: int16[token, choice], -1 = none; home: int64[token], the group that a token is in, which costs nothing; holds:
-    bool[expert, gpu], at least one copy of each expert; group: int64[gpu], numbered from 0. Of equally few groups those are
-    taken that come first in the order in which the token's choices need them; of the GPUs that then serve a choice, the one
-    with the fewest choices of earlier tokens.
+    Of equally few groups those are taken that come first in the order in which the token's choices need them; of the GPUs
+    that then serve a choice, the one with the fewest choices of earlier tokens.
+
+    experts: int16[token, choice], -1 = none
+    home: int64[token], the group that a token is in, which costs nothing
+    holds: bool[expert, gpu], at least one copy of each expert
+    group: int64[gpu], numbered from 0
     """
     return _serve(np.ascontiguousarray(experts, dtype=np.int16), home.astype(np.int64), holds, group.astype(np.int64))[
         0
@@ -59,12 +63,13 @@ def with_copies(
     time_limit: float = math.inf,
     stop: Stop = never,
 ) -> NDArray[np.bool_]:
-    """Where copies are, bool[layer, expert, gpu], with so many beside its own experts on every GPU, or fewer where none saves
-    rows.
+    """bool[layer, expert, gpu], True for a copy: a GPU has `spare` more than its own experts, or fewer where none saves rows.
 
-    gpu_of_expert: int64[layer, expert], where experts are in any case; time_limit: work, in seconds of an ordinary core as
-    estimated from its amount, of which every layer has an even part and what those before it left. A heuristic: it proves
-    nothing.
+    A heuristic: it proves nothing.
+
+    gpu_of_expert: int64[layer, expert], places that experts have in any case
+    time_limit: work, in seconds of an ordinary core as estimated from its amount, of which every layer has an even part and
+        the rest of those before it
     """
     spent = 0.0
     holds = np.zeros((*gpu_of_expert.shape, instance.gpus), dtype=bool)
@@ -87,7 +92,7 @@ def with_copies(
 
 
 def _add(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_], room: NDArray[np.int64]) -> bool:
-    """Put the copy that saves most on a GPU with room; whether there was one."""
+    """Put the copy that saves most on a GPU with room; True if there was one."""
     _, saves, _ = _served(instance, layer, holds)
     saves = np.where(holds | (room == 0), 0, np.repeat(saves, instance.group_size, axis=1))
     expert, gpu = np.unravel_index(saves.argmax(), saves.shape)
@@ -106,7 +111,7 @@ def _replaced(
     room: NDArray[np.int64],
     stop: Stop,
 ) -> bool:
-    """Take every copy away once and put the best one in its place, until a stop; whether rows were saved."""
+    """Take every copy away once and put the best one in its place, until a stop; True if rows were saved."""
     if stop():
         return False
     rows = before = served(instance, layer, holds)[1]
@@ -191,7 +196,7 @@ def _listed(holds, group_of_gpu):
 
 @njit(cache=True, nogil=True)
 def _touch(chosen, near, touched):
-    """Mark the fewest groups beside those marked that serve all chosen experts, int[choice] (-1 = none)."""
+    """Mark the fewest further groups that serve all chosen experts, int[choice] (-1 = none)."""
     for expert in chosen:
         if expert >= 0 and near[expert, 1] < 0:
             touched[near[expert, 0]] = True

@@ -1,8 +1,8 @@
 """Every partition of few experts weighed at once: dynamic programming over sets of experts, compiled (numba).
 
-Groups take their experts one after the other; what matters of those before is only which experts they took. Rows of a group
-with the experts A are its price for all nets less that for the nets wholly outside A, which are sums over subsets of the
-complement of A. Which A can be divided over the GPUs of a group within the cap is found the same way.
+Groups take their experts one after the other; of those before only the experts taken matter. Rows of a group with the experts
+A are its price for all nets less that for the nets wholly outside A, which are sums over subsets of the complement of A. The
+sets A that can be divided over the GPUs of a group within the cap are found the same way.
 """
 
 from itertools import combinations
@@ -106,7 +106,7 @@ def _least_peaks(load: NDArray[np.int64], experts: int, part: int) -> tuple[NDAr
 
 @njit(cache=True, nogil=True)
 def _peaks_of_size(load, peak, piece, members, choices):
-    """Fill in the sets of so many members; their lowest one is in the part, beside every choice of the others."""
+    """Fill in the sets of so many members; their lowest one is in the part, with every choice of the others."""
     bits = np.empty(members, dtype=np.int64)
     for whole in range(len(load)):
         if _members(whole, bits, members) != members:
@@ -122,8 +122,7 @@ def _peaks_of_size(load, peak, piece, members, choices):
 
 @njit(cache=True, nogil=True)
 def _next_group(reached, rows, choices, taken):
-    """Fewest rows by the experts taken, int64[set], once one more group has taken its choice of the free ones; taken is
-    written."""
+    """int64[set]: fewest rows by the experts taken, once one more group has chosen among the free ones; writes `taken`."""
     total = len(reached)
     then = np.full(total, UNREACHED)
     bits = np.empty(64, dtype=np.int64)

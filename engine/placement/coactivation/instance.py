@@ -1,10 +1,9 @@
-"""The problem of placing experts that fire together, and what an answer is worth.
-
-The tokens of a layer as nets: those that go to the same experts are one, with a price for every GPU or node.
+"""The problem of placing experts that fire together, and the worth of an answer.
 
 Placing experts so that tokens touch few groups is partitioning a hypergraph (Çatalyürek & Aykanat, IEEE TPDS 10(7), 1999):
 experts are its vertices, sets of experts its nets, and a net costs its price at every group that holds one of its experts.
-At a group, the price is the number of the net's tokens that are sent from elsewhere.
+The tokens of a layer that go to the same experts are one net; at a group, a GPU or node, its price is the number of its tokens
+that are sent from elsewhere.
 """
 
 import math
@@ -23,13 +22,15 @@ MOST_EXPERTS = 32_768
 
 @dataclass(frozen=True)
 class CoactivationInstance:
-    """Which experts every token goes to in every layer, and what one row of a token can serve.
+    """The experts that every token goes to in every layer, and the reach of one row of a token.
 
-    experts: int16[layer, token, choice], -1 = none; source_gpu: int64[token], the GPU that a token is sent from, -1 = from
-    outside: then every GPU is another one. gpus: how many; they must divide the experts. gpus_per_node: GPU g is in node
-    g // gpus_per_node; None = one node. travel: one row a destination "gpu", or one a destination "node".
-    cap: tokens of the most loaded GPU of a layer / mean over the GPUs, at most; None = any. expert_count: experts of a
-    layer; None = the fewest that include all ids and that the GPUs divide.
+    experts: int16[layer, token, choice], -1 = none
+    source_gpu: int64[token], the GPU that a token is sent from, -1 = from outside: then every GPU is another one
+    gpus: a divisor of the number of experts
+    gpus_per_node: GPU g is in node g // gpus_per_node; None = one node
+    travel: one row a destination "gpu", or one a destination "node"
+    cap: tokens of the most loaded GPU of a layer / mean over the GPUs, at most; None = any
+    expert_count: experts of a layer; None = the fewest that include all ids and that the GPUs divide
 
     Raises InputError if a shape or a value is wrong.
     """
@@ -97,7 +98,7 @@ class CoactivationInstance:
 
     @property
     def groups(self) -> int:
-        """GPUs or nodes: what a token sends one row each."""
+        """Number of GPUs or nodes, each of which gets one row of a token."""
         return self.gpus // self.group_size
 
     @property
@@ -116,12 +117,11 @@ class CoactivationInstance:
         return tokens if self.cap is None else math.floor(self.cap * tokens / self.gpus * (1 + 1e-12))
 
     def rows(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows that the tokens of every layer send to other GPUs (or nodes): int64[layer]; gpu_of_expert: int64[layer,
-        expert]."""
+        """int64[layer]: rows of every layer to other GPUs (or nodes). gpu_of_expert: int64[layer, expert]."""
         return np.array([self.rows_of_layer(layer, place) for layer, place in enumerate(gpu_of_expert)], dtype=np.int64)
 
     def rows_of_layer(self, layer: int, gpu_of_expert: NDArray[np.int64]) -> int:
-        """The same of one layer; gpu_of_expert: int64[expert]."""
+        """The rows of one layer. gpu_of_expert: int64[expert]."""
         home = self.home_group
         chosen = self.experts[layer]
         # An expert that is none is at home, and so is every token: neither counts as a row.
@@ -132,7 +132,7 @@ class CoactivationInstance:
         return int(visited[:, : self.groups].sum())
 
     def imbalance(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Tokens of the most loaded GPU / mean: float64[layer], 1 in a layer without tokens; gpu_of_expert: int64[layer,
+        """float64[layer]: tokens of the most loaded GPU / mean, 1 in a layer without tokens. gpu_of_expert: int64[layer,
         expert]."""
         ratio = np.ones(self.layers)
         for layer, place in enumerate(gpu_of_expert):
@@ -155,8 +155,13 @@ def _odd(ids: np.ndarray) -> int:
 
 
 class Nets(NamedTuple):
-    """Columns of nets. member: int32[net, choice], its experts, -1 after the last; price: int32[net, group];
-    first: int64[expert + 1], where the nets of an expert begin in `net`: int32[membership]."""
+    """Columns of nets.
+
+    member: int32[net, choice], its experts, -1 after the last
+    price: int32[net, group]
+    first: int64[expert + 1], the begin of the nets of an expert in `net`
+    net: int32[membership]
+    """
 
     member: NDArray[np.int32]
     price: NDArray[np.int32]
@@ -172,7 +177,7 @@ class Nets(NamedTuple):
         return self.price.shape[1]
 
     def touched(self, group_of_expert: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether a net has an expert in a group: bool[net, group]; group_of_expert: int64[expert]."""
+        """bool[net, group]: True if the net has an expert in the group. group_of_expert: int64[expert]."""
         group = np.where(self.member < 0, self.groups, group_of_expert[self.member])
         touched = np.zeros((len(group), self.groups + 1), dtype=bool)
         np.put_along_axis(touched, group, True, axis=1)
@@ -206,10 +211,11 @@ def nets_between(instance: CoactivationInstance, layer: int) -> Nets:
 
 
 def nets_inside(instance: CoactivationInstance, layer: int, here: NDArray[np.int64]) -> Nets:
-    """The nets among the experts of one node, here: int64[expert], priced by rows over its links to other GPUs of it.
+    """The nets among the experts of one node, priced by rows over its links to other GPUs of it.
 
-    A row enters a node at the GPU with its sender's place in its node, which therefore needs no other one. Expert e of
-    these nets is here[e].
+    A row enters a node at the GPU with its sender's place in its node, which therefore needs no other one.
+
+    here: int64[expert], the experts of the node; expert e of these nets is here[e]
     """
     size = instance.node_size
     local = np.full(instance.expert_count + 1, -1, dtype=np.int64)
@@ -242,8 +248,10 @@ def sets_of(experts: NDArray[np.integer]) -> NDArray[np.int32]:
 
 
 def distinct(rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of rows int32[row, column], where each different one is: int64[different]; which one a row is: int64[row]; and how often
-    each occurs: int64[different]."""
+    """(a row of each kind int64[kind], the kind of each row int64[row], rows of each kind int64[kind]) of equal rows.
+
+    rows: int32[row, column]
+    """
     # Rows as single values: np.unique along an axis compares field by field.
     keys = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
     _, at, which, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)

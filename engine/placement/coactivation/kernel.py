@@ -1,21 +1,13 @@
-"""Which GPU holds which expert of a layer, so that the experts of a token are on few GPUs (or nodes), with a proven bound.
+"""Experts on GPUs so that the experts of a token are on few GPUs (or nodes), with a proven bound.
 
 Where one row a destination GPU is sent for a token, or one a destination node, traffic is the number of different GPUs (nodes)
 among its experts. Experts that fire together and live together lower it: a hypergraph partition with equal parts. Where a row
 serves a node, experts go to nodes first, then inside each node to the GPUs, for few rows over its links.
 
-Layers are independent. Few experts are placed exactly (`exact`), others by tabu search with exact gains (`search`, `swaps`);
-the bound is a semidefinite one (`relaxation`). The busiest GPU's load may be capped; names of GPUs matter through the tokens
-that are sent from them.
-
-Experts on GPUs for the least load of the busiest one: where a search under a cap begins, and whether the cap can be kept.
-
-Experts grouped by how often they fire together, pair by pair: a quick start for the search.
-
-The placement of one layer, made in steps: a start or the exact answer, searches, GPUs inside nodes, and what none goes
-below.
-
-Compile what is compiled here before a clock starts; the machine code is kept beside the sources (numba's rule).
+Layers are independent, and each is placed in steps (`Layer`): a start or, for few experts, the exact answer (`exact`), tabu
+searches with exact gains (`search`), GPUs inside nodes, and a semidefinite bound (`relaxation`). The busiest GPU's load may be
+capped: a search under a cap begins at the least load of the busiest GPU, which also tells if the cap can be kept. Names of
+GPUs matter through the tokens that are sent from them.
 """
 
 import math
@@ -34,7 +26,7 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.relaxation import Relaxation, least_seconds
 from engine.placement.coactivation.search import Task, search
 from engine.placement.replication import ReplicationInstance, replicate
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Result, Status, Stop, never, result_of
 
 
 def balanced(
@@ -42,15 +34,17 @@ def balanced(
 ) -> tuple[NDArray[np.int64], int]:
     """(gpu_of_expert int64[expert], equally many on each GPU; tokens that the busiest GPU has in any placement at least).
 
-    load: int64[expert], tokens. Within `most_load` wherever that was found possible;
-    seconds: work of the proof; hurry: bool[1], set by another thread to end.
+    load: int64[expert] tokens
+    most_load: tokens of the busiest GPU, kept wherever that was found possible
+    seconds: work of the proof
+    hurry: bool[1], set by another thread to end
     """
     place = heaviest_first(load, gpus)
     if np.bincount(place, weights=load).max() <= most_load:
         return place, 0
-    # Slots for one replica of each expert: what is left of replication is balance.
+    # Slots for one replica of each expert leave only the balance of replication.
     instance = ReplicationInstance(load[None, None].astype(np.float64), len(load), gpus)
-    result = replicate(instance, time_limit=seconds, seed=seed, stop=lambda: bool(hurry[0]), wall_limit=math.inf)
+    result = replicate(instance, Limits(seconds, wall=math.inf, seed=seed), lambda: bool(hurry[0]))
     place[result.solution[0]] = np.arange(len(load)) // (len(load) // gpus)
     return place, math.ceil(load.sum() / gpus / result.bound * (1 - 1e-9))
 
@@ -102,14 +96,26 @@ EXACT_PER_SECOND = 3e8
 """Steps of the exact method a second."""
 EVALUATE_EVERY, CONVERGED = 20, 3e-4
 """Steps of a bound between two values, and the relative gain between two values below which it ends."""
+SEARCH_SHARE, BOUND_SHARE, SEARCH_CAP, BOUND_CAP = 0.4, 0.3, 0.6, 0.97
+"""Work of each step as a part of the time limit by its own estimate for one core, and the part at which the clock ends it."""
+FIRST_BOUND_SHARE = 0.1
+"""Work after which every layer has a bound."""
+SEARCHES, NODES_SHARE = 4, 0.2
+"""Searches of a layer, between which the groups get new names; part of the search's work for GPUs inside nodes."""
+BALANCE_SHARE, BALANCE_CAP = 0.2, 0.5
+"""Part of the search's work, and of its time, for the least load where the cap is hard to keep."""
+POLL = 0.05
+"""Seconds between two questions whether to stop."""
 
 
 class Layer:
     """The placement of a layer so far.
 
-    place: int64[expert], GPUs; bound: rows that placements with no more load on a GPU than allowed send at least; hopeless:
-    proven that none keeps the cap. In all methods seconds is work by its own estimate, and hurry, bool[1], set by another
-    thread, ends it.
+    In all methods seconds is work by its own estimate, and hurry, bool[1], set by another thread, ends it.
+
+    place: int64[expert], GPUs
+    bound: rows that placements with no more load on a GPU than allowed send at least
+    hopeless: True if it is proven that none keeps the cap
     """
 
     def __init__(self, instance: CoactivationInstance, layer: int, port_weight: float) -> None:
@@ -137,7 +143,7 @@ class Layer:
         return not self.capped or self._heaviest() <= self.instance.most_load(self.layer)
 
     def begin(self, seconds: float, exact: bool, hurry: NDArray[np.bool_]) -> None:
-        """The exact answer where it is cheap and asked for; else what a search needs."""
+        """The exact answer where it is cheap and asked for; else the starts of a search."""
         if hurry[0]:
             return
         self.nets, self.bound = nets_between(self.instance, self.layer), self._plain_bound()
@@ -243,7 +249,10 @@ def _searched(
 
 @cache
 def compile_ahead() -> None:
-    """Run every compiled function once, with the types that it always has."""
+    """Run every compiled function once, with the types that it always has, before a clock starts.
+
+    The machine code is kept next to the sources (numba's rule).
+    """
     experts = np.array([[[0, 1], [2, 3], [1, 2]]])
     for exact in (True, False):
         instance = CoactivationInstance(experts, np.array([0, 1, 1]), 2, cap=2.0)
@@ -257,79 +266,57 @@ def compile_ahead() -> None:
     served(instance, 0, np.ones((4, 2), dtype=bool))
 
 
-SEARCH_SHARE, BOUND_SHARE, SEARCH_CAP, BOUND_CAP = 0.4, 0.3, 0.6, 0.97
-"""Work of each step as a part of the time limit by its own estimate for one core, and when the clock ends it in any case."""
-FIRST_BOUND_SHARE = 0.1
-"""Work after which every layer has a bound."""
-SEARCHES, NODES_SHARE = 4, 0.2
-"""Searches of a layer, between which the groups get new names; part of the search's work for GPUs inside nodes."""
-BALANCE_SHARE, BALANCE_CAP = 0.2, 0.5
-"""Part of the search's work, and of its time, for the least load where the cap is hard to keep."""
-POLL = 0.05
-"""Seconds between two questions whether to stop."""
-
-
 def coactivation(
-    instance: CoactivationInstance,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
-    stop: Stop = never,
-    port_weight: float = 0.0,
-    wall_limit: float | None = None,
+    instance: CoactivationInstance, limits: Limits = Limits(), stop: Stop = never, *, port_weight: float = 0.0
 ) -> Result[NDArray[np.int64]]:
     """Experts on GPUs so that tokens send few rows; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
-    The objective is the sum of rows to other GPUs (nodes) over tokens and layers, the bound what placements within the cap send
-    at least (in layers that cannot keep it: placements with no more load on a GPU than allowed to this one).
+    The objective is the sum of rows to other GPUs (nodes) over tokens and layers, the bound the least that placements within
+    the cap send (in layers that cannot keep it: placements with no more load on a GPU than allowed to this one).
 
-    time_limit: work, in seconds of an ordinary core as estimated from its amount. exact: prove small layers, and
-    bound the others; with False all time goes into the search, and the bound is what does not fit beside a token's other
-    experts. port_weight: what the rows into the busiest GPU (node), times the number of those, count beside the rows of all,
-    in the search: 0.3 costs hardly any rows under a cap. wall_limit: seconds after which the clock decides, by default the
-    time limit; later, a busy machine changes no answer.
+    limits: exact: prove small layers, and bound the others; with False all time goes into the search, and the bound counts
+        the experts of a token that do not fit on a group with its others
+    port_weight: weight in the search of the rows into the busiest GPU (node), times the number of those, against the rows of
+        all: 0.3 costs hardly any rows under a cap
 
     Where the cap cannot be kept in a layer its busiest GPU has as little load as was found, and of such placements few rows.
     Status INFEASIBLE, with that solution, if it is proven that some layer cannot keep it; otherwise OPTIMAL if proven,
     CANCELLED if `stop` answered True, TIME_LIMIT if the clock ended the work or no placement within the cap was found, and
-    FEASIBLE. Same input and seed, same answer, unless the clock decided.
+    FEASIBLE.
     """
     compile_ahead()
-    clock = _Clock(wall_limit or time_limit, stop)
+    clock = _Clock(limits.wall_seconds, stop)
     layers = [Layer(instance, layer, port_weight) for layer in range(instance.layers)]
-    in_time = _place(layers, clock, time_limit / len(layers), seed, exact)
-    if exact:
+    in_time = _place(layers, clock, limits.seconds / len(layers), limits.seed, limits.exact)
+    if limits.exact:
         for share in FIRST_BOUND_SHARE, BOUND_SHARE - FIRST_BOUND_SHARE:
-            tighten = partial(Layer.tighten, seconds=share * time_limit / len(layers))
+            tighten = partial(Layer.tighten, seconds=share * limits.seconds / len(layers))
             in_time = _of_all(layers, tighten, partial(clock.over, BOUND_CAP)) and in_time
     objective, least = sum(layer.rows for layer in layers), sum(layer.bound for layer in layers)
     status = _status(layers, objective == least, clock.cancelled, in_time)
-    options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": time_limit, "exact": exact}
-    options |= {"port_weight": port_weight} | ({} if instance.cap is None else {"cap": instance.cap})
-    provenance = Provenance(optimiser="coactivation", options=options, seed=seed, versions=library_versions())
+    options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": limits.seconds}
+    options |= {"exact": limits.exact, "port_weight": port_weight}
+    options |= {} if instance.cap is None else {"cap": instance.cap}
     solution = np.array([layer.place for layer in layers])
-    return Result(status, float(objective), float(least), clock.seconds, solution, provenance)
+    return result_of(
+        "coactivation", clock.start, status, float(objective), float(least), solution, options, limits.seed
+    )
 
 
 class _Clock:
-    """Whether work is to end, and why."""
+    """Tells if work is to end, and why."""
 
     def __init__(self, time_limit: float, stop: Stop) -> None:
         self.start, self.time_limit, self.stop, self.cancelled = time.perf_counter(), time_limit, stop, False
 
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.perf_counter() - self.start
-
     def over(self, share: float) -> bool:
-        """Whether so much of the time is over, or it was asked to stop."""
+        """True if so much of the time is over, or `stop` answered True."""
         self.cancelled = self.cancelled or self.stop()
-        return self.cancelled or self.seconds > share * self.time_limit
+        return self.cancelled or time.perf_counter() - self.start > share * self.time_limit
 
 
 def _place(layers: Sequence[Layer], clock: _Clock, seconds: float, seed: int, exact: bool) -> bool:
-    """Place all layers in their part of so many seconds each; whether all had the time that they wanted."""
+    """Place all layers in their part of so many seconds each; True if all had the time that they wanted."""
     cap = SEARCH_CAP if exact else BOUND_CAP
     seconds *= SEARCH_SHARE if exact else SEARCH_SHARE + BOUND_SHARE
     nodes = NODES_SHARE if layers[0].task.group_size > 1 else 0.0
@@ -356,7 +343,7 @@ def _status(layers: Sequence[Layer], proven: bool, cancelled: bool, in_time: boo
 
 
 def _of_all(layers: Sequence[Layer], work: Callable[..., None], over: Callable[[], bool]) -> bool:
-    """Do it to every layer, on all cores; whether all had the time that they wanted. `over` sets what hurries them."""
+    """Do it to every layer, on all cores, and hurry them once `over`; True if all had the time that they wanted."""
     hurry = np.array([over()])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as threads:
@@ -367,5 +354,5 @@ def _of_all(layers: Sequence[Layer], work: Callable[..., None], over: Callable[[
             if waiting and over():
                 hurry[0] = True
     for future in futures:
-        future.result()  # raises what the work raised
+        future.result()  # raises the error of the work
     return not hurry[0]

@@ -1,4 +1,4 @@
-"""What the tokens of a layer send at least, in any placement: straight lower limits on rows over a relaxed placement.
+"""The least rows that the tokens of a layer send, in any placement: straight lower limits over a relaxed placement.
 
 The same-group matrix Y of P groups of C vertices (C - 1 experts, and one vertex that stands for the group itself, or is left
 out where no token has a home) is positive semidefinite with unit diagonal and row sums C. Its part orthogonal to the constant
@@ -8,20 +8,19 @@ prices h of an expert's homes
 
     <slope, Y> <= (C / V) sum(M) + C (sum of the P - 1 largest eigenvalues of centred M) + sum d + 2 sum_e max_g h_eg
 
-with M = slope + Z - Diag d - h, V vertices. Under a cap the load beside any vertex in its group is at most that of a group: a
+with M = slope + Z - Diag d - h, V vertices. Under a cap the load together with any vertex is at most that of a group: a
 price u_v >= 0 for each takes u_v load_w from the slope of v and w, and u_v times a group's load from the limit. The
 alternating direction method of multipliers looks for the Y that sends least and for the prices; lines are averaged over its
 steps (an average of lower limits is one). Every value of `evaluate` is proven.
 
-Straight lower limits on the rows of a token, linear in which experts are in the same group, compiled (numba).
-
-A token with k experts, n_e of which are in the group of e, touches λ = Σ_e 1 / n_e groups; one that is its home costs
-nothing. Two kinds of lines, both true of every placement:
+The straight limits on the rows of a token are linear in the same-group matrix, and compiled (numba). A token with k experts,
+n_e of which are in the group of e, touches λ = Σ_e 1 / n_e groups; one that is its home costs nothing. Two kinds of lines,
+both true of every placement:
 
 * an expert at a time: its part of the rows, (1 - y) / n with y = 1 at home and n a whole number, is at least
   c - s n - (c - s) y for any chord c - s n of 1 / n between neighbouring whole numbers;
 * a token at a time: rows against the number of its pairs that are in the same group and of its experts at home, over all
-  ways to divide k experts, have a lower convex hull, whose facets are lines.
+  ways to divide k experts, have a lower convex hull, with facets that are lines.
 """
 
 import math
@@ -37,6 +36,8 @@ from engine.placement.projections import onto_box
 
 MOST_CHOICES = 12
 """Experts of a token up to which all ways to divide them are listed."""
+RHO, RELAXATION, LEAST_SHARE, CAP_STEP = 0.3, 1.6, 0.1, 2.0
+"""The third: of a new line in the average; the last: speed at which prices follow load above the cap."""
 
 
 @cache
@@ -93,9 +94,13 @@ def tangent(
 ) -> float:
     """Write slope float64[vertex, vertex] and return a constant: rows are at least constant - <slope, Y> for all placements.
 
-    The tokens' lines that are highest at `same`. member: int32[net, choice] (-1 after the last); home: int64[net], the vertex
-    of the home group, -1 = outside; weight: float64[net] tokens; same: float64[vertex, vertex], how much two vertices are in
-    the same group; Y: 1.0 where they are, else 0.0; lines: of `facets`.
+    The tokens' lines that are highest at `same`. Y is 1.0 where two vertices are in the same group, else 0.0.
+
+    member: int32[net, choice] (-1 after the last)
+    home: int64[net], the vertex of the home group, -1 = outside
+    weight: float64[net] tokens
+    same: float64[vertex, vertex], the share in which two vertices are in the same group
+    lines: of `facets`
     """
     slope[:] = 0.0
     constant = 0.0
@@ -148,15 +153,13 @@ def _chord(near: float) -> tuple[float, float]:
     return (1 - part) * here + part * above, (1 - part) * (2 * low + 1) * here + part * (2 * low + 3) * above
 
 
-RHO, RELAXATION, LEAST_SHARE, CAP_STEP = 0.3, 1.6, 0.1, 2.0
-"""The third: of a new line in the average; the last: how fast prices follow load above the cap."""
-
-
 class Relaxation:
     """The lower limit on a layer's rows, tightened by `iterate`.
 
-    experts: int[token, choice] (-1 = none); home: int64[token], the token's own group, -1 = outside; count: experts in all;
-    load: float64[expert], of what a group may have at most, for a limit on the rows of placements within this cap.
+    experts: int[token, choice] (-1 = none)
+    home: int64[token], the token's own group, -1 = outside
+    count: experts in all
+    load: float64[expert], as a part of a group's cap, for a limit on the rows of placements within this cap
     """
 
     def __init__(
@@ -263,7 +266,7 @@ class Relaxation:
 
 
 def least_seconds(vertices: int) -> float:
-    """Of one step, before it is known what tokens chose."""
+    """Seconds of one step, before the tokens' choices are known."""
     return 1e-3 + 1e-9 * vertices**3
 
 

@@ -1,16 +1,15 @@
 """Tabu search over swaps of two experts, with kicks, compiled (numba).
 
-Every step makes the best swap there is (see `swaps`), better or not, and then bars its two experts for a few steps, unless a
+Every step makes the best swap there is, better or not, and then bars its two experts for a few steps, unless a
 swap leads to the best placement so far (Glover, ORSA Journal on Computing 1(3), 1989). Without progress for a while it goes
 on from a few blind swaps of the best one. Load above the cap has a price, which rises while there is some and falls while
-there is none, so that the search walks along the cap from both sides. The busiest group may count beside the sum of all rows:
-as an 8-norm, which every swap changes in O(1).
+there is none, so that the search walks along the cap from both sides. The busiest group may count on top of the sum of all
+rows: as an 8-norm, which every swap changes in O(1).
 
-What every swap of two experts saves, kept up to date from swap to swap, compiled (numba).
-
-A group costs the price of each net that touches it. If expert i leaves group g for h and j comes in its place, g loses the
-nets in which i was alone there, unless they hold j too, and gains the nets of j that did not touch it. Three tables give that
-in O(1); a swap changes them only where nets of i or j pass between none, one and two experts in g or h.
+The savings of every swap are kept up to date from swap to swap. A group costs the price of each net that touches it. If
+expert i leaves group g for h and j comes in its place, g loses the nets in which i was alone there, unless they hold j too,
+and gains the nets of j that did not touch it. Three tables give that in O(1); a swap changes them only where nets of i or j
+pass between none, one and two experts in g or h.
 """
 
 from typing import NamedTuple
@@ -22,9 +21,14 @@ from engine.placement.coactivation.instance import Nets
 
 
 class Tables(NamedTuple):
-    """group: int64[expert]. count: int16[net, group], experts of a net there. Prices int32 of nets, summed: alone[expert]:
-    those in which it is the only one of its group; shared[expert, other]: of these, those that hold the other one too;
-    joining[group, expert]: those of the expert that do not touch the group."""
+    """A partition with the prices of nets that a swap changes.
+
+    group: int64[expert]
+    count: int16[net, group], experts of a net there
+    alone: int32[expert], price of the nets in which it is the only one of its group
+    shared: int32[expert, other], price of those of them that hold the other one too
+    joining: int32[group, expert], price of the nets of the expert that do not touch the group
+    """
 
     group: np.ndarray
     count: np.ndarray
@@ -91,7 +95,7 @@ def _move(tables, member, price, net, source, target, expert):
     group, count, alone, shared, joining = tables.group, tables.count, tables.alone, tables.shared, tables.joining
     stay, there = count[net, source] - 1, count[net, target]
     count[net, source], count[net, target] = stay, there + 1
-    before = after = 0  # what the net adds to `alone` of the expert
+    before = after = 0  # the net's part in `alone` of the expert
     if stay == 0:
         before = price[net, source]
         _joins(member, joining, net, source, before)
@@ -151,8 +155,13 @@ SWING, PRICE_STEPS, LEAST_PRICE, MOST_PRICE = 1.3, 5, 1e-2, 1e6
 
 
 class Task(NamedTuple):
-    """What counts beside the nets. load: int64[expert] tokens; gpus; group_size: GPUs of a group; most_load: tokens a GPU may
-    have; port_weight: what the busiest group counts, times the number of groups, beside the rows of all of them."""
+    """The limits and weights of a search.
+
+    load: int64[expert] tokens
+    group_size: GPUs of a group
+    most_load: tokens a GPU may have
+    port_weight: weight of the busiest group, times the number of groups, against the rows of all of them
+    """
 
     load: np.ndarray
     gpus: int
@@ -162,7 +171,7 @@ class Task(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A placement and what it costs. place: int64[expert], GPUs; gpu_load: int64[gpu]; rows: float64[group]."""
+    """A placement and its costs. place: int64[expert], GPUs; gpu_load: int64[gpu] tokens; rows: float64[group]."""
 
     tables: Tables
     place: np.ndarray
@@ -176,7 +185,9 @@ def search(
 ) -> np.ndarray:
     """The best placement gpu_of_expert int64[expert] within the cap that was met in so many steps from `start`, or `best`.
 
-    start: int64[expert], within the cap or not; best: int64[expert], within it; hurry: bool[1], set by another thread to end.
+    start: int64[expert], within the cap or not
+    best: int64[expert], within it
+    hurry: bool[1], set by another thread to end
     """
     np.random.seed(seed)
     experts = len(start)
@@ -216,13 +227,13 @@ def search(
 def _best_swap(
     task: Task, at: _State, barred: np.ndarray, step: int, price: float, over: int, lowest: float
 ) -> tuple[int, int]:
-    """The two experts whose swap costs least among those allowed, -1 and -1 if none is."""
+    """The two experts of the cheapest swap among those allowed, -1 and -1 if none is."""
     group, alone, shared, joining = at.tables.group, at.tables.alone, at.tables.shared, at.tables.joining
     load, gpu_load, most, rows = task.load, at.gpu_load, task.most_load, at.rows
     capped, ported = most < gpu_load.sum(), task.port_weight > 0
     scale, unit, eighths = _scaled(task, rows)
     total, port = rows.sum(), unit * eighths**0.125
-    # How fast the norm grows with each group's rows. It is convex: a swap changes it by no less than this tells.
+    # The norm's slope in each group's rows. It is convex: a swap changes it by no less than this tells.
     slope = port / max(eighths, 1e-300) / scale * (rows / scale) ** 7
     least, first, second = np.inf, -1, -1
     for i in range(len(group)):
@@ -236,7 +247,7 @@ def _best_swap(
             if g != h:
                 change_g = joining_g[j] - alone[i] + shared_i[j]
                 change_h = joining[h, i] - alone[j] + shared[j, i]
-            # What is over the cap can at most be taken away.
+            # At most all load over the cap can be taken away.
             cost, left = float(change_g + change_h), 0
             floor = cost - price * over
             if ported:
@@ -309,14 +320,14 @@ def _over(task: Task, gpu_load: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def _value(task: Task, rows: np.ndarray) -> float:
-    """What the rows float64[group] cost with their busiest group."""
+    """Cost of the rows float64[group] with their busiest group."""
     _, unit, eighths = _scaled(task, rows)
     return rows.sum() + unit * eighths**0.125
 
 
 @njit(cache=True, nogil=True)
 def _scaled(task: Task, rows: np.ndarray) -> tuple[float, float, float]:
-    """(scale, unit, sum of eighth powers of the rows in this scale): what busy groups cost is unit * sum ** (1 / 8)."""
+    """(scale, unit, sum of eighth powers of the rows in this scale): busy groups cost unit * sum ** (1 / 8)."""
     scale = max(rows.mean(), 1.0)
     eighths = 0.0
     for part in rows:

@@ -1,19 +1,14 @@
-"""Which two experts, one of each model, share which GPU of a mixed cluster: a 3-D bottleneck matching.
+"""Two experts, one of each model, on every GPU of a mixed cluster: a 3-D bottleneck matching.
 
 Aurora section 7, NP-hard in general. The paper decouples it: first the pairs without a look at the GPUs, then the pairs
-to GPUs. Here: lower bounds, a local search, and, where they do not meet, CP-SAT on the question whether all costs can
-stay below a threshold, by bisection, with GPUs of equal cost merged into one of a capacity.
+to GPUs. Here: lower bounds (projections onto two of the three indices, and a weighted mean), a local search, and, where they
+do not meet, CP-SAT on the question whether all costs can stay below a threshold, by bisection, with GPUs of equal cost merged
+into one of a capacity.
 
-Local search for pairs of experts on mixed GPUs: exact bottleneck assignments over two of the three indices in turn.
-
-With the experts of a fixed on their GPUs, those of b are a plain assignment to GPUs, and likewise with a and b, or with
-pairs and GPUs, exchanged. No step makes the largest cost worse; among equals it takes the least sum of a power of the
-costs, which also presses on those next to the largest, so a descent ends where all three agree. A kick deals the experts
-of the worst GPU and of a few others out anew.
-
-Lower bounds for pairs of experts on mixed GPUs: projections onto two of the three indices, and a weighted mean.
-
-Pairs on mixed GPUs, proven: CP-SAT on the question whether all costs can stay below a threshold, by bisection.
+The local search makes exact bottleneck assignments over two of the three indices in turn. With the experts of a fixed on
+their GPUs, those of b are a plain assignment to GPUs, and likewise with a and b, or with pairs and GPUs, exchanged. No step
+makes the largest cost worse; among equals it takes the least sum of a power of the costs, which also presses on those next to
+the largest, so a descent ends where all three agree. A kick deals the experts of the worst GPU and of a few others out anew.
 """
 
 import time
@@ -24,13 +19,20 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 RANDOM_STARTS = 4
 KICKS = 30
 LEAST_KICKED, MOST_KICKED = 2, 5
 POWERS = (16.0, 4.0)
 """Descents take these in turn: neither leads to the better end everywhere, and both do better than the plain sum."""
+ROUND_OFF = 1e-11
+CP_SAT_TRIPLES = 2**19
+"""Triples of kinds of GPUs and experts up to which CP-SAT pays: 64 different GPUs, or 4 types and 350 experts."""
+LEAST_SECONDS = 0.05
+QUESTION_SHARE = 0.5
+"""Part of the work that a threshold question may take, halved after one without an answer: lower ones are easier."""
+
 Triples = tuple[NDArray[np.int64], NDArray[np.int64]]
 """int64[gpu] each: the expert of a and the expert of b on every GPU."""
 
@@ -125,9 +127,6 @@ def _kicked(cost: NDArray[np.float64], state: Triples, rng: np.random.Generator)
     return a, b
 
 
-ROUND_OFF = 1e-11
-
-
 def projections(cost: NDArray[np.float64], stop: Stop) -> tuple[float, list[Triples]]:
     """A lower bound of the largest cost float64[gpu, expert of a, expert of b], and a state from each projection.
 
@@ -177,67 +176,40 @@ def weighted_mean(cost: NDArray[np.float64]) -> float:
     return float(least[linear_sum_assignment(least)].sum()) * (1 - ROUND_OFF)
 
 
-CP_SAT_TRIPLES = 2**19
-"""Triples of kinds of GPUs and experts up to which CP-SAT pays: 64 different GPUs, or 4 types and 350 experts."""
-
-
 def colocate_heterogeneous(
-    cost: NDArray[np.float64],
-    time_limit: float = 10.0,
-    seed: int = 0,
-    exact: bool = True,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    cost: NDArray[np.float64], limits: Limits = Limits(), stop: Stop = never, report: Report | None = None
 ) -> Result[NDArray[np.int64]]:
     """One expert of each of two models to every GPU so that the largest cost used is least.
 
     cost: float64[gpu, expert of a, expert of b], usually seconds (see `engine.simulate.colocated.layer_weight`), finite,
-        all three of one length.
-    time_limit: work of the proof, in seconds of an ordinary core; exact: whether to prove at all.
-    wall_limit: seconds after which the clock ends it, by default the time limit.
-    on_incumbent: called with (objective, bound) after improvements.
+        all three of one length
+    limits: the work is the proof's, the search ends by itself
 
     `solution` is int64[gpu, 2], the expert of a and the expert of b on every GPU. Status OPTIMAL if objective and bound
     are equal, TIME_LIMIT if the proof took too long, FEASIBLE if none was asked for or the instance is beyond CP-SAT,
-    CANCELLED if `stop` answered True. Same input and seed, same answer, unless the wall limit cuts a step short. Raises
-    InputError for a wrong shape or value.
+    CANCELLED if `stop` answered True. Raises InputError for a wrong shape or value.
     """
-
     start = time.perf_counter()
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
-    options = {"time_limit": time_limit, "exact": exact}
+    deadline, seed = start + limits.wall_seconds, limits.seed
+    options = {"time_limit": limits.seconds, "exact": limits.exact}
     cost = _checked(cost)
     projected, starts = projections(cost, stop)
     least = max(projected, weighted_mean(cost))
 
-    def report(objective: float) -> None:
-        if on_incumbent:
-            on_incumbent(objective, min(least, objective))
+    def found(objective: float) -> None:
+        if report:
+            report(objective, min(least, objective))
 
-    best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, report)
+    best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, found)
     bound = least
     kinds = _kinds(cost)
-    exact = exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
+    exact = limits.exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
-        best, bound = prove(cost, kinds, best, bound, time_limit, deadline, seed, stop, report)
+        best, bound = prove(cost, kinds, best, bound, limits.seconds, deadline, seed, stop, found)
     objective = largest(cost, best)
-    if objective <= bound:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if exact else Status.FEASIBLE
-    return Result(
-        status=status,
-        objective=objective,
-        bound=min(bound, objective),
-        runtime=time.perf_counter() - start,
-        solution=np.stack(best, axis=1),
-        provenance=Provenance(
-            optimiser="colocate_heterogeneous", options=options, seed=seed, versions=library_versions()
-        ),
-    )
+    status, solution = status_of(objective <= bound, stop, limited=exact), np.stack(best, axis=1)
+    name = "colocate_heterogeneous"
+    return result_of(name, start, status, objective, min(bound, objective), solution, options, seed)
 
 
 def decoupled(cost: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -273,11 +245,6 @@ def _kinds(cost: NDArray[np.float64]) -> list[list[int]]:
     for gpu, cost_of_gpu in enumerate(cost):
         slices.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
     return list(slices.values())
-
-
-LEAST_SECONDS = 0.05
-QUESTION_SHARE = 0.5
-"""Part of the work that a threshold question may take, halved after one without an answer: lower ones are easier."""
 
 
 def prove(
@@ -332,9 +299,9 @@ def _within(
     seed: int,
     stop: Stop,
 ) -> tuple[int, Triples | None, float]:
-    """Is there a state with no cost above `most`? CP-SAT's status, the state if it found one, and its seconds of work.
+    """(CP-SAT's status, a state with no cost above `most` if it found one, its seconds of work).
 
-    cost: float64[kind, expert of a, expert of b].
+    cost: float64[kind, expert of a, expert of b]
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 

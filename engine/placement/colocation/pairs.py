@@ -1,14 +1,12 @@
-"""Which expert of one model shares a GPU with which expert of another, on a cluster of equal GPUs: exact.
+"""Pairs of experts, one of each model, that share a GPU on a cluster of equal GPUs: exact; and a limit on their cycle.
 
-Aurora section 6.2. A pair's weight is what its GPU sends or receives of the summed all-to-all of both models, whichever
-is more, and the largest weight decides the time of that all-to-all (Theorem 4.2). Where every expert receives as much
-as it sends, pairing the heaviest of one model with the lightest of the other is optimal (Theorem 6.2); in general it is
-a bottleneck assignment.
+Aurora section 6.2. A pair's weight is the more of its GPU's sends and receives in the summed all-to-all of both models, and
+the largest weight decides the time of that all-to-all (Theorem 4.2). Where every expert receives as much as it sends, pairing
+the heaviest of one model with the lightest of the other is optimal (Theorem 6.2); in general it is a bottleneck assignment.
 
-A proven limit on how fast two models on one cluster can be, whatever their placements and the order of sends.
-
-Table 2 of Aurora grows with every time put into it, and what a placement makes of these times is linear in the placement:
-a linear programme over fractional placements of both models gives a lower limit of the whole cycle.
+No two models on one cluster are faster than the limit, whatever their placements and the order of sends. Table 2 of Aurora
+grows with every time put into it, and these times are linear in the placement: a linear programme over fractional placements
+of both models gives a lower limit of the whole cycle.
 """
 
 import time
@@ -20,10 +18,17 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Result, Status, Stop, never, result_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array
 
 MOST_SMOOTHED = 1024
 """Experts up to which the sum of weights is made least too: that is one assignment, which nothing can stop."""
+MOST_CELLS = 20_000
+"""(GPU, expert) cells of both models up to which the programme is solved; above, each time is limited on its own."""
+SAFETY = 1e-6
+"""Taken from the programme's optimum, for its tolerance."""
 
 
 def colocate(
@@ -35,10 +40,10 @@ def colocate(
 ) -> Result[NDArray[np.int64]]:
     """Pair the experts of two models so that the largest pair weight is least, proven.
 
-    send_a, recv_a, send_b, recv_b: float64[expert], what an expert's GPU sends and receives for it, all in one unit of
-    bytes, tokens or seconds, finite and at least 0; both models have as many experts.
+    send_a, recv_a, send_b, recv_b: float64[expert], sends and receives of an expert's GPU for it, all in one unit of bytes,
+        tokens or seconds, finite and at least 0; both models have as many experts
 
-    `solution` is partner int64[expert of a], the expert of b beside each. Of all optimal pairings it is one with the least
+    `solution` is partner int64[expert of a], the expert of b with each. Of all optimal pairings it is one with the least
     sum of weights, for up to 1024 experts and while there is time. When `stop` answers True the status is CANCELLED, with
     the best pairing so far. Raises InputError for wrong shapes and values.
     """
@@ -57,26 +62,20 @@ def colocate(
     # With one number an expert every pairing has the same sum.
     if objective == bound and not one_number and len(partner) <= MOST_SMOOTHED and not stop():
         partner = with_slack(weight, objective)
-    return Result(
-        status=Status.OPTIMAL if objective == bound else Status.CANCELLED,
-        objective=objective,
-        bound=bound,
-        runtime=time.perf_counter() - start,
-        solution=partner,
-        provenance=Provenance(optimiser="colocate", versions=library_versions()),
-    )
+    status = Status.OPTIMAL if objective == bound else Status.CANCELLED
+    return result_of("colocate", start, status, objective, bound, partner)
 
 
 def pair_weight(
     send_a: NDArray[np.float64], recv_a: NDArray[np.float64], send_b: NDArray[np.float64], recv_b: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """float64[expert of a, expert of b]: the more of what a pair sends and what it receives; all given float64[expert]."""
-    with np.errstate(over="ignore"):  # what is infinite then is refused
+    """float64[expert of a, expert of b]: the more of a pair's sends and receives; all given float64[expert]."""
+    with np.errstate(over="ignore"):  # infinite weights are refused later
         return np.maximum(send_a[:, None] + send_b, recv_a[:, None] + recv_b)
 
 
 def sorted_colocation(load_a: NDArray[np.float64], load_b: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The rule of Aurora Theorem 6.2: the popular experts of a beside the unpopular of b; partner int64[expert of a].
+    """The rule of Aurora Theorem 6.2: the popular experts of a with the unpopular of b; partner int64[expert of a].
 
     load_a, load_b: float64[expert]. Optimal where one number an expert decides; ties go to the lower index.
     """
@@ -101,24 +100,18 @@ def _checked(**loads: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return list(loads.values())
 
 
-if TYPE_CHECKING:
-    from scipy.sparse import coo_array
-
-MOST_CELLS = 20_000
-"""(GPU, expert) cells of both models up to which the programme is solved; above, each time is limited on its own."""
-SAFETY = 1e-6
-"""Taken from the programme's optimum, for its tolerance."""
-
-
 @dataclass(frozen=True, eq=False)
 class ModelTables:
-    """What one model asks of GPUs in one layer; seconds.
+    """The work of GPUs for one model in one layer, in seconds.
 
-    gate, aggregate: float64[gpu]; ffn, receive: float64[gpu, expert], what an expert adds to the computation and to the
-    receiving port of its GPU in one all-to-all, in the fastest direction of that port; send_total: float64[gpu] and
-    send_saved: float64[gpu, expert], what the GPU sends if it keeps no token, and how much less for an expert of its own.
-    start_up: seconds before the first byte of an all-to-all, 0 where nothing has to move.
-    slots: int64[gpu], the most experts on a GPU; full: whether every slot is taken.
+    gate, aggregate: float64[gpu]
+    ffn: float64[gpu, expert], an expert's part in the computation of its GPU
+    receive: float64[gpu, expert], its part at the receiving port in one all-to-all, in the fastest direction of that port
+    send_total: float64[gpu], sends of a GPU that keeps no token
+    send_saved: float64[gpu, expert], by how much they are less for an expert of its own
+    start_up: before the first byte of an all-to-all, 0 where nothing has to move
+    slots: int64[gpu], the most experts on a GPU
+    full: True if every slot is taken
     """
 
     gate: NDArray[np.float64]
@@ -133,12 +126,13 @@ class ModelTables:
 
 
 def cycle_bound(a: ModelTables, b: ModelTables, next_gate: NDArray[np.float64]) -> float:
-    """Seconds below which one cycle of two colocated models cannot be, from when a's gate has ended everywhere to when its
-    next gate has.
+    """Seconds below which no cycle of two colocated models is, from the end of a's gate everywhere to that of its next gate.
 
-    next_gate: float64[gpu], a's gate of the next layer, 0 after the last. Every inequality follows a chain of steps that
-    wait for each other: a GPU computes F^a before F^b, the combine of a model follows its experts, both combines follow
-    F^a on every GPU, and A^b and the next G^a follow all four all-to-alls on every GPU (see `engine.simulate.colocated`).
+    Every inequality follows a chain of steps that wait for each other: a GPU computes F^a before F^b, the combine of a model
+    follows its experts, both combines follow F^a on every GPU, and A^b and the next G^a follow all four all-to-alls on every
+    GPU (see `engine.simulate.colocated`).
+
+    next_gate: float64[gpu] seconds of a's gate of the next layer, 0 after the last
     """
     ends = float((b.aggregate + next_gate).max()), float((a.aggregate + b.aggregate + next_gate).max())
     if a.ffn.size + b.ffn.size > MOST_CELLS:
@@ -166,7 +160,7 @@ def _one_by_one(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> fl
     ffn_a, ffn_b = least_largest(a.ffn), least_largest(b.ffn)
     ffn_both = least_largest(np.concatenate([a.ffn, b.ffn], axis=1))
     quickest = min(a.start_up, b.start_up)
-    # The GPU whose gate of a ends last has its gate of b still to do.
+    # The last GPU with its gate of a has its gate of b still to do.
     dispatched = max(both + quickest, float(b.gate.min()) + send_b + b.start_up)
     end_ffn_a = send_a + a.start_up + ffn_a
     end_ffn_b = max(dispatched + ffn_b, send_a + a.start_up + ffn_both)

@@ -1,14 +1,13 @@
-"""Which devices host which experts of one layer when popular experts may have several: the largest load least.
+"""Hosts of the experts of one layer, several for popular ones: the largest load least.
 
-Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`first_fit`) are its
+Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`pack_devices`) are its
 answer, kept as the method "lina". First fit aims at few devices, not at even ones, so "best" minimises the largest load
 itself: local search, and CP-SAT where the instance is small enough for a proof.
-
-The best hosts of a small layer's experts, proven by CP-SAT.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,100 +24,99 @@ from engine.placement.devices.search import (
     search,
     usual_kicks,
 )
-from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
 """(expert, number of hosts, device) choices up to which CP-SAT is tried."""
 CP_SAT_SECONDS = 10.0
-"""What CP-SAT gets at most: a proof that takes longer hardly ever comes."""
+"""The most work that CP-SAT gets: a proof that takes longer hardly ever comes."""
 SEARCH_SHARE = 0.4
+CP_SAT_UNITS = 2**30
+"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
+optimal (32-bit sums in its presolve)."""
+
+
+@dataclass(frozen=True, eq=False)
+class DevicesInstance:
+    """The experts of one layer and the devices to host them; every expert is hosted, also one of popularity 0.
+
+    popularity: float64[expert] in any unit, finite, at least 0
+
+    Raises InputError for bad values and for more experts than devices x max_experts_per_device.
+    """
+
+    popularity: NDArray[np.float64]
+    devices: int
+    max_experts_per_device: int
+
+    def __post_init__(self) -> None:
+        popularity = np.asarray(self.popularity, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            total = popularity.sum()
+        if popularity.ndim != 1 or not np.isfinite(total) or (popularity.size and popularity.min() < 0):
+            raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+        check_slots(len(popularity), self.devices, self.max_experts_per_device)
+        object.__setattr__(self, "popularity", popularity)
 
 
 def replicate_devices(
-    popularity: NDArray[np.float64],
-    devices: int,
-    max_experts_per_device: int,
-    method: Literal["best", "lina"] = "best",
-    exact: bool = True,
-    kicks: int | None = None,
-    time_limit: float = 10.0,
-    seed: int = 0,
+    instance: DevicesInstance,
+    limits: Limits = Limits(),
     stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
+    report: Report | None = None,
+    *,
+    method: Literal["best", "lina"] = "best",
+    kicks: int | None = None,
 ) -> Result[Hosting]:
     """Experts on devices; an expert on r devices puts 1/r of its popularity on each; `objective` is the largest load.
 
-    popularity: float64[expert] in any unit, finite, at least 0; every expert is hosted, also one of popularity 0
+    limits: the work is CP-SAT's, which with exact follows the search of "best"; the search ends by itself
     method: "best", or "lina": equation 1 with the popularity scaled to a sum of 1, then first-fit decreasing
-    exact: whether CP-SAT may follow the search of "best"; kicks: restarts of that search, by default as many as take
-        about half a second
-    time_limit: CP-SAT's work, in seconds of an ordinary core; the search ends by itself
-    wall_limit: seconds after which the clock ends both, by default the time limit
-    on_incumbent: called with (objective, bound) after improvements
+    kicks: restarts of the search of "best", by default as many as take about half a second
 
     `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
-    is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of what the search had
-    found, which is what rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended
-    search or proof, FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for bad values and
-    for more experts than devices x max_experts_per_device.
+    is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of the search's answer, the
+    most that rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended search or proof,
+    FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for another method.
     """
     start = time.perf_counter()
-    weight = _checked_popularity(popularity)
-    check_slots(len(weight), devices, max_experts_per_device)
+    popularity, devices, seed = instance.popularity, instance.devices, limits.seed
     if method not in ("best", "lina"):
         raise InputError(f"method: '{method}' is not one of best, lina")
-    cap = min(max_experts_per_device, len(weight))
+    cap = min(instance.max_experts_per_device, len(popularity))
     # Inside the most popular expert weighs 1: the smallest and largest floats are safe from under- and overflow.
-    unit = float(weight.max()) or 1.0
-    popularity, weight = weight, weight / unit
+    unit = float(popularity.max()) or 1.0
+    weight = popularity / unit
     bound = lower_bound(weight, devices, cap)
-    options = {"method": method, "devices": devices, "max_experts_per_device": max_experts_per_device}
+    options = {"method": method, "devices": devices, "max_experts_per_device": instance.max_experts_per_device}
     limited, rounding = False, 0.0
     if method == "lina":
         share = devices * (weight / (weight.sum() or 1.0))
-        hosts = _hosts(pack_devices(share, devices, cap, seed), len(weight))
+        hosts = np.zeros((len(weight), devices), dtype=bool)
+        for device, held in enumerate(pack_devices(share, devices, cap, seed)):
+            hosts[list(held), device] = True
     else:
         kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
-        options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
-        report = _in_unit(on_incumbent, unit)
-        hosts, bound, limited, rounding = _best(
-            weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report, wall_limit
-        )
+        options |= {"exact": limits.exact, "kicks": kicks, "time_limit": limits.seconds}
+
+        def found(objective: float, bound: float) -> None:
+            if report:
+                report(objective * unit, bound * unit)
+
+        hosts, bound, limited, rounding = _best(weight, devices, cap, bound, kicks, limits, stop, found)
     objective, bound = largest_load(hosts, popularity), bound * unit
-    if relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit:
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+    proven = relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit
     solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
-    provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
-    return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
-
-
-def _checked_popularity(popularity: NDArray[np.float64]) -> NDArray[np.float64]:
-    weight = np.asarray(popularity, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        total = weight.sum()
-    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
-        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
-    return weight
-
-
-def _in_unit(on_incumbent: Callable[[float, float], None] | None, unit: float) -> Callable[[float, float], None]:
-    """`on_incumbent` for numbers that are counted in `unit`."""
-    if on_incumbent is None:
-        return lambda objective, bound: None
-    return lambda objective, bound: on_incumbent(objective * unit, bound * unit)
+    status, bound = status_of(proven, stop, limited), min(bound, objective)
+    return result_of("replicate_devices", start, status, objective, bound, solution, options, seed)
 
 
 def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
     """A largest load that no hosting can be under. weight: float64[expert].
 
     The mean; the largest replica where the slots are shared out to make it smallest; and, where experts fill so many
-    slots that no device has less than c of them, the heaviest piece with the lightest c - 1 others beside it.
+    slots that no device has less than c of them, the heaviest piece with the lightest c - 1 others.
     """
     experts, slots = len(weight), devices * cap
     replica = (weight / replicas_of_expert(weight, devices, slots)).max()
@@ -134,54 +132,37 @@ def _best(
     devices: int,
     cap: int,
     bound: float,
-    exact: bool,
     kicks: int,
-    time_limit: float,
-    seed: int,
+    limits: Limits,
     stop: Stop,
-    on_incumbent: Callable[[float, float], None],
-    wall_limit: float | None,
+    found: Report,
 ) -> tuple[Hosts, float, bool, float]:
-    """Hosts, a lower bound, whether a time limit ended the search or the proof, and what rounding took from the bound."""
-    wall_limit = time_limit if wall_limit is None else wall_limit
-    deadline = time.perf_counter() + wall_limit
-    search_ends = time.perf_counter() + SEARCH_SHARE * wall_limit
+    """(hosts, a lower bound, True if a time limit ended the search or the proof, loss of the bound by rounding)."""
+    deadline = time.perf_counter() + limits.wall_seconds
+    search_ends = time.perf_counter() + SEARCH_SHARE * limits.wall_seconds
 
     def report(objective: float, proven: float = 0.0) -> None:
-        on_incumbent(objective, min(max(bound, proven), objective))
+        found(objective, min(max(bound, proven), objective))
 
-    target = bound * (1 + PROVEN_GAP)
+    target, seed = bound * (1 + PROVEN_GAP), limits.seed
     hosts = search(
         weight, devices, cap, kicks, seed, target, lambda: stop() or time.perf_counter() > search_ends, report
     )
     objective = largest_load(hosts, weight)
     cut_short = objective > target and time.perf_counter() > search_ends
-    if objective <= target or not exact or stop():
+    if objective <= target or not limits.exact or stop():
         return hosts, bound, cut_short, 0.0
     fewest = np.maximum(np.ceil(weight / objective * (1 - PROVEN_GAP)), 1).astype(np.int64)
     most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
         return hosts, bound, cut_short, 0.0
 
-    seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * time_limit), max(0.0, deadline - time.perf_counter())
+    seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * limits.seconds), max(0.0, deadline - time.perf_counter())
     exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report, left)
     if largest_load(exact_hosts, weight) < objective:
         hosts = exact_hosts
     # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
     return hosts, max(bound, proven), not ended, (cap + 1) * objective / CP_SAT_UNITS
-
-
-def _hosts(solution: Hosting, experts: int) -> Hosts:
-    hosts = np.zeros((experts, len(solution)), dtype=bool)
-    for device, held in enumerate(solution):
-        hosts[list(held), device] = True
-    return hosts
-
-
-PROVEN_GAP = 1e-9
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
-optimal (32-bit sums in its presolve)."""
 
 
 def best_hosts(
@@ -197,10 +178,12 @@ def best_hosts(
     on_progress: Callable[[float, float], None],
     wall_limit: float | None = None,
 ) -> tuple[Hosts, float, bool]:
-    """Hosts at least as good up to rounding, a lower bound, and whether the search came to its end.
+    """(hosts at least as good up to rounding, a lower bound, True if the search came to its end).
 
-    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
-    down, so that the optimum of the integer model is at most the true one. seconds, wall_limit: see `engine.solver.solve`.
+    Pieces are rounded down, so that the optimum of the integer model is at most the true one.
+
+    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have
+    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -215,7 +198,7 @@ def best_hosts(
     hint, chosen = {}, [[[] for _ in range(devices)] for _ in range(experts)]
     # The devices are alike: the expert with the largest piece takes the first ones.
     leader = int((weight / fewest).argmax())
-    now = _leader_first(hosts, leader)
+    now = hosts[:, np.argsort(~hosts[leader], kind="stable")]
     for expert in range(experts):
         counts = range(int(fewest[expert]), int(most[expert]) + 1)
         is_count = [model.new_bool_var("") for _ in counts]
@@ -250,8 +233,3 @@ def best_hosts(
         return hosts, 0.0, False
     hosts_found = np.array([[any(solver.boolean_value(is_host) for is_host in cell) for cell in row] for row in chosen])
     return hosts_found, solver.best_objective_bound / scale, status == OPTIMAL
-
-
-def _leader_first(hosts: Hosts, leader: int) -> Hosts:
-    """The same state with the devices of the expert `leader` in front."""
-    return hosts[:, np.argsort(~hosts[leader], kind="stable")]

@@ -5,13 +5,12 @@ a free slot, for several numbers of replicas in all. From there the heaviest dev
 over or swapping two, and where that does not help by changing how many replicas an expert has; kicks leave a local
 optimum.
 
-Lina's packing: popular experts on several devices, unpopular ones together on few (section 5.2).
-
-The paper says first-fit decreasing and little more. n_e sums to the number of devices, so the bins are to be filled to
-the brim, which first fit hardly ever manages. What it leaves open is decided so:
+`pack_devices` is Lina's packing: popular experts on several devices, unpopular ones together on few (section 5.2). The paper
+says first-fit decreasing and little more. n_e sums to the number of devices, so the bins are to be filled to the brim, which
+first fit hardly ever manages. Questions that it leaves open are decided so:
 
 * An expert gets n_e rounded up devices, at least one, and equal pieces n_e / devices: its tokens divide equally, so one
-  whole device for each whole part of n_e and the rest elsewhere would not be what the devices then carry.
+  whole device for each whole part of n_e and the rest elsewhere would not be the load that the devices then carry.
 * Pieces go, the largest first, to the first device where the sum stays within 1, a slot is free and no other piece of
   the expert is. Where there is none, to the emptiest device with a free slot.
 * A further piece of an expert is left out where only as many slots are free as experts have no device yet: the cap on
@@ -34,12 +33,15 @@ KICK_MOVES = 6
 LIGHTEST = 12
 """Devices that may take one more replica, the lightest ones: more hardly ever help and cost time on many devices."""
 MOST_CELLS = 2**23
-"""Of the table of all moves from the heaviest device: where it would be larger, the dealt states have to do."""
+"""Cells of the table of all moves from the heaviest device: where it would be larger, the dealt states have to do."""
 TOLERANCE = 1e-12
 ROUND_OFF = 1e-9
 
 Hosts = NDArray[np.bool_]
-"""bool[expert, device]: which device holds which expert."""
+"""bool[expert, device]: True where the device holds the expert."""
+
+Hosting = tuple[tuple[int, ...], ...]
+"""The experts of every device, in rising order, none twice on a device."""
 
 
 def largest_load(hosts: Hosts, weight: NDArray[np.float64]) -> float:
@@ -244,12 +246,6 @@ class _Search:
         if add < len(self.weight):
             self.hosts[add, device] = True
         self.refresh()
-
-
-ROUND_OFF = 1e-9
-
-Hosting = tuple[tuple[int, ...], ...]
-"""The experts of every device, in rising order, none twice on a device."""
 
 
 def pack_devices(

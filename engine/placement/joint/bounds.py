@@ -1,4 +1,4 @@
-"""What no placement can beat: lower limits of the hop cost share and of the imbalance, each alone.
+"""Lower limits of the hop cost share and of the imbalance of any placement, each alone.
 
 A placement that is good for one aim is rarely good for the other, so the weighted sum of the two limits is valid but not
 tight between the extremes. A limit on moves only takes placements away, so the limits hold with it too.
@@ -23,9 +23,9 @@ SAFETY = 1e-12
 def least_hop_cost_share(instance: JointInstance, worst: bool, stop: Stop = never) -> float:
     """Lower limit of the largest (`worst`) or the mean hop cost share over the workloads.
 
-    Cost is what all hops at the dearest price would cost, less what staying on the node saves, less what staying on the
-    GPU saves; both are limited from above by `_most_kept`. The mean over the workloads is itself a workload, and no
-    mean is above the largest. When `stop` answers True the limit is weaker. Kept for the next call with the instance.
+    Cost is that of all hops at the dearest price, less the savings of those that stay on the node and on the GPU; both are
+    limited from above by `_most_kept`. The mean over the workloads is itself a workload, and no mean is above the largest.
+    When `stop` answers True the limit is weaker. Kept for the next call with the instance.
     """
     if instance not in _known:
         share = instance.transition_share
@@ -96,10 +96,11 @@ def _least_hops(share: NDArray[np.float64], instance: JointInstance, stop: Stop)
 
 
 def _most_kept(share: NDArray[np.float64], slots: NDArray[np.int64], stop: Stop) -> NDArray[np.float64]:
-    """Upper limit of the share kept in groups of `slots` experts per layer, float64[workload]; the least of three a layer
-    pair: an expert keeps at most its heaviest successors, or predecessors, that fit its group; and the trace of the
-    product with the same-group matrix, whose singular values are the group sizes (von Neumann). With equal groups one of
-    them belongs to the constant vector on both sides, which splits the mean off.
+    """float64[workload]: upper limit of the share kept in groups of `slots` experts per layer.
+
+    It is the least of three a layer pair: an expert keeps at most its heaviest successors, or predecessors, that fit its
+    group; and the trace of the product with the same-group matrix, which has the group sizes as singular values (von
+    Neumann). With equal groups one of them belongs to the constant vector on both sides, which splits the mean off.
     """
     fit = int(slots.max(initial=0))
     experts = share.shape[-1]

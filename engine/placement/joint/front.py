@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 from engine.placement.joint.instance import JointFigures, JointInstance
 from engine.placement.joint.kernel import Workloads, place_jointly
-from engine.result import Status, Stop, never
+from engine.result import Limits, Status, Stop, never
 
 END = 0.005
 """The ends count the other aim this much: of placements equal in one aim, the better in the other."""
 KICKS_PER_EXPERT, LEAST_KICKS = 0.08, 30
 USUAL_SECONDS = 20.0
-"""Of work on a front, unless a person says otherwise."""
+"""Seconds of work on a front, unless a person says otherwise."""
 SAME, EQUAL = 1e-9, 1e-6
 
 
@@ -29,11 +29,11 @@ SAME, EQUAL = 1e-9, 1e-6
 class FrontPoint:
     """One placement of a front.
 
-    gpu_of_expert: int64[layer, expert].
-    weight: the weight of affinity it was found with (see `place_jointly`).
-    hop_cost_share, kept_share, balancedness: over the workloads the worst or the mean, as asked for.
-    figures: the same and the imbalance on every workload.
-    moves: (layer, expert) pairs on another GPU than in `start`; 0 without one.
+    gpu_of_expert: int64[layer, expert]
+    weight: the weight of affinity it was found with (see `place_jointly`)
+    hop_cost_share, kept_share, balancedness: over the workloads the worst or the mean, as asked for
+    figures: the same and the imbalance on every workload
+    moves: (layer, expert) pairs on another GPU than in `start`; 0 without one
     """
 
     gpu_of_expert: NDArray[np.int64]
@@ -45,7 +45,7 @@ class FrontPoint:
     moves: int
 
     def beats(self, other: "FrontPoint") -> bool:
-        """Whether it is as good in hops and in balance and better in one of them; round-off is neither."""
+        """True if it is as good in hops and in balance and better in one of them; round-off is neither."""
         hops = other.hop_cost_share - self.hop_cost_share
         balance = self.balancedness - other.balancedness
         return min(hops, balance) >= -SAME and max(hops, balance) > SAME
@@ -53,37 +53,38 @@ class FrontPoint:
 
 def front(
     instance: JointInstance,
+    limits: Limits = Limits(USUAL_SECONDS),
+    stop: Stop = never,
+    report: Callable[[FrontPoint], None] | None = None,
+    *,
     points: int = 9,
     workloads: Workloads = "worst",
     start: NDArray[np.int64] | None = None,
     max_moves: int | None = None,
     kicks: int | None = None,
-    seed: int = 0,
-    time_limit: float = USUAL_SECONDS,
-    stop: Stop = never,
-    on_point: Callable[[FrontPoint], None] | None = None,
     initial: tuple[NDArray[np.int64], ...] = (),
-    wall_limit: float | None = None,
 ) -> list[FrontPoint]:
     """At most `points` placements from fewest hops to best balance, none beaten by another in hop cost share and
     balancedness; with `start` and max_moves all of them within the moves.
 
-    The options are those of `place_jointly`, for one search a point; kicks None: 0.08 a (layer, expert) pair, at least
-    30, and twice that at both ends. time_limit: work in all, see `place_jointly`, as much for each search.
-    wall_limit: seconds, by default the time limit, shared out among the searches to come.
-    on_point: called after every search with the best point for its weight, if it is a new one; later ones may beat it, so a
-    page shows those that `beats` leaves. initial: placements int64[layer, expert] that every search may begin from.
+    The options are those of `place_jointly`, for one search a point.
+
+    limits: of all searches together, as much work for each and the wall seconds shared out among those to come
+    report: called after every search with the best point for its weight, if it is a new one; later ones may beat it, so a
+        page shows those that `beats` leaves
+    kicks: None: 0.08 a (layer, expert) pair, at least 30, and twice that at both ends
+    initial: placements int64[layer, expert] that every search may begin from
 
     At least one point is returned, and when `stop` answers True those found so far. Raises InputError if an option is out of
     range (see `place_jointly`).
     """
     if points < 1:
         raise InputError(f"points: {points}; wanted at least 1")
-    deadline = time.perf_counter() + (time_limit if wall_limit is None else wall_limit)
+    deadline = time.perf_counter() + limits.wall_seconds
     archive = _Archive(instance, workloads, start)
     if kicks is None:
         kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-    # The ends first: what lies between is looked for relative to them.
+    # The ends first: points between are looked for relative to them.
     weights = [1 - END, END] if points > 1 else [0.5]
     tried: list[float] = []
     while len(tried) < points:
@@ -95,22 +96,20 @@ def front(
             break
         result = place_jointly(
             instance,
-            weight,
-            workloads,
-            start,
-            max_moves,
+            Limits(limits.seconds / points, wall=max(left, 0.0), seed=limits.seed + len(tried)),
+            stop,
+            weight=weight,
+            workloads=workloads,
+            start=start,
+            max_moves=max_moves,
             initial=initial if not tried else (*initial, archive.best(weight).gpu_of_expert),
             kicks=kicks * (2 if len(tried) < len(weights) else 1),
-            seed=seed + len(tried),
-            time_limit=time_limit / points,
-            wall_limit=max(left, 0.0),
-            stop=stop,
             on_placement=lambda place, weight=weight: archive.add(place, weight),
         )
         archive.add(result.solution, weight)
         tried.append(weight)
-        if on_point and (new_point := archive.new_best(weight)) is not None:
-            on_point(new_point)
+        if report and (new_point := archive.new_best(weight)) is not None:
+            report(new_point)
         if result.status is Status.CANCELLED:
             break
     return archive.thinned(points, tried)

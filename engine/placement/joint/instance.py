@@ -1,7 +1,7 @@
 """The problem of placing experts for two aims at once: few hops between GPUs, and GPUs that are loaded alike.
 
-ExFlow (section IV) minimises hops alone, load balancers such as EPLB the busiest GPU alone; what one wins the other
-loses. Here both are figures of one placement without replicas, for one or several workloads.
+ExFlow (section IV) minimises hops alone, load balancers such as EPLB the busiest GPU alone; a gain of one is a loss of the
+other. Here both are figures of one placement without replicas, for one or several workloads.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from engine.errors import InputError
 
 @dataclass(frozen=True)
 class JointFigures:
-    """What a placement is worth on every workload; all float64[workload], without units.
+    """The worth of a placement on every workload; all float64[workload], without units.
 
-    hop_cost_share: cost of hops / cost if every hop were of the dearest kind, 0 … 1.
-    kept_share: share of the transitions whose two experts share a GPU, 0 … 1.
-    imbalance: mean over layers of max / mean GPU load, less 1.
-    balancedness: mean over layers of mean / max GPU load, as `engine.timeline.balancedness`.
+    hop_cost_share: cost of hops / cost if every hop were of the dearest kind, 0 … 1
+    kept_share: share of the transitions between two experts on one GPU, 0 … 1
+    imbalance: mean over layers of max / mean GPU load, less 1
+    balancedness: mean over layers of mean / max GPU load, as `engine.timeline.balancedness`
     """
 
     hop_cost_share: NDArray[np.float64]
@@ -34,10 +34,10 @@ class JointInstance:
     """Layers of experts to be placed on GPUs, every expert on one GPU per layer.
 
     transitions: float64[workload, layer - 1, expert, expert], tokens that go from expert i of a layer to expert k of the
-        next (without the first axis: one workload).
-    load: float64[workload, layer, expert], tokens of every expert (or without the first axis).
-    slots: int64[gpu], experts that each GPU takes in every layer, exactly.
-    gpus_per_node: GPUs 0 … n-1 form the first node, and so on; None if it does not matter.
+        next (without the first axis: one workload)
+    load: float64[workload, layer, expert], tokens of every expert (or without the first axis)
+    slots: int64[gpu], experts that each GPU takes in every layer, exactly
+    gpus_per_node: GPUs 0 … n-1 form the first node, and so on; None if it does not matter
     cost_gpu, cost_node: cost of a hop to another GPU of the node and to another node, in any one unit;
         0 <= cost_gpu <= cost_node, not both 0. Without nodes only cost_gpu counts, and only that it is positive.
 
@@ -109,12 +109,12 @@ class JointInstance:
 
     @property
     def flat(self) -> bool:
-        """Whether all hops between different GPUs cost the same."""
+        """True if all hops between different GPUs cost the same."""
         return self.cost_gpu == self.cost_node or self.gpus_per_node in (None, self.gpus)
 
     @property
     def gpus_alike(self) -> bool:
-        """Whether GPUs can be renamed at will: all take as many experts and are as far from each other."""
+        """True if GPUs can be renamed at will: all take as many experts and are as far from each other."""
         return self.flat and bool((self.slots == self.slots[0]).all())
 
     @cached_property

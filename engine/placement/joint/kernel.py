@@ -2,9 +2,8 @@
 
 A placement made for affinity alone (ExFlow, section IV) leaves GPUs loaded unequally, one made for balance alone (EPLB)
 sends nearly every token elsewhere at every layer. The objective here is the weighted sum of both figures, each without a
-unit, so that neither more tokens nor another currency of hops changes the answer.
-
-The exact joint placement of small instances: a shortest path through all placements of every layer.
+unit, so that neither more tokens nor another currency of hops changes the answer. Small instances are solved exactly, by a
+shortest path through all placements of every layer; others by `search`.
 """
 
 import time
@@ -22,14 +21,20 @@ from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, state_of, terms_of
 from engine.placement.joint.search import first_placement, search
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Status, Stop, never, result_of
 
 MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000
-"""Placements of a layer, and pairs of them over all layers and budgets, up to which this is a matter of a second."""
+"""Placements of a layer, and pairs of them over all layers and budgets, up to which `shortest` is a matter of a second."""
+Workloads = Literal["worst", "mean"]
+PROVEN_GAP = 1e-9
+KICKS_PER_EXPERT, LEAST_KICKS = 0.4, 100
+SECONDS_PER_LOOK, SECONDS_PER_SWAP, LOOKS_WITH_MOVES = 7e-5, 6e-9, 4
+"""Cost of a look at the swaps of a layer, and of each swap in each table, on an ordinary core; with limited moves every look
+is followed by those at its neighbours."""
 
 
 def solvable(terms: JointTerms, max_moves: int | None) -> bool:
-    """Whether the instance is small enough, and its objective a sum over layers: not where the worst workload counts, nor
+    """True if the instance is small enough, and its objective a sum over layers: not where the worst workload counts, nor
     where rows do."""
     instance = terms.instance
     if isinstance(instance, RowsInstance):
@@ -105,28 +110,19 @@ def _all_placements(slots: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(rows, dtype=np.int64)
 
 
-Workloads = Literal["worst", "mean"]
-PROVEN_GAP = 1e-9
-KICKS_PER_EXPERT, LEAST_KICKS = 0.4, 100
-SECONDS_PER_LOOK, SECONDS_PER_SWAP, LOOKS_WITH_MOVES = 7e-5, 6e-9, 4
-"""Cost of a look at the swaps of a layer, and of each swap in each table, on an ordinary core; with limited moves every look
-is followed by those at the layers beside it."""
-
-
 def place_jointly(
     instance: JointInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     weight: float,
     workloads: Workloads = "worst",
     start: NDArray[np.int64] | None = None,
     max_moves: int | None = None,
     initial: tuple[NDArray[np.int64], ...] = (),
     kicks: int | None = None,
-    seed: int = 0,
-    time_limit: float = 10.0,
-    stop: Stop = never,
-    on_progress: Callable[[float, float], None] | None = None,
     on_placement: Callable[[NDArray[np.int64]], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
 
@@ -134,35 +130,34 @@ def place_jointly(
     value under a blind placement, which depends on the slots and the prices of hops only; B is the imbalance, the mean over
     layers of max / mean GPU load less 1. Over several workloads each is the largest ("worst") or the mean of theirs.
 
-    weight: 0 (balance alone) … 1 (affinity alone).
-    start: int64[layer, expert], the placement in use; the search begins there.
-    max_moves: how many (layer, expert) pairs may be on another GPU than in `start` at most; None: any number. Without
-        a limit GPUs that are alike are named so that few experts leave the GPU they are on in `start`.
+    limits: the work is that of looks at swaps, an outer cap; small instances are always proven
+    weight: 0 (balance alone) … 1 (affinity alone)
+    start: int64[layer, expert], the placement in use; the search begins there
+    max_moves: the most (layer, expert) pairs that may be on another GPU than in `start`; None: any number. Without a limit
+        GPUs that are alike are named so that few experts leave the GPU they are on in `start`.
     initial: further placements to begin from; the best one is taken. With max_moves those too far from `start` are not.
-    kicks: how often the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least 100.
-    time_limit: work, in seconds of an ordinary core as estimated from the looks at swaps, an outer cap.
-    wall_limit: seconds after which the clock ends it, by default the time limit. Same input, seed and kicks, same answer,
-        unless it does.
-    on_progress: called with (objective, bound) after improvements. on_placement: called with copies of placements met.
+    kicks: number of times that the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least
+        100
+    on_placement: called with copies of placements met
 
     Status OPTIMAL if proven: the instance is small enough for a shortest path over all placements (at most 2520 of a
     layer), or the objective meets the bound, or no move is allowed. TIME_LIMIT or CANCELLED if the search was cut short,
-    else FEASIBLE. The bound is the weighted sum of what H and B cannot go below, each alone.
+    else FEASIBLE. The bound is the weighted sum of the lower limits of H and B, each alone.
 
     Raises InputError if the weight or an option is out of range, or a placement given does not fill the slots.
     """
     began = time.perf_counter()
     start, initial = _checked(instance, weight, workloads, start, max_moves, initial, kicks)
     terms = terms_of(instance, weight, workloads == "worst")
-    kicks = _usual_kicks(instance) if kicks is None else kicks
-    looks = int(time_limit / seconds_of_look(terms, max_moves))
-    deadline = began + (time_limit if wall_limit is None else wall_limit)
-    incumbent = _Incumbent(terms, looks, deadline, stop, on_progress, on_placement)
+    if kicks is None:
+        kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
+    looks = int(limits.seconds / seconds_of_look(terms, max_moves))
+    incumbent = _Incumbent(terms, looks, began + limits.wall_seconds, stop, report, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
     incumbent.begin(_best_of(terms, instance, start, max_moves, initial, incumbent.ended))
     proven = done = max_moves == 0 or _solved(incumbent, start, max_moves)
     if not proven and instance.gpus > 1 and not incumbent.ended():
-        done = _searched(incumbent, start, max_moves, kicks, seed, from_mean=terms.worst and not initial)
+        done = _searched(incumbent, start, max_moves, kicks, limits.seed, from_mean=terms.worst and not initial)
     best, bound = incumbent.place, incumbent.bound
     if start is not None and max_moves is None:
         best = _named_as(best, start, instance)
@@ -173,10 +168,9 @@ def place_jointly(
         status = Status.CANCELLED
     else:
         status = Status.FEASIBLE if done else Status.TIME_LIMIT
-    options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": time_limit}
+    options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": limits.seconds}
     options |= {} if max_moves is None else {"max_moves": max_moves}
-    provenance = Provenance(optimiser="place_jointly", options=options, seed=seed, versions=library_versions())
-    return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
+    return result_of("place_jointly", began, status, objective, min(bound, objective), best, options, limits.seed)
 
 
 def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:
@@ -187,24 +181,22 @@ def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:
     return look * (1 if max_moves is None else LOOKS_WITH_MOVES)
 
 
-def _usual_kicks(instance: JointInstance) -> int:
-    return max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-
-
 @dataclass
 class _Incumbent:
     """The best placement so far, int64[layer, expert], and when to stop looking for a better one.
 
-    looks: how many looks at the swaps of a layer the search may still take, about.
-    bound: what no objective is below; deadline: on the clock of `time.perf_counter`.
-    cancelled, late: whether `stop` answered True, and whether looks or deadline are over, when last asked.
+    looks: looks at the swaps of a layer that the search may still take, about
+    bound: lower limit of every objective
+    deadline: on the clock of `time.perf_counter`
+    cancelled: True if `stop` answered True when last asked
+    late: True if looks or deadline were over when last asked
     """
 
     terms: JointTerms
     looks: int
     deadline: float
     stop: Stop
-    on_progress: Callable[[float, float], None] | None
+    on_progress: Report | None
     on_placement: Callable[[NDArray[np.int64]], None] | None
     place: NDArray[np.int64] | None = None
     objective: float = np.inf
@@ -241,7 +233,7 @@ class _Incumbent:
 
 
 def _solved(incumbent: _Incumbent, start: NDArray[np.int64] | None, max_moves: int | None) -> bool:
-    """Whether all placements could be gone through; the best one is then the incumbent."""
+    """True if all placements could be gone through; the best one is then the incumbent."""
     if not solvable(incumbent.terms, max_moves):
         return False
     place = shortest(incumbent.terms, start, max_moves, incumbent.ended)
@@ -262,20 +254,17 @@ def _searched(
     seed: int,
     from_mean: bool,
 ) -> bool:
-    """Search from the incumbent; whether all kicks were made. from_mean: half of them for the workloads' mean first."""
-    terms = incumbent.terms
+    """Search from the incumbent; True if all kicks were made. from_mean: half of them for the workloads' mean first."""
+    terms, start = incumbent.terms, None if max_moves is None else start
     if from_mean:
         # The mean is smoother: half of the kicks go into a placement that is good for all.
         mean = terms_of(terms.instance, terms.weight, worst=False)
-        search(_state(mean, incumbent.place, start, max_moves), kicks // 2, seed, incumbent.ended_look, incumbent.visit)
+        state = state_of(mean, incumbent.place, start, max_moves)
+        search(state, kicks // 2, seed, incumbent.ended_look, incumbent.visit)
         kicks -= kicks // 2
-    return search(_state(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit)
-
-
-def _state(
-    terms: JointTerms, place: NDArray[np.int64], start: NDArray[np.int64] | None, max_moves: int | None
-) -> JointState:
-    return state_of(terms, place, start if max_moves is not None else None, max_moves)
+    return search(
+        state_of(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit
+    )
 
 
 def _best_of(

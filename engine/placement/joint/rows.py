@@ -1,10 +1,9 @@
-"""Balance against rows: what counts beside it where tokens go home after every layer and one row serves several experts.
+"""Balance against rows, for tokens that go home after every layer and with one row serve several experts.
 
-Hops between layers then cost nothing. What a placement sends is how many GPUs (or nodes) a token's experts of a layer are on,
+Hops between layers then cost nothing. A placement sends as many rows as a token's experts of a layer are on GPUs (or nodes),
 so layers depend on each other only through the limit on moves and through which recording is the worst. The search is that of
-`search`, with the exact change of rows of every swap from the tables of `coactivation`, one table a recording and layer.
-
-Where a search for few rows and even load begins, and how few rows there can be: what `coactivation` finds and proves.
+`search`, with the exact change of rows of every swap from the tables of `coactivation`, one table a recording and layer. Its
+starts and the lower limit of rows are found and proven by `coactivation`.
 """
 
 from dataclasses import dataclass, replace
@@ -20,17 +19,17 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.search import swap, tables_of
 from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Stop, never
+from engine.result import Limits, Stop, never
 
 
 @dataclass(frozen=True, eq=False)
 class RowsInstance(JointInstance):
-    """A joint instance whose affinity is rows: `hop_cost_share` of its figures is rows / rows expected of a blind placement,
-    `kept_share` what that is less than 1 (so below 0 where more rows are sent).
+    """A joint instance with rows for affinity: `hop_cost_share` of its figures is rows / rows expected of a blind placement,
+    `kept_share` 1 less that (so below 0 where more rows are sent). Made by `rows_instance`.
 
-    recordings: what every workload's tokens choose; all of the same cluster and way of travelling. A recording without tokens
-    sends no rows. least_rows: float64[workload], rows that every placement sends at least, proven elsewhere; None: none.
-    Made by `rows_instance`.
+    recordings: the choices of every workload's tokens; all of the same cluster and way of travelling. A recording without
+        tokens sends no rows.
+    least_rows: float64[workload], rows that every placement sends at least, proven elsewhere; None: none
     """
 
     recordings: tuple[CoactivationInstance, ...] = ()
@@ -61,7 +60,7 @@ class RowsInstance(JointInstance):
 
     @cached_property
     def per_row(self) -> NDArray[np.float64]:
-        """float64[workload]: what a row adds to the hop cost share."""
+        """float64[workload]: a row's part in the hop cost share."""
         return np.divide(1.0, self.blind_rows, out=np.zeros(self.workloads), where=self.blind_rows > 0)
 
     def rows(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -72,7 +71,7 @@ class RowsInstance(JointInstance):
         )
 
     def rows_a_token(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[workload]: the same of a token in a layer, in the mean; 0 without tokens."""
+        """float64[workload]: mean rows of a token in a layer; 0 without tokens."""
         return self.rows(gpu_of_expert) / np.maximum(self.tokens, 1)
 
     @cached_property
@@ -87,13 +86,15 @@ class RowsInstance(JointInstance):
 
 
 def rows_instance(recordings: tuple[CoactivationInstance, ...], load: NDArray[np.float64]) -> RowsInstance:
-    """The instance of these recordings; load: float64[workload, layer, expert], tokens. Raises InputError where they differ in
-    more than their tokens."""
+    """The instance of these recordings. Raises InputError where they differ in more than their tokens.
+
+    load: float64[workload, layer, expert], tokens
+    """
     kinds = {(each.gpus, each.node_size, each.travel, each.expert_count) for each in recordings}
     if len(kinds) != 1:
         raise InputError("recordings: wanted the same GPUs, nodes, experts and way of travelling in all")
     workloads, layers, experts = load.shape
-    # Never written to, so that no memory is taken for what counts nothing.
+    # Never written to, so that these zeros take no memory.
     nothing = np.broadcast_to(0.0, (workloads, layers - 1, experts, experts))
     return RowsInstance(nothing, load, equal_slots(experts, recordings[0].gpus), recordings=recordings)
 
@@ -109,8 +110,10 @@ def _blind_rows(nets: Nets) -> float:
 
 
 class RowsTerms(JointTerms):
-    """The objective with rows in the place of hops. per_row: float64[workload], the objective's part of a row; where the mean
-    counts, divided by the workloads already."""
+    """The objective with rows in the place of hops.
+
+    per_row: float64[workload], the objective's part of a row; where the mean counts, divided by the workloads already
+    """
 
     instance: RowsInstance
 
@@ -122,7 +125,7 @@ class RowsTerms(JointTerms):
         return self.instance.transitions[:1]  # all 0, as hops cost nothing
 
     def least_affinity(self, stop: Stop = never) -> float:
-        """Lower limit of rows / blind rows over the workloads, from what was proven elsewhere."""
+        """Lower limit of rows / blind rows over the workloads, as proven elsewhere."""
         if self.instance.least_rows is None:
             return 0.0
         share = self.instance.least_rows * self.instance.per_row
@@ -188,7 +191,7 @@ def terms_of(instance: JointInstance, weight: float, worst: bool) -> JointTerms:
 def state_of(
     terms: JointTerms, place: NDArray[np.int64], start: NDArray[np.int64] | None, max_moves: int | None
 ) -> JointState:
-    """The same of a placement; see `JointState`."""
+    """The state of a placement under an objective of hops or of rows; see `JointState`."""
     return (RowsState if isinstance(terms, RowsTerms) else JointState)(terms, place, start, max_moves)
 
 
@@ -200,30 +203,23 @@ BOUND_SHARE = 0.5
 
 
 def with_starts(
-    instance: RowsInstance, time_limit: float, seed: int = 0, stop: Stop = never, wall_limit: float | None = None
+    instance: RowsInstance, limits: Limits, stop: Stop = never
 ) -> tuple[RowsInstance, tuple[NDArray[np.int64], ...]]:
-    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), in so many seconds of work.
+    """(the instance with `least_rows`, placements int64[layer, expert] to begin from), within the limits.
 
     Bounds are of every recording alone, without a cap, so that they hold of every placement, and a placement comes with each;
-    another is of all recordings' tokens together, under a cap on load. wall_limit: seconds after which the clock ends each of
-    these, by default the part of the time limit for it.
+    another is of all recordings' tokens together, under a cap on load. The wall limit is that of each of these.
     """
     known = [recording for recording in instance.recordings if recording.experts.shape[1]]
     least, places = np.zeros(instance.workloads), []
     for workload, recording in enumerate(instance.recordings):
         if recording.experts.shape[1]:
-            uncapped = replace(recording, cap=None)
-            result = coactivation(
-                uncapped, BOUND_SHARE * time_limit / len(known), seed, stop=stop, wall_limit=wall_limit
-            )
+            part = replace(limits, seconds=BOUND_SHARE * limits.seconds / len(known), exact=True)
+            result = coactivation(replace(recording, cap=None), part, stop)
             least[workload] = result.bound
             places.append(result.solution)
-    together = replace(_together(known), cap=CAP)
-    places.append(
-        coactivation(
-            together, (1 - BOUND_SHARE) * time_limit, seed, exact=False, stop=stop, wall_limit=wall_limit
-        ).solution
-    )
+    part = replace(limits, seconds=(1 - BOUND_SHARE) * limits.seconds, exact=False)
+    places.append(coactivation(replace(_together(known), cap=CAP), part, stop).solution)
     return replace(instance, least_rows=least), tuple(places)
 
 

@@ -1,6 +1,6 @@
 """Local search for joint placements: the best swaps, exchanges in several layers at once, renamed suffixes, kicks.
 
-Exchanges between two GPUs in many layers at once, the exact best by dynamic programming over the layers.
+Exchanges between two GPUs in many layers at once are the exact best, by dynamic programming over the layers.
 """
 
 from collections import deque
@@ -21,6 +21,19 @@ MOST_CELLS = 2**15
 CHOICES = 16
 """Exchanges of every layer that the dynamic programme chooses from: those that are best with the other layers as they
 are. More were slower and gave no better plans in the same time on recorded traffic."""
+ACCEPT = 1.0001
+"""Most that an accepted placement may be worse than the one it came from, as a factor."""
+KICKS_PER_RETURN = 100
+PRICES = 12
+"""Halvings of the price of a move, from the gain per move of the best swap: the best moves come first."""
+GPUS_PER_KICK, PAIRS_PER_KICK, SWAPS_PER_GPU = 8, 10, 1.25
+POLISH_ROUNDS, POLISH_PAIRS = 20, 120
+PRICE_STEPS = 6
+MANY_EXPERTS = 128
+"""From here on one look at all swaps of a layer is used for several."""
+
+Visit = Callable[[JointState], None]
+"""Called with every local optimum that was accepted."""
 
 
 def chain(state: JointState, first_gpu: int, second_gpu: int, low: int, high: int, price: float = 0.0) -> list[int]:
@@ -28,8 +41,8 @@ def chain(state: JointState, first_gpu: int, second_gpu: int, low: int, high: in
     one or two experts against as many a layer; returns the layers that changed.
 
     Exchanges of neighbouring layers add up, but for twice the tokens between the experts exchanged, so the best choice
-    is a shortest path. Where the worst workload counts, a mixture guides instead; what makes that objective worse, or
-    moves more experts than may be moved, is taken back. price: cost of a (layer, expert) pair that leaves its GPU.
+    is a shortest path. Where the worst workload counts, a mixture guides instead; exchanges that make that objective worse,
+    or move more experts than may be moved, are taken back. price: cost of a (layer, expert) pair that leaves its GPU.
     """
     terms = state.terms
     sizes = int(terms.instance.slots[first_gpu]), int(terms.instance.slots[second_gpu])
@@ -127,26 +140,11 @@ def _exchanges(first: int, second: int) -> tuple[NDArray[np.float64], NDArray[np
     return table, np.ascontiguousarray(table.T)
 
 
-ACCEPT = 1.0001
-"""How much worse than the placement it came from an accepted one may be."""
-KICKS_PER_RETURN = 100
-PRICES = 12
-"""Halvings of the price of a move, from what the best swap gains per move: the best moves come first."""
-GPUS_PER_KICK, PAIRS_PER_KICK, SWAPS_PER_GPU = 8, 10, 1.25
-POLISH_ROUNDS, POLISH_PAIRS = 20, 120
-PRICE_STEPS = 6
-MANY_EXPERTS = 128
-"""From here on one look at all swaps of a layer is used for several."""
-
-Visit = Callable[[JointState], None]
-"""Told of every local optimum that was accepted."""
-
-
 def search(state: JointState, kicks: int, seed: int, stop: Stop, visit: Visit) -> bool:
     """Improve a placement; `visit` sees every accepted one. True if all kicks were made, False if `stop` ended it.
 
     A kick exchanges experts blindly among a few GPUs in one to four layers (with limited moves it first sends some home),
-    then the best exchanges mend it; what came out is taken back if it is worse. `state` ends at the best placement.
+    then the best exchanges mend it; the result is taken back if it is worse. `state` ends at the best placement.
     """
     rng = np.random.default_rng(seed)
     _settle(state, rng, stop, visit)
@@ -241,7 +239,7 @@ def _descend_twice(state: JointState, layers: range, stop: Stop) -> None:
 
 
 def descend_steeply(state: JointState, stop: Stop, price: float = 0.0) -> None:
-    """The best swap of all layers until none helps: what few moves are allowed go where they gain most.
+    """The best swap of all layers until none helps, so that few allowed moves go where they gain most.
 
     A layer's best gain is kept until it or a neighbour changes, and looked at again before its swap is made, since the
     worst workload may have become another.
@@ -265,7 +263,7 @@ def descend_steeply(state: JointState, stop: Stop, price: float = 0.0) -> None:
 def rename_suffixes(state: JointState) -> None:
     """At every layer boundary give all GPUs after it the names that keep most tokens.
 
-    For GPUs that are alike: loads and hops inside the suffix stay what they are.
+    For GPUs that are alike: loads and hops inside the suffix stay as they are.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -289,10 +287,12 @@ def rename_suffixes(state: JointState) -> None:
 
 
 def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
-    """int64[layer, expert]: layer by layer the assignment that keeps most tokens of the layer before, with prices on GPU
-    load that rise where it is high; of the prices tried, those with the best layer. Where none is better, with no weight on
-    hops, and in all layers still to come when `stop` answers True: heaviest expert first onto the lightest GPU with a free
-    slot."""
+    """int64[layer, expert]: layer by layer the assignment that keeps most tokens of the layer before.
+
+    Prices on GPU load rise where it is high; of the prices tried, those with the best layer count. Where none is better, with
+    no weight on hops, and in all layers still to come when `stop` answers True: heaviest expert first onto the lightest GPU
+    with a free slot.
+    """
     from scipy.optimize import linear_sum_assignment
 
     instance = terms.instance

@@ -18,11 +18,11 @@ TOLERANCE = 1e-12
 class JointTerms:
     """The objective weight · H / H_random + (1 - weight) · B as sums over layers, ready for the search.
 
-    hop: float64[scenario, layer - 1, expert, expert], cost of a hop at the dearest price.
-    load: float64[workload, layer, expert], so that the largest GPU loads, summed over layers, are (1 - weight) (B + 1).
+    hop: float64[scenario, layer - 1, expert, expert], cost of a hop at the dearest price
+    load: float64[workload, layer, expert], so that the largest GPU loads, summed over layers, are (1 - weight) (B + 1)
 
-    Where the mean over the workloads counts, hops need one scenario, the mean. Layers without load add their 1 to
-    `constant`.
+    Where the mean over the workloads counts, hops need one scenario, the mean. `offset` makes up for that 1, but for layers
+    without load.
     """
 
     def __init__(self, instance: JointInstance, weight: float, worst: bool) -> None:
@@ -37,7 +37,7 @@ class JointTerms:
         self.offset = (1 - weight) * (empty - 1) / per_workload
 
     def together(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The objective's part of values [scenario or workload, ...]: the largest, or the sum of what is divided already."""
+        """The objective's part of values [scenario or workload, ...]: the largest, or the sum of values divided already."""
         return values.max(axis=0) if self.worst else values.sum(axis=0)
 
     def _hop(self) -> NDArray[np.float64]:
@@ -69,13 +69,13 @@ class JointTerms:
 class JointState:
     """A placement, its cost tables and GPU loads, kept up to date swap by swap.
 
-    place: int64[layer, expert].
-    cost: float64[scenario, layer, expert, gpu], cost of hops to and from an expert if it were on a GPU.
-    gpu_load, peak: float64[workload, layer, gpu] and its maximum over GPUs.
-    journal: the swaps made since it was last cleared; a swap is its own inverse, so `undo` replays them backwards.
-
     With `start` int64[layer, expert] no swap may put more than `max_moves` (layer, expert) pairs elsewhere than there.
-    linked: whether what a swap costs depends on the layers beside it, so that exchanges in several at once can gain.
+
+    place: int64[layer, expert]
+    cost: float64[scenario, layer, expert, gpu], cost of hops to and from an expert if it were on a GPU
+    gpu_load, peak: float64[workload, layer, gpu] and its maximum over GPUs
+    journal: the swaps made since it was last cleared; a swap is its own inverse, so `undo` replays them backwards
+    linked: True if the cost of a swap depends on the neighbouring layers, so that exchanges in several at once can gain
     """
 
     linked = True
@@ -118,7 +118,7 @@ class JointState:
         return float(self.terms.together(self.hops) + self.terms.together(self.peaks))
 
     def swap_gains(self, layer: int, price: float = 0.0) -> NDArray[np.float64]:
-        """float64[expert, expert]: what the guiding objective gains (negative: better) when two experts swap GPUs.
+        """float64[expert, expert]: change of the guiding objective (negative: better) when two experts swap GPUs.
 
         price: added per (layer, expert) pair that leaves its GPU in `start`. Swaps inside a GPU and swaps that exceed
         max_moves are infinite.
@@ -150,7 +150,7 @@ class JointState:
         return gain
 
     def _hop_changes(self, layer: int) -> NDArray[np.float64]:
-        """float64[scenario, expert, expert]: what `hops` change by when two experts of the layer swap GPUs."""
+        """float64[scenario, expert, expert]: change of `hops` when two experts of the layer swap GPUs."""
         there = self.cost[:, layer].take(self.place[layer], axis=2)
         there -= there.diagonal(axis1=1, axis2=2)[:, :, None].copy()
         return there + there.transpose(0, 2, 1)
@@ -174,7 +174,7 @@ class JointState:
         self.journal.append((layer, first, second))
 
     def _swap_hops(self, layer: int, first: int, second: int) -> None:
-        """Bring `hops` and what their changes are read from up to date with a swap to come."""
+        """Bring `hops`, and the tables that their changes are read from, up to date with a swap to come."""
         terms = self.terms
         here, there = int(self.place[layer, first]), int(self.place[layer, second])
         cost = self.cost[:, layer]
@@ -188,7 +188,7 @@ class JointState:
             self.cost[:, layer - 1] += tokens[:, :, None] * shift
 
     def potential(self, layer: int) -> float:
-        """What `swap_gains` of the layer are changes of, but for what other layers add."""
+        """The value that `swap_gains` of the layer are changes of, but for the part of other layers."""
         terms = self.terms
         share = EVENNESS / terms.unit / (len(terms.load) if terms.worst else 1)
         value = share * float(np.square(self.gpu_load[:, layer]).sum())
@@ -207,11 +207,11 @@ class JointState:
 
     @property
     def legal(self) -> bool:
-        """Whether no more pairs moved than may."""
+        """True if no more pairs moved than may."""
         return self.max_moves is None or self.moves <= self.max_moves
 
     def guide(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[scenario]: how much each counts where a linear objective is needed; the worst counts half and more."""
+        """float64[scenario]: weight of each where a linear objective is needed; the worst counts half and more."""
         if not self.terms.worst:
             return np.ones(len(sums))
         share = np.full(len(sums), 0.5 / len(sums))

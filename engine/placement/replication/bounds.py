@@ -1,17 +1,12 @@
-"""How balanced any replication can be at best.
+"""Limits of any replication's balance; greedy replica counts and packings; the best division of tokens over fixed hosts.
 
-All limits are of the time of the slowest GPU in units of the ideal (see `search`), and hold for both ways to
-split an expert's tokens, whether or not two replicas of it share a GPU.
+Rows are layers, or nodes of layers, many at once. A layout is int64[row, gpu, place]: the expert in the slot, -1 where a GPU
+has fewer slots than the largest one.
 
-Replica counts and a first packing, greedily, for many layers at once.
-
-Rows are layers, or nodes of layers. A layout is int64[row, gpu, place]: which expert has the slot, -1 where a GPU has
-fewer slots than the largest one.
-
-How to divide each expert's tokens over its hosts when any division will do: a linear program, exact.
-
-With the hosts fixed, the least time of the slowest GPU is a maximum flow question; what limits it is a set of experts
-whose hosts are too slow for them (Hall). Experts with one host are no question; only the others become variables.
+All limits are of the time of the slowest GPU in units of the ideal (see `search`), and hold for both ways to split an expert's
+tokens, whether or not two replicas of it share a GPU. The division is a linear program, exact: with the hosts fixed, the least
+time of the slowest GPU is a maximum flow question, limited by a set of experts with hosts too slow for them (Hall). Experts
+with one host are no question; only the others become variables.
 """
 
 import numpy as np
@@ -19,12 +14,20 @@ from numpy.typing import NDArray
 
 from engine.result import Stop, never
 
+ROUND_OFF = 1e-12
+"""By how much a limit gives way, so that no sum of floats can put it above the optimum."""
+VARIABLES_AT_ONCE = 1500
+"""Layers go into one program together until it has this many variables: fewer calls, and still quick to cancel."""
+TOLERANCE = 1e-10
+
 
 def greedy_counts(load: NDArray[np.float64], slots: int, capacity: NDArray[np.float64]) -> NDArray[np.int64]:
     """int64[row, expert] replicas, at least 1 each and `slots` in all, so that max load / capacity[replicas] is least.
 
-    load: float64[row, expert]; capacity: float64[most replicas + 1], rising in the number of replicas, entry 0 unused.
     Replica by replica to the expert with the greatest quotient, which no other counts can undercut. Ties: lower index.
+
+    load: float64[row, expert]
+    capacity: float64[most replicas + 1], rising in the number of replicas, entry 0 unused
     """
     count = np.ones(load.shape, dtype=np.int64)
     quotient, row = load / capacity[1], np.arange(len(load))
@@ -60,7 +63,8 @@ def packed(
 ) -> NDArray[np.int64]:
     """Longest processing time first: each replica, heaviest first, where it ends soonest; int64[row, gpu, place].
 
-    load: float64[row, expert]; count: int64[row, expert], which adds up to the slots in every row.
+    load: float64[row, expert]
+    count: int64[row, expert], which adds up to the slots in every row
     """
     rows, experts = load.shape
     gpus, slots, row = len(slots_of_gpu), int(slots_of_gpu.sum()), np.arange(rows)
@@ -90,16 +94,14 @@ def packed(
     return layout
 
 
-ROUND_OFF = 1e-12
-"""By how much a limit gives way, so that no sum of floats can put it above the optimum."""
-
-
 def least_time(
     load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """float64[row] time below which the slowest GPU cannot come under the worst load.
 
-    load: float64[row, load, expert]; slots_of_gpu: int64[gpu]; speed: float64[gpu].
+    load: float64[row, load, expert]
+    slots_of_gpu: int64[gpu]
+    speed: float64[gpu]
     """
     bound = _fewest_replicas(load.max(axis=1), slots_of_gpu, speed)
     for bound_of_load in (
@@ -150,19 +152,17 @@ def _crowd(
     return (np.cumsum(-np.sort(-load, axis=2), axis=2) / fastest[hosts - 1]).max(axis=2)
 
 
-VARIABLES_AT_ONCE = 1500
-"""Layers go into one program together until it has this many variables: fewer calls, and still quick to cancel."""
-TOLERANCE = 1e-10
-
-
 def divided(
     expert: NDArray[np.int64], weight: NDArray[np.float64], speed: NDArray[np.float64], stop: Stop = never
 ) -> NDArray[np.float64]:
     """float64[row, load, gpu, place]: the weights after the best division, for each row and load on its own.
 
-    expert: int64[row, gpu, place], -1 where there is no slot; weight: float64[row, load, gpu, place], any legal division
-    of the loads; speed: float64[gpu]. Rows that are not reached before `stop` answers True keep their weights, as do
-    those whose slowest GPU the program does not relieve.
+    Rows that are not reached before `stop` answers True keep their weights, as do those with a slowest GPU that the program
+    does not relieve.
+
+    expert: int64[row, gpu, place], -1 where there is no slot
+    weight: float64[row, load, gpu, place], any legal division of the loads
+    speed: float64[gpu]
     """
     weight = weight.copy()
     rows, loads = weight.shape[:2]
@@ -198,7 +198,7 @@ def _divide(
     speed: NDArray[np.float64],
     ideal: NDArray[np.float64],
 ) -> None:
-    """Solve the jobs (row, load, slots to divide over) as one program and put what helps into `weight`."""
+    """Solve the jobs (row, load, slots to divide over) as one program and put improvements into `weight`."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
@@ -214,7 +214,7 @@ def _divide(
         fixed = np.where(spread, 0.0, weight[row, load]).sum(axis=1) / unit
         _, of_expert = np.unique(expert[row][spread], return_inverse=True)
         columns = column + np.arange(len(gpu))
-        # Sum of the parts on a GPU - speed * time <= - what is fixed there.
+        # Sum of the parts on a GPU - speed * time <= - the fixed work there.
         entries.append((number * gpus + gpu, columns, np.ones(len(gpu))))
         entries.append((number * gpus + np.arange(gpus), np.full(gpus, column + len(gpu)), -speed))
         equal_entries.append((equal_row + of_expert, columns))
@@ -240,7 +240,7 @@ def _divide(
     for (row, load, gpu, place, of_expert, columns), wanted in zip(parts, total, strict=True):
         amount = np.maximum(solved.x[columns], 0.0)
         got = np.bincount(of_expert, amount)
-        # What the program leaves undivided within its tolerance is made to add up exactly.
+        # Parts left undivided within the program's tolerance are made to add up exactly.
         amount *= np.where(got > 0, wanted / np.where(got > 0, got, 1.0), 0.0)[of_expert]
         trial = weight[row, load].copy()
         trial[gpu, place] = amount * ideal[row, load]

@@ -18,9 +18,11 @@ from engine.errors import InputError
 def eplb(load: NDArray[np.float64], slots: int, gpus: int, nodes: int = 1, groups: int = 1) -> NDArray[np.int64]:
     """physical_to_logical int64[layer, slot]; slot j is on GPU j // (slots / gpus).
 
-    load: float64[layer, expert], finite and at least 0, in any unit. slots: expert replicas of a layer over all GPUs.
     Hierarchical if `nodes` divides `groups`, otherwise global, where neither of them has any effect. Raises InputError if
-    the load is no table, the slots cannot hold every expert, or GPUs, nodes or groups do not divide what they share.
+    the load is no table, the slots cannot hold every expert, or GPUs, nodes or groups do not divide evenly.
+
+    load: float64[layer, expert], finite and at least 0, in any unit
+    slots: expert replicas of a layer over all GPUs
     """
     load = np.asarray(load, dtype=np.float64)
     if load.ndim != 2 or load.size == 0 or not np.isfinite(load).all() or load.min() < 0:
@@ -75,7 +77,7 @@ def _packed(weight: NDArray[np.float32], packs: int) -> tuple[NDArray[np.int64],
     if packs == items:
         return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
     pack, place = np.empty((2, rows, items), dtype=np.int64)
-    # Of the packs that are full no one is ever the lightest.
+    # Full packs weigh infinitely much, so none is ever the lightest.
     total = np.zeros((rows, packs), dtype=np.float32)
     held = np.zeros((rows, packs), dtype=np.int64)
     row, capacity = np.arange(rows), items // packs
@@ -90,7 +92,7 @@ def _packed(weight: NDArray[np.float32], packs: int) -> tuple[NDArray[np.int64],
 
 
 def check_counts(experts: int, slots: int, gpus: int, nodes: int, groups: int) -> None:
-    """Raise InputError unless every expert gets a slot and GPUs, nodes and groups divide what they share."""
+    """Raise InputError unless every expert gets a slot and GPUs, nodes and groups divide evenly."""
     for name, value in (("slots", slots), ("gpus", gpus), ("nodes", nodes), ("groups", groups)):
         if value < 1:
             raise InputError(f"{name}: must be at least 1, not {value}")

@@ -32,9 +32,12 @@ def best_layout(
 ) -> tuple[NDArray[np.int64], float]:
     """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
 
-    load: float64[load, expert] in units of the ideal; speed: float64[gpu]; known: int64[gpu, place], a good layout, which
-    comes back if nothing better is found; bound: a limit that is already proven; seconds, wall_limit:
-    see `engine.solver.solve`; spend: told the seconds of work that it took.
+    load: float64[load, expert] in units of the ideal
+    speed: float64[gpu]
+    known: int64[gpu, place], a good layout, which comes back if nothing better is found
+    bound: a limit that is already proven
+    seconds, wall_limit: see `engine.solver.solve`
+    spend: called with the seconds of work that it took
     """
     if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
         return known, bound
@@ -109,7 +112,7 @@ def _layout(solver: CpSolver, copies: dict, slots_of_gpu: NDArray[np.int64], sha
 
 
 def _free_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArray[np.int64], float]:
-    """Hosts of every expert, and for every load what each host gets; a host may get nothing."""
+    """Hosts of every expert, and for every load the part of each host, which may be nothing."""
     loads, experts = load.shape
     gpus = len(slots_of_gpu)
     model = CpModel()

@@ -1,7 +1,6 @@
-"""The problem of replicating experts, and what an answer is worth.
+"""The problem of replicating experts, and the worth of an answer.
 
-Expert groups onto nodes, evenly: the first step of EPLB's hierarchical policy, here the best one where it can be tried.
-
+Expert groups go onto nodes evenly as the first step of EPLB's hierarchical policy, here the best way where all can be tried.
 Routing that is limited to few groups then meets few nodes; the price is that a node is as busy as its groups.
 """
 
@@ -67,14 +66,17 @@ Split = Literal["equal", "free"]
 
 @dataclass(frozen=True)
 class ReplicationInstance:
-    """Layers whose experts are to be replicated onto the same GPUs.
+    """Layers of experts to be replicated onto the same GPUs.
 
-    loads: float64[load, layer, expert], one or several workloads, any unit; slots: of one layer over all GPUs; split: an
-    expert's tokens divide equally over its replicas, or at will. nodes, groups: where nodes divide groups, all
-    replicas of the experts of a group (equal blocks of expert ids) stay on one node. slots_of_gpu: int64[gpu], where it
-    is not the same for all; speed: float64[gpu], relative computing speed, 1 everywhere if not given.
+    loads: float64[load, layer, expert], one or several workloads, any unit
+    slots: of one layer over all GPUs
+    split: an expert's tokens divide equally over its replicas, or at will
+    nodes, groups: where nodes divide groups, all replicas of the experts of a group (equal blocks of expert ids) stay on one
+        node
+    slots_of_gpu: int64[gpu], where it is not the same for all
+    speed: float64[gpu], relative computing speed, 1 everywhere if not given
 
-    Raises InputError for a wrong shape or value, or where the slots cannot hold what they must.
+    Raises InputError for a wrong shape or value, or where the slots cannot hold every expert.
     """
 
     loads: NDArray[np.float64]
@@ -130,12 +132,12 @@ class ReplicationInstance:
 
     @property
     def alike(self) -> bool:
-        """Whether all GPUs have equally many slots and the same speed."""
+        """True if all GPUs have equally many slots and the same speed."""
         return bool((self.slots_of_gpu == self.slots_of_gpu[0]).all() and (self.speed == self.speed[0]).all())
 
     @property
     def grouped(self) -> bool:
-        """Whether expert groups are kept on nodes (EPLB's hierarchical policy)."""
+        """True if expert groups are kept on nodes (EPLB's hierarchical policy)."""
         return self.nodes > 1 and self.groups % self.nodes == 0
 
     @cached_property
@@ -188,9 +190,9 @@ class ReplicationInstance:
 def share_of_slot(
     physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
 ) -> NDArray[np.float64]:
-    """float64[load, layer, slot]: work of every slot, in units of what a perfect division gives a GPU of speed 1.
+    """float64[load, layer, slot]: work of every slot, in units of a perfect division's work for a GPU of speed 1.
 
-    physical_to_logical: int64[layer, slot]. Equal over replicas, or the division that relieves the slowest GPU most.
+    Equal over replicas, or the division that relieves the slowest GPU most. physical_to_logical: int64[layer, slot].
     """
     layout = instance.layout(physical_to_logical)
     weight = equal_weights(layout, instance.relative)

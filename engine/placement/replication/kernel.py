@@ -1,8 +1,8 @@
-"""Which experts get replicas and on which GPUs they live, so that the slowest GPU of every layer is as fast as possible.
+"""Replicas of experts on GPUs, so that the slowest GPU of every layer is as fast as possible.
 
-What Lina (section 5) and DeepSeek's EPLB do at inference, taken further: replicas are counted and packed greedily, then
-exchanged between GPUs under the true objective (`search`), which may be the worst of several workloads, and
-an expert's tokens may be divided at will over its replicas (`free_split`). Layers do not depend on each other.
+The balancing of Lina (section 5) and DeepSeek's EPLB at inference, taken further: replicas are counted and packed greedily,
+then exchanged between GPUs under the true objective (`search`), which may be the worst of several workloads, and
+an expert's tokens may be divided at will over its replicas (`divided`). Layers do not depend on each other.
 
 Here more is better: the objective is the balancedness, ideal time over the time of the slowest GPU, and its bound is an
 **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and says 0 here; the gap in terms of
@@ -10,7 +10,6 @@ max / mean is bound / objective - 1.
 """
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from engine.placement.replication.bounds import ROUND_OFF, least_time
 from engine.placement.replication.eplb import eplb
 from engine.placement.replication.instance import ReplicationInstance, balancedness
 from engine.placement.replication.search import search, search_free
-from engine.result import Provenance, Result, Status, Stop, library_versions, never
+from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
@@ -35,25 +34,22 @@ MOST_VARIABLES = 500
 
 def replicate(
     instance: ReplicationInstance,
+    limits: Limits = Limits(),
+    stop: Stop = never,
+    report: Report | None = None,
+    *,
     algorithm: Algorithm = "best",
     close_enough: float = 1e-3,
     effort: int = 8,
-    exact: bool = True,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    stop: Stop = never,
-    on_incumbent: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> Result[NDArray[np.int64]]:
     """Replicas onto GPUs; `solution` is physical_to_logical int64[layer, slot], slots in the order of their GPUs.
 
     The objective, to be maximised, is the least balancedness over layers and loads, the bound an upper limit of it.
 
-    algorithm: "best", or "eplb" on the mean of the loads. close_enough: relative distance from the bound at which a layer
-    is left alone. effort: attempts to improve layers that are further away, by other replica counts and otherwise. exact:
-    try to prove small layers. time_limit: work of the proofs, in seconds of an ordinary core; the search ends by itself.
-    wall_limit: seconds after which the clock ends both, by default the time limit. on_incumbent: called with (objective,
-    bound) after improvements.
+    limits: the work is that of proofs, tried for small layers; the search ends by itself
+    algorithm: "best", or "eplb" on the mean of the loads
+    close_enough: relative distance from the bound at which a layer is left alone
+    effort: attempts to improve layers that are further away, by other replica counts and otherwise
 
     Two replicas of an expert on one GPU are legal, and with an equal split sometimes best; except where CP-SAT finds
     that, "best" avoids them as long as another GPU has room. It never does worse than EPLB in any layer. Status OPTIMAL
@@ -61,7 +57,7 @@ def replicate(
     FEASIBLE. Raises InputError for "eplb" with unequal GPUs.
     """
     start = time.perf_counter()
-    deadline = start + (time_limit if wall_limit is None else wall_limit)
+    deadline, seed = start + limits.wall_seconds, limits.seed
 
     def over() -> bool:
         return stop() or time.perf_counter() > deadline
@@ -77,22 +73,17 @@ def replicate(
         reached = balancedness(placed, instance).min(axis=0)
     else:
         placed, reached = _best(instance, bound, close_enough, effort, seed, over)
-        if on_incumbent:
-            on_incumbent(float(reached.min()), float(bound.min()))
-        if exact and not instance.grouped:
-            in_time = _prove(instance, placed, reached, bound, time_limit, deadline, seed, over, on_incumbent)
+        if report:
+            report(float(reached.min()), float(bound.min()))
+        if limits.exact and not instance.grouped:
+            in_time = _prove(instance, placed, reached, bound, limits.seconds, deadline, seed, over, report)
     objective = float(reached.min())
     limit = max(float(bound.min()), objective)
-    if limit <= objective * (1 + PROVEN_GAP):
-        status = Status.OPTIMAL
-    elif stop():
-        status = Status.CANCELLED
-    else:
-        status = Status.FEASIBLE if in_time and time.perf_counter() <= deadline else Status.TIME_LIMIT
+    late = not in_time or time.perf_counter() > deadline
+    status = status_of(limit <= objective * (1 + PROVEN_GAP), stop, late)
     options = {"algorithm": algorithm, "split": instance.split, "close_enough": close_enough, "effort": effort}
-    options |= {"exact": exact, "time_limit": time_limit}
-    provenance = Provenance(optimiser="replicate", options=options, seed=seed, versions=library_versions())
-    return Result(status, objective, limit, time.perf_counter() - start, placed, provenance)
+    options |= {"exact": limits.exact, "time_limit": limits.seconds}
+    return result_of("replicate", start, status, objective, limit, placed, options, seed)
 
 
 def _eplb(instance: ReplicationInstance) -> NDArray[np.int64]:
@@ -144,15 +135,18 @@ def _prove(
     deadline: float,
     seed: int,
     stop: Stop,
-    on_incumbent: Callable[[float, float], None] | None,
+    report: Report | None,
 ) -> bool:
     """Improve layers, and their bounds, in place by CP-SAT, the least balanced first, until the least one is proven.
 
-    seconds: work on all layers; deadline: of time.perf_counter. False if a limit left the least one unproven; True
-    also where the layers are too large to try.
+    False if a limit left the least one unproven; True also where the layers are too large to try.
+
+    seconds: work on all layers
+    deadline: of time.perf_counter
     """
     loads, _, experts = instance.loads.shape
-    if _variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
+    cells = loads + 1 if instance.split == "free" else int(instance.slots_of_gpu.sum()) - experts + 1
+    if experts * instance.gpus * cells > MOST_VARIABLES:
         return True
     from engine.placement.replication.exact import best_layout  # see engine.solver
 
@@ -183,12 +177,6 @@ def _prove(
         if value > reached[layer]:
             placed[layer], reached[layer] = candidate[0], value
         bound[layer] = min(bound[layer], 1.0 / least)
-        if on_incumbent:
-            on_incumbent(float(reached.min()), max(float(bound.min()), float(reached.min())))
+        if report:
+            report(float(reached.min()), max(float(bound.min()), float(reached.min())))
     return False
-
-
-def _variables(experts: int, loads: int, slots_of_gpu: NDArray[np.int64], split: str) -> int:
-    """How large the model of a layer is."""
-    gpus = len(slots_of_gpu)
-    return experts * gpus * (loads + 1 if split == "free" else int(slots_of_gpu.sum()) - experts + 1)

@@ -1,11 +1,7 @@
-"""The search for balanced replications: greedy starts, exchanges, other replica counts.
+"""The search for balanced replications: greedy starts, exchanges between pairs of GPUs, other replica counts.
 
-Loads are in units of the ideal, as in `exchange`; rows are layers, or nodes of layers.
-
-Exchanges of replicas between pairs of GPUs, for many layers and all pairs of GPUs at once.
-
-The work of a slot is in units of the ideal: 1 is what a GPU of speed 1 has when the work is divided perfectly. No exchange
-puts two replicas of an expert on the same GPU.
+Rows are layers, or nodes of layers; all rows and all pairs of GPUs are searched at once. Loads are in units of the ideal: 1 is
+the work of a GPU of speed 1 when the work is divided perfectly. No exchange puts two replicas of an expert on the same GPU.
 """
 
 from dataclasses import dataclass
@@ -24,14 +20,27 @@ MOST_ENTRIES = 2**22
 """Entries of that table for one row: where there are more, the greedy layout has to do."""
 ENTRIES_AT_ONCE = 400_000
 """Entries of the table of exchanges that are weighed in one step: few enough for the processor's cache."""
+FIRST_ROUNDS, LATER_ROUNDS = 80, 24
+FREE_PASSES = 4
+BLIND_EXCHANGES = 3
+ENTRIES, MOST_COPIES = 60_000, 48
+"""Small problems are searched several times side by side, for up to this many entries in the table of exchanges."""
+WANDER = 1.5
+"""Distance from its target at which a search among several may go on, relative to its own, so that they end apart."""
+TINY = 1e-9
+"""Least share of the mean that an expert counts with, so that replicas spread evenly over experts without any load."""
+SHARPNESS = 8.0
+"""Exponent by which a load that plans serve badly outweighs the others in the last start."""
 
 
 @dataclass
 class Layouts:
-    """Layouts and what they weigh.
+    """Layouts and their weights.
 
-    expert: int64[row, gpu, place]; weight: float64[row, load, gpu, place], 0 where there is no slot; time: float64[row,
-    load, gpu], the sum of the weights over the GPU's speed; speed: float64[gpu].
+    expert: int64[row, gpu, place]
+    weight: float64[row, load, gpu, place], 0 where there is no slot
+    speed: float64[gpu]
+    time: float64[row, load, gpu], the sum of the weights over the GPU's speed
     """
 
     expert: NDArray[np.int64]
@@ -95,7 +104,7 @@ def _pairs(time: NDArray[np.float64], turn: int, rng: np.random.Generator) -> ND
 
 
 def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """One exchange for every pair that gains by one; bool[row], whether anything changed."""
+    """One exchange for every pair that gains by one; bool[row], True if anything changed."""
     expert, weight, time, speed = layouts.expert, layouts.weight, layouts.time, layouts.speed
     rows, loads, _, places = weight.shape
     first, second = pairs
@@ -131,19 +140,6 @@ def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.boo
     return gains.any(axis=1)
 
 
-FIRST_ROUNDS, LATER_ROUNDS = 80, 24
-FREE_PASSES = 4
-BLIND_EXCHANGES = 3
-ENTRIES, MOST_COPIES = 60_000, 48
-"""Small problems are searched several times side by side, for up to this many entries in the table of exchanges."""
-WANDER = 1.5
-"""How much further from its target a search among several may go on from, so that not all of them end in the same place."""
-TINY = 1e-9
-"""Least share of the mean that an expert counts with, so that replicas spread evenly over experts without any load."""
-SHARPNESS = 8.0
-"""How strongly a load that plans serve badly outweighs the others in the last start."""
-
-
 def search(
     load: NDArray[np.float64],
     slots_of_gpu: NDArray[np.int64],
@@ -153,13 +149,16 @@ def search(
     seed: int,
     stop: Stop,
 ) -> NDArray[np.int64]:
-    """Layouts int64[row, gpu, place] whose slowest GPU under the worst load is fast, with an equal split.
-
-    load: float64[row, load, expert]; slots_of_gpu: int64[gpu]; speed: float64[gpu]; target: float64[row], the time of
-    the slowest GPU at which a row is left alone; effort: attempts with other replica counts or after blind exchanges.
+    """Layouts int64[row, gpu, place] with a fast slowest GPU under the worst load, with an equal split.
 
     Greedy steps know one load only. Several loads stand for one by their greatest value, by their mean, and by the mean
     with more weight on those which the plans so far serve badly; the exchanges then see them all.
+
+    load: float64[row, load, expert]
+    slots_of_gpu: int64[gpu]
+    speed: float64[gpu]
+    target: float64[row], the time of the slowest GPU at which a row is left alone
+    effort: attempts with other replica counts or after blind exchanges
     """
     rows, loads, _ = load.shape
     gpus, places = len(slots_of_gpu), int(slots_of_gpu.max())
@@ -188,7 +187,7 @@ def _search(
     stop: Stop,
     patience: float,
 ) -> Layouts:
-    """What `search` does, for every row on its own; each goes on from an attempt within `patience` of where it was."""
+    """The work of `search` for every row on its own; each goes on from an attempt within `patience` of its last place."""
     rng = np.random.default_rng(seed)
     best: Layouts | None = None
     for guide in range(3 if load.shape[1] > 1 else 1):
@@ -312,7 +311,7 @@ def search_free(
 ) -> NDArray[np.int64]:
     """Layouts int64[row, gpu, place] at least as good when tokens are divided at will; see `search`.
 
-    Division over fixed hosts and exchanges of replicas with what they were given take turns; neither can make it worse.
+    Division over fixed hosts and exchanges of replicas with their parts take turns; neither can make it worse.
     """
     rng = np.random.default_rng(seed)
     layout = layout.copy()

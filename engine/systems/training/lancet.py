@@ -16,7 +16,7 @@ from engine.overlap.stage_pipeline import ChainInstance
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
 from engine.plan import Overlap, PartitionRange, Priority, SendOrder
 from engine.problem import Problem
-from engine.result import Guard, Result, Status, Stop
+from engine.result import Guard, Limits, Result, Status, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Options, Seed
@@ -153,11 +153,11 @@ def _under(priced: PricedStep, options: LancetOptions, guard: Guard, notes: Note
     if not whole:
         notes["weight gradients"] = Note("no all-to-all of the backward pass takes any time")
         return {}
-    greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=guard)
+    greedy = schedule_weight_gradients(both.instance, stop=guard, algorithm="greedy")
     chosen: Result = greedy
     if options.weight_gradients == "best":
         chosen = schedule_weight_gradients(
-            both.instance, time_limit=options.time_limit, seed=options.seed, stop=guard, wall_limit=math.inf
+            both.instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard
         )
     proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
