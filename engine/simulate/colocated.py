@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from engine.network import Network
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric, Lockstep
-from engine.simulate.work import Work, works_of
+from engine.simulate.work import Load, Work
 from engine.timeline import Timeline
 
 Compute = Mapping[str, NDArray[np.float64]]
@@ -35,11 +34,11 @@ the dispatch of b behind that of a, then the combine of a, then that of b."""
 
 
 def simulate_colocated(
-    plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched, in_turn: InTurn = frozenset()
+    plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched, in_turn: InTurn = frozenset()
 ) -> Timeline:
     """The predicted timeline of a plan for two models, which must fit the problem. in_turn: what shares the network with
     nothing before it (default: all-to-alls that meet overlap)"""
-    works = works_of(plan, problem)
+    works, problem = [load.work for load in loads], loads[0].problem
     orders = plan.send_order, plan.send_order_b
     log = EventLog(problem.network, too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
     watched = {"stop": stop, "advance": advance}
@@ -47,12 +46,12 @@ def simulate_colocated(
     return log.timeline(problem, plan.travel)
 
 
-def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
+def sends_of_colocated(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
     """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    works = works_of(plan, problem)
+    works, network = [load.work for load in loads], loads[0].problem.network
     orders = plan.send_order, plan.send_order_b
     stretch = range(first, last + 1), _lanes_after(before)
-    return colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, EventLog(), *stretch)
+    return colocated_timeline(*_compute_and_traffic(*works), *orders, network, EventLog(), *stretch)
 
 
 def _lanes_after(before: Timeline) -> NDArray[np.float64]:
@@ -66,11 +65,11 @@ def _lanes_after(before: Timeline) -> NDArray[np.float64]:
     return lane
 
 
-def bound_of_colocated(plan: Plan, problem: Problem, first: int, last: int) -> float:
+def bound_of_colocated(loads: tuple[Load, ...], first: int, last: int) -> float:
     """Seconds below which no send orders can bring the placements of a plan for two models in layers first … last, both
     included."""
-    works = works_of(plan, problem)
-    return colocated_bound(*_compute_and_traffic(*(work.stretch(first, last) for work in works)), problem.network)
+    works = (load.work.stretch(first, last) for load in loads)
+    return colocated_bound(*_compute_and_traffic(*works), loads[0].problem.network)
 
 
 def _compute_and_traffic(a: Work, b: Work) -> tuple[Compute, Compute, Traffic, Traffic]:

@@ -18,11 +18,10 @@ import pandas as pd
 
 from engine.network import Network
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.flows import EXACT_SENDS, Flows, all_to_all
-from engine.simulate.work import Work, works_of
+from engine.simulate.work import Load, Work
 from engine.timeline import Timeline
 
 POLL = 0.05
@@ -74,18 +73,20 @@ def _is_symmetric(network: Network) -> bool:
     return np.array_equal(network.send, network.receive) and np.array_equal(start_up, start_up.T)
 
 
-def simulate_inference(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
-    """The predicted timeline of a plan for one model, which must fit the problem."""
-    (work,) = works_of(plan, problem)
+def simulate_inference(
+    plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched
+) -> Timeline:
+    """The predicted timeline of a plan for one model. loads: see `loads_of`"""
+    work, problem = loads[0].work, loads[0].problem
     log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
     return log.timeline(problem, plan.travel)
 
 
-def sends_of_inference(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
+def sends_of_inference(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
     """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    (work,), log = works_of(plan, problem), EventLog()
-    log_model(log, work, plan.send_order, problem.network, range(first, last + 1), before.total)
+    log, network = EventLog(), loads[0].problem.network
+    log_model(log, loads[0].work, plan.send_order, network, range(first, last + 1), before.total)
     return log.frame()
 
 
@@ -144,8 +145,8 @@ def bounds_of_exchanges(
     return np.array([bound(*carried) for carried in work.carried(network, exchange)])
 
 
-def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
+def bound_of_inference(plan: Plan, loads: tuple[Load, ...], first: int, last: int, straight: bool = False) -> float:
     """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
     last, both included, whoever relays for whom. straight: no order without relays, unless the plan's own has some."""
-    work = works_of(plan, problem)[0].stretch(first, last)
-    return float(bound_of_work(work, problem.network, not straight or plan.send_order.mode == "two-tier").sum())
+    work, network = loads[0].work.stretch(first, last), loads[0].problem.network
+    return float(bound_of_work(work, network, not straight or plan.send_order.mode == "two-tier").sum())

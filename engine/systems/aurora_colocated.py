@@ -24,7 +24,7 @@ from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Advance, Provenance, Stop, unwatched
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Load, Work
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.pieces import Ordered, fastest_plan, phased_order, slots_of_gpu, spread_evenly, to_placement
@@ -36,23 +36,20 @@ layers together up to which `best` tries one: 64 GPUs and 61 layers, some 40 sec
 DISPATCH_A, DISPATCH_B, COMBINE_A, COMBINE_B = range(4)
 
 
-def joint_orders(
-    placements: Sequence[Placement], problem: Problem, stop: Stop, advance: Advance = unwatched
-) -> tuple[SendOrder, SendOrder]:
+def joint_orders(loads: Sequence[Load], stop: Stop, advance: Advance = unwatched) -> tuple[SendOrder, SendOrder]:
     """The send orders of both models as one schedule a layer (see `JointOrder`). advance: called with the share that is done.
 
     When computation lets each all-to-all start is taken from the model's own recursion with the times that come out here, so
     on the traffic that it was made for the order is carried out as planned. Raises InputError above `LARGEST` GPUs.
     """
-    if problem.network.gpus > LARGEST:
+    network = loads[0].problem.network
+    if network.gpus > LARGEST:
         raise InputError(f"a joint order is made for {LARGEST} GPUs at most; use matched or concurrent")
-    sides = zip(placements, (problem, problem.second), strict=True)
-    works = [work_of(placement, side, travel=problem.travel) for placement, side in sides]
-    lane = np.zeros(problem.network.gpus)
-    layers = []
-    for layer in range(placements[0].layers):
-        advance(layer / placements[0].layers)
-        schedules, lane = layer_order(works, layer, problem.network, lane, stop)
+    works = [load.work for load in loads]
+    lane, count, layers = np.zeros(network.gpus), len(works[0].dispatch), []
+    for layer in range(count):
+        advance(layer / count)
+        schedules, lane = layer_order(works, layer, network, lane, stop)
         layers.append(schedules)
     parts = [tuple(schedules[exchange] for schedules in layers) for exchange in range(4)]
     return (
@@ -162,19 +159,21 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         placement_b=placements[1],
         send_order_b=ordered.plan.send_order_b,
         timeline=ordered.timeline,
+        loads=ordered.loads,
     )
 
 
 def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
     """The best send orders of both models, or those of the mode that is wanted."""
-    sides = list(zip(placements, (problem, problem.second), strict=True))
+    sides = zip((problem, problem.second), placements, strict=True)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
 
     def orders_of(mode: str, advance: Advance) -> Sequence[SendOrder]:
         if mode == "joint":
-            return joint_orders(placements, problem, stop, advance)
+            return joint_orders(loads, stop, advance)
         return [
-            phased_order(placement, side, mode, stop, lambda share, number=number: advance((number + share) / 2))
-            for number, (placement, side) in enumerate(sides)
+            phased_order(load, mode, stop, lambda share, number=number: advance((number + share) / 2))
+            for number, load in enumerate(loads)
         ]
 
     def plan_with(mode: str, advance: Advance) -> Plan:
@@ -191,8 +190,7 @@ def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: 
 
     tried = ("joint", "matched", "concurrent") if worth_trying(problem) else ("matched", "concurrent")
     modes = tried if mode == "best" else (mode,)
-    works = [work_of(placement, side, travel=problem.travel) for placement, side in sides]
-    return fastest_plan(modes, plan_with, works, problem, stop, report)
+    return fastest_plan(modes, plan_with, loads, problem, stop, report)
 
 
 def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, np.ndarray], float]:

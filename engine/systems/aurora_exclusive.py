@@ -9,6 +9,7 @@ What a placement of one layer takes, kept up to date while a search exchanges ex
 
 import contextlib
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -25,6 +26,7 @@ from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Guard, Stop, never
+from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
@@ -163,7 +165,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     if not stop():
         with contextlib.suppress(StoppedError):
             notes |= compare_with_printed(gpu_of_expert, problem, stop)
-    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), limited=guard.cut, timeline=ordered.timeline)
+    return replace(ordered.draft(notes, stop(), guard.cut), bound=bound)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
@@ -177,7 +179,8 @@ def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Re
     def advance(done: float) -> None:
         report(done, "ordering sends by Algorithm 1", None, None)
 
-    return Draft(placement, order_by(kernel, placement, problem, "matched", advance))
+    load = Load(problem, placement, problem.travel)
+    return Draft(placement, order_by(kernel, load, "matched", advance), loads=(load,))
 
 
 def instance_of_layer(problem: Problem, layer: int, slots: np.ndarray | None = None) -> AssignmentInstance:
@@ -307,9 +310,8 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
     layers = len(gpu_of_expert)
     compared = min(layers, max(1, MOST_PRINTED_PAIRS // problem.network.gpus**2))
-    traffic = problem.traffic(to_placement(gpu_of_expert, problem), problem.travel)[
-        np.arange(compared) * layers // compared
-    ]
+    load = Load(problem, to_placement(gpu_of_expert, problem), problem.travel)
+    traffic = load.traffic[np.arange(compared) * layers // compared]
     printed = [results_on(problem.network, matrix, partial(algorithm1, stop=stop)) for matrix in traffic]
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)

@@ -11,7 +11,8 @@ from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Pr
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate.work import Load
 from engine.systems.options import Options, Value
 from engine.timeline import Timeline
 from engine.units import share
@@ -76,6 +77,7 @@ class Draft:
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
     timeline: Timeline | None = None
+    loads: tuple[Load, ...] | None = None
     name: str | None = None
 
     def plan(self, title: str, provenance: Provenance, travel: Travel | None = None) -> Plan:
@@ -100,11 +102,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A system's answer: the result (its solution is the plan), the recipe's notes and the plan's simulated timeline."""
+    """A system's answer: the result (its solution is the plan), the recipe's notes, the plan's simulated timeline and loads."""
 
     result: Result[Plan]
     notes: Notes
     timeline: Timeline
+    loads: tuple[Load, ...] = ()
 
 
 Recipe = Callable[[Problem, Any, Stop, Report], Draft]
@@ -166,11 +169,12 @@ def run(
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
     plan = draft.plan(system.title, _provenance(system, settings, problem), problem.travel)
+    loads = draft.loads or loads_of(plan, problem)
     timeline = draft.timeline or simulate(
-        plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
+        plan, problem, stop, lambda share: report(share, "simulating the plan", None, None), loads
     )
     objective = timeline.total
-    bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
+    bound = bound_of_plan(plan, problem, loads=loads) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)
@@ -186,7 +190,7 @@ def run(
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, plan.provenance)
-    return Outcome(result, notes, timeline)
+    return Outcome(result, notes, timeline, loads)
 
 
 def usual_plan(system: System, problem: Problem) -> tuple[Plan, Timeline | None]:

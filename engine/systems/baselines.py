@@ -17,7 +17,7 @@ from engine.placement.baselines import linear_assignment, random_assignment, rou
 from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.simulate.work import work_of
+from engine.simulate.work import Load
 from engine.systems.aurora_exclusive import PlacementTime, assign_layers
 from engine.systems.base import Draft, Report, System
 from engine.systems.options import Options, Seed, Slots
@@ -82,7 +82,8 @@ def sjf(problem: Problem, options: SequentialOptions, stop: Stop, report: Report
 def rga(problem: Problem, options: SeedOptions, stop: Stop, report: Report) -> Draft:
     """Random GPU assignment with Aurora's order, as in Figure 11b."""
     placement = random_placement(problem, options.seed)
-    return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
+    load = Load(problem, placement, problem.travel)
+    return Draft(placement, phased_order(load, "matched", stop), cancelled=stop(), loads=(load,))
 
 
 def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placement:
@@ -106,12 +107,11 @@ def _sequential(
         placement = to_placement(gpu_of_expert, problem)
     else:
         placement = linear_placement(problem, options.slots)
-    work = work_of(placement, problem, travel=problem.travel)
-    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(work.dispatch))
-    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(work.combine))
-    return Draft(
-        placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop(), limited=guard.cut
-    )
+    load = Load(problem, placement, problem.travel)
+    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(load.work.dispatch))
+    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(load.work.combine))
+    order = SendOrder(mode="sequential", dispatch=dispatch, combine=combine)
+    return Draft(placement, order, cancelled=stop(), limited=guard.cut, loads=(load,))
 
 
 SYSTEMS = (
@@ -237,8 +237,8 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
 
 def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
     problem.check_memory(*placements)
-    orders = [
-        phased_order(placement, side, "matched", stop)
-        for placement, side in zip(placements, (problem, problem.second), strict=True)
-    ]
-    return Draft(placements[0], orders[0], cancelled=stop(), placement_b=placements[1], send_order_b=orders[1])
+    sides = zip((problem, problem.second), placements, strict=True)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
+    orders = [phased_order(load, "matched", stop) for load in loads]
+    two = {"placement_b": placements[1], "send_order_b": orders[1], "loads": loads}
+    return Draft(placements[0], orders[0], cancelled=stop(), **two)

@@ -16,6 +16,7 @@ from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Result, Stop
+from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, TimeLimit
@@ -138,7 +139,7 @@ def notes_of_copies(
         tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
         where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
         text += f"; with them {digits(rows / tokens)} per token to other {where}"
-    load = problem.served(placement, problem.travel).sum(axis=1)
+    load = Load(problem, placement, problem.travel).served.sum(axis=1)
     return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load))}
 
 

@@ -6,6 +6,7 @@ every layer; one all-to-all a layer is left (with top-1 gating), between an all-
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,10 +16,10 @@ from engine.errors import InputError
 from engine.network import off_diagonal
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import executed_hops, kept, transitions
-from engine.plan import Placement, SendOrder
+from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Result, Status, Stop
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Load, Work
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Seed, TimeLimit
 from engine.systems.pieces import linear_placement, to_placement
@@ -63,7 +64,9 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     )
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)
-    notes = hop_notes(result, instance, staged) | compare_executions(placement, problem)
+    executions = "vanilla", "context-coherent"
+    loads = {execution: Load(problem, placement, problem.travel, execution) for execution in executions}
+    notes = hop_notes(result, instance, staged) | compare_executions(loads, problem)
     return Draft(
         placement,
         SendOrder(mode="concurrent"),
@@ -72,6 +75,7 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
         cancelled=stop(),
         limited=guard.cut,
         execution=options.execution,
+        loads=(loads[options.execution],),
     )
 
 
@@ -168,12 +172,9 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
     return {"affinity": Note(text), "cost of hops": Note(proof)}
 
 
-def compare_executions(placement: Placement, problem: Problem) -> Notes:
+def compare_executions(loads: Mapping[Execution, Load], problem: Problem) -> Notes:
     """Table I on this plan: bytes that leave their GPU under both executions, the all-gathers and their memory."""
-    both = {
-        execution: work_of(placement, problem, execution, problem.travel)
-        for execution in ("vanilla", "context-coherent")
-    }
+    both = {execution: load.work for execution, load in loads.items()}
     crossing = {name: crossing_bytes(work) for name, work in both.items()}
     coherent = both["context-coherent"]
     gathered = off_diagonal(coherent.prompt_gather) + off_diagonal(coherent.gather)

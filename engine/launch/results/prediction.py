@@ -16,7 +16,7 @@ from engine.launch.rank.links import Links, known_links, links_of
 from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
-from engine.simulate import simulate
+from engine.simulate import loads_of, simulate
 from engine.simulate.colocated import simulate_colocated
 from engine.timeline import Timeline
 
@@ -67,7 +67,7 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
 def _side_by_side(instructions: RankInstructions, plan: Plan, problem: Problem) -> Timeline:
     """Of two models, whose all-to-alls overlap as far as what carries them lets them."""
     problem.check_plan(plan)
-    return simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
+    return simulate_colocated(plan, loads_of(plan, problem), in_turn=in_turn(instructions, plan))
 
 
 def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
