@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet, Line, fit_line
-from engine.costs.base import CostModel
+from engine.costs.alpha_beta import AlphaBeta, CostProfile, Line, fit_line
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.choice import Combined, combine
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled

@@ -1,18 +1,19 @@
-"""The contract of every cost source, and what follows from a GEMM, a pass over memory and the network.
+"""The contract of every cost source, with times derived from a GEMM, a pass over memory and the network; and the datasheet,
+the source where nothing was measured.
 
-Closed forms of the two collectives of MoE training when every GPU holds as much as every other one.
-
-Both read the `Network` that a cost source gives, so that a fitted or measured network counts here too.
+The two collectives of MoE training have closed forms if every GPU holds as much as every other one. Both read the `Network` of
+the cost source, so a fitted or measured network counts here too.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.cluster import Cluster, Gpu
+from engine.cluster import BITS_PER_DTYPE, Cluster, Gpu
 from engine.model import MoEModel
 from engine.network import Network
+from engine.units import share
 from engine.workload import digest_of
 
 
@@ -185,3 +186,36 @@ class CostModel(ABC):
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds to sum the k expert outputs of `tokens` tokens (float64[...]): k reads, one write."""
         return self.memory_pass(gpu, tokens * (model.experts_per_token + 1) * model.bytes_per_token)
+
+
+@dataclass(frozen=True)
+class Datasheet(CostModel):
+    """Roofline times from the catalogue's peak rates (Williams et al., CACM 2009): the source where nothing was measured.
+
+    A GEMM takes the longer of its arithmetic and its memory traffic, each at a share of the peak, plus a launch.
+
+    The three numbers are assumptions in the range that libraries reach on large shapes, not measurements; a calibrated
+    `AlphaBeta` profile replaces them.
+    """
+
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    launch: float = 5e-6
+
+    @property
+    def source(self) -> str:
+        return (
+            f"datasheet roofline: {share(self.compute_efficiency)} of peak FLOP/s, {share(self.memory_efficiency)} of memory "
+            f"bandwidth, {self.launch * 1e6:g} µs per kernel (assumed)"
+        )
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        m = np.asarray(m, dtype=np.float64)
+        arithmetic = 2.0 * m * n * k / (gpu.flops(dtype) * self.compute_efficiency)
+        moved = (m * k + n * k + m * n) * BITS_PER_DTYPE[dtype] / 8
+        memory = moved / (gpu.memory_bandwidth * self.memory_efficiency)
+        return np.where(m > 0, np.maximum(arithmetic, memory) + self.launch, 0.0)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        size = np.asarray(size, dtype=np.float64)
+        return np.where(size > 0, size / (gpu.memory_bandwidth * self.memory_efficiency) + self.launch, 0.0)

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet
-from engine.costs.base import CostModel
+from engine.costs.alpha_beta import AlphaBeta, CostProfile
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.deepep import DeepEP
 from engine.costs.measured import MeasuredTimes
 from engine.costs.profiled import Profiled

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet
-from engine.costs.base import CostModel
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.silicon import installed_package, newest
 from engine.errors import InputError
 from engine.model import MoEModel

@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet, Line, fit_line
-from engine.costs.base import CostModel, with_measured
+from engine.costs.alpha_beta import Line, fit_line
+from engine.costs.base import CostModel, Datasheet, with_measured
 from engine.costs.gemm_table import REACH, Curve, GemmTable
 from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError

@@ -22,8 +22,8 @@ import numpy as np
 
 from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet, Line
-from engine.costs.base import CostModel, with_measured
+from engine.costs.alpha_beta import Line
+from engine.costs.base import CostModel, Datasheet, with_measured
 from engine.costs.gemm_table import Curve, GemmTable, never_falling
 from engine.costs.measured import CollectiveTimes, sent_line
 from engine.errors import InputError

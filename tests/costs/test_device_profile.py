@@ -8,7 +8,7 @@ import pytest
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, Profiled, choice, combine, fit_profile
-from engine.costs.alpha_beta import Datasheet
+from engine.costs.base import Datasheet
 from engine.costs.device_profile import DeviceProfile, fits_of
 from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon import MACHINES, gemm_table
