@@ -1,4 +1,4 @@
-"""How long a thing takes. Every source of times is a `CostModel`; a page always says which one a number came from."""
+"""The sources of times. Each is a `CostModel`; a page always says which one a number came from."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The sources whose tables pandas reads, imported when one is asked for."""
+    """The sources with tables that pandas reads, imported when one is asked for."""
     if name == "DeepEP":
         from engine.costs.deepep import DeepEP
 

@@ -30,9 +30,11 @@ class Line(Frozen):
 def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     """The line through measured points that is best in relative error, with neither coefficient negative.
 
-    size: float64[point], seconds: float64[point] > 0; at least two different sizes, and times whose inverse is a number, else
-    InputError.
-    Relative, because sizes span decades and an absolute fit would only see the largest.
+    Relative, because sizes span decades and an absolute fit would only see the largest. Raises InputError for fewer than two
+    different sizes, and for times with an infinite inverse.
+
+    size: float64[point]
+    seconds: float64[point] > 0
     """
     from scipy.optimize import nnls
 
@@ -52,13 +54,16 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
 class CostProfile(Frozen):
     """Fitted lines of one kind of machine.
 
-    gemm: over m·n·k, by GPU type; gate: the same for the router, whose narrow GEMM comes with a softmax (absent: as
-    `gemm`); memory: over bytes, by GPU type (no type at all: the datasheet counts); network: over the bytes that one
-    rank sends to the others while all ranks send (absent: the drawn bandwidths count); all_reduce: over the bytes of
-    the buffer, on `ranks` ranks (absent, or another number of GPUs: a ring or tree on the network).
+    With more ranks than processors the lines contain waiting, which `AlphaBeta` takes out again and adds when ranks really
+    meet.
 
-    ranks, cores: that many ranks worked at once on that many processors while the lines were measured. With more ranks
-    than processors the lines contain waiting, which `AlphaBeta` takes out again and adds where ranks really meet.
+    gemm: over m·n·k, by GPU type
+    gate: likewise for the router, with a softmax after its narrow GEMM; absent: as `gemm`
+    memory: over bytes, by GPU type; no type at all: the datasheet counts
+    network: over the bytes that one rank sends to the others while all ranks send; absent: the drawn bandwidths count
+    all_reduce: over the bytes of the buffer, on `ranks` ranks; absent, or for another number of GPUs: a ring or tree on the
+        network
+    ranks, cores: that many ranks worked at once on that many processors while the lines were measured
     """
 
     name: str = Field(min_length=1, max_length=80)
@@ -86,7 +91,7 @@ class CostProfile(Frozen):
 
     @property
     def alone(self) -> float:
-        """What is left of a line's time for a rank that has a processor of its own."""
+        """Part of a line's time that is left for a rank with a processor of its own."""
         return min(1.0, self.cores / self.ranks)
 
 

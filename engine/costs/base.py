@@ -18,13 +18,14 @@ from engine.workload import digest_of
 
 
 def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
-    """float64[...]: seconds of a uniform all-to-all, all sends at once; size: float64[...] bytes that every GPU holds,
-    size / GPUs of them for each GPU, itself included. 0 where size is 0, and on one GPU.
+    """float64[...]: seconds of a uniform all-to-all, all sends at once; 0 for size 0, and on one GPU.
 
     The fabric and the links of each node are networks of their own that work side by side, so the slowest of them
-    counts: its start-up, which all its sends wait out together, and its busiest port. That is what
-    `simulate.flows.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of what f sends reach
-    there, the port where that is least is never relieved by others, and no send anywhere runs slower than its sends do.
+    counts: its start-up, which all its sends wait out together, and its busiest port. `simulate.flows.all_to_all("concurrent",
+    ...)` arrives at the same: a port with f sends gives each 1/f of the rate that f sends reach there, the port with the least
+    is never relieved by others, and no send anywhere runs slower than its sends do.
+
+    size: float64[...] bytes that every GPU holds, size / GPUs of them for each GPU, itself included
     """
     size = np.asarray(size, dtype=np.float64)
     linked = _linked_peers(network)
@@ -86,12 +87,14 @@ def all_reduce_seconds(network: Network, size: np.ndarray) -> np.ndarray:
 
 
 def with_measured(network: Network, start_up: float, per_byte: float) -> Network:
-    """The drawn network with what an all-to-all over all its GPUs was measured to take: start_up seconds, and per_byte
-    seconds for each byte that one GPU sends to the others.
+    """The drawn network with the measured time of an all-to-all over all its GPUs.
 
-    It was the fabric that was measured, or the links where they join all GPUs; what else is drawn stays. All sends of a GPU met
-    there, so where fewer reach a larger share of a port's rate, one alone is faster than what was measured.
+    The measurement is of the fabric, or of the links if they join all GPUs; the rest stays as drawn. All sends of a GPU met
+    there, so if fewer reach a larger share of a port's rate, one alone is faster than measured.
     `all_to_all_seconds` of the answer is the measured line again, unless drawn links are slower than that.
+
+    start_up: seconds
+    per_byte: seconds for each byte that one GPU sends to the others
     """
     rate, linked = 1 / max(per_byte, 1e-15), _linked_peers(network)
     others = network.gpus - 1
@@ -118,7 +121,7 @@ class CostModel(ABC):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the times come from: sources of one name may have been measured twice."""
+        """SHA-256 of the times' origin: sources of one name may have been measured twice."""
         return digest_of(self.source)
 
     @abstractmethod
@@ -130,15 +133,15 @@ class CostModel(ABC):
         """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0."""
 
     def lacks_computation(self, cluster: Cluster) -> str | None:
-        """Why this source cannot time computation on the GPUs of the cluster, None where it can."""
+        """Reason for which this source cannot time computation on the GPUs of the cluster; None: it can."""
         return None
 
     def lacks_network(self, cluster: Cluster) -> str | None:
-        """Why this source cannot time what the GPUs of the cluster send each other, None where it can."""
+        """Reason for which this source cannot time exchanges between the GPUs of the cluster; None: it can."""
         return None
 
     def beyond(self, cluster: Cluster) -> str | None:
-        """Why times on the cluster lie outside of what was measured, None where they do not."""
+        """Reason for which times on the cluster lie outside of the measurements; None: they do not."""
         return None
 
     def network(self, cluster: Cluster) -> Network:
@@ -156,7 +159,7 @@ class CostModel(ABC):
         return all_reduce_seconds(self.network(cluster), size)
 
     def together(self, seconds: np.ndarray) -> np.ndarray:
-        """float64[..., gpu]: how long computations that start at once on all GPUs take, from what each takes on its own
+        """float64[..., gpu]: seconds of computations that start at once on all GPUs, from the seconds of each on its own
         (float64[..., gpu]). The same, unless the source was measured on ranks that share processors."""
         return seconds
 

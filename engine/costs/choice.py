@@ -1,8 +1,5 @@
-"""What a choice of a cost source is: plain JSON and back, so that a job counts with the costs of the problem it was started
-for, and whether the source can answer for what is open.
-
-Computation from one source, the network from another.
-"""
+"""The choice of a cost source: two sources as one, plain JSON and back, so that a job counts with the costs of the problem it
+was started for, and the reasons for which a source cannot time the open cluster and model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,7 +24,7 @@ from engine.workload import digest_of
 
 @dataclass(frozen=True)
 class Combined(CostModel):
-    """Two sources as one."""
+    """Computation from one source, the network from another."""
 
     computation: CostModel
     connection: CostModel
@@ -149,7 +146,7 @@ def from_dict(data: object, where: str = "cost") -> CostModel:
 
 
 def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | None:
-    """Why a source cannot answer for the cluster and model, None where it can."""
+    """Reason for which a source cannot time the cluster and model; None: it can."""
     try:
         _ = cost.source
         if reason := cost.lacks_computation(cluster) or cost.lacks_network(cluster):

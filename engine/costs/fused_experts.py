@@ -1,7 +1,7 @@
 """Experts by the fused kernels that serving engines run, from the measured tables of aiconfigurator-core.
 
 Its `moe_perf` tables have SGLang's Triton kernel for many sizes of models; the `wideep_*_moe_perf` ones the grouped GEMMs that
-follow DeepEP, for DeepSeek-V3's sizes. A row is what one GPU of an expert-parallel group takes for its experts, routing
+follow DeepEP, for DeepSeek-V3's sizes. A row is the time of one GPU of an expert-parallel group for its experts, routing
 weights and activation included; `num_tokens` counts the tokens of all GPUs, so that in a balanced row each expert gets
 num_tokens · topk / num_experts of them.
 """
@@ -36,14 +36,15 @@ SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
 class FusedExperts(CostModel):
     """Another source with its experts replaced by measured fused kernels.
 
-    slots: experts of a layer that a GPU holds. An expert with so many tokens takes its share of a balanced row in which a GPU
-    holds as many experts and all have as many tokens, interpolated linearly in the logarithms of both. Experts add up, so an
-    uneven load takes what its parts take. Fewer tokens than measured take as long as the fewest (the weights are read all the
-    same), more go on at the last throughput.
+    An expert takes its share of a balanced row in which a GPU holds as many experts and each has as many tokens, interpolated
+    linearly in the logarithms of both. Experts add up, so an uneven load takes the sum of its parts. Fewer tokens than measured
+    take as long as the fewest (the weights are read all the same), more go on at the last throughput.
 
-    The tables' rows of power-law loads check that: of GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
+    The tables' rows of power-law loads check that: for GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
     exponent of 0.6) to 24 % (1.2) on average, and no more than 8 % off to one side (`tests.benchmarks.bench_serving`). Each was
     measured on one draw of the law, which is not kept, so a part of that is the draw's.
+
+    slots: experts of a layer that a GPU holds
     """
 
     rest: CostModel
@@ -104,10 +105,11 @@ class FusedExperts(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """Balanced rows of one model's sizes on one GPU.
+    """Balanced rows of one model's sizes on one GPU. A row's last points may repeat.
 
-    experts: experts a GPU holds, float64[row]; tokens: of each expert, float64[row, point]; share: seconds for each expert,
-    float64[row, point]. A row's last points may repeat.
+    experts: float64[row], experts a GPU holds
+    tokens: float64[row, point], of each expert
+    share: float64[row, point], seconds for each expert
     """
 
     experts: np.ndarray
@@ -115,7 +117,7 @@ class KernelTable:
     share: tuple[np.ndarray, ...]
 
     def seconds(self, tokens: np.ndarray, slots: float) -> np.ndarray:
-        """float64[...]: what one expert with `tokens` tokens (float64[...]) adds on a GPU that holds `slots` experts."""
+        """float64[...]: seconds that one expert with `tokens` (float64[...]) adds on a GPU with `slots` experts."""
         tokens = np.asarray(tokens, dtype=np.float64)
         place = np.interp(np.log(max(slots, 1e-9)), np.log(self.experts), np.arange(len(self.experts)))
         low, high = int(np.floor(place)), int(np.ceil(place))

@@ -64,7 +64,7 @@ class ExchangeTimes(Frozen):
 
 
 class MeasuredTimes(Frozen):
-    """What was measured, by operation; each part may be absent, but not all."""
+    """Measured times by operation; each part may be absent, but not all."""
 
     kind: Literal["measured times"] = "measured times"
     name: str = Field(min_length=1, max_length=80)
@@ -119,9 +119,9 @@ def sent_line(times: CollectiveTimes) -> Line:
 
 
 def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
-    """Lines fitted to what was measured (PipeMoE §V-B); each says its mean relative error.
+    """Lines fitted to the measured times (PipeMoE §V-B); each says its mean relative error.
 
-    GEMMs are those of `dtype`, where 16-bit numbers stand for each other; the network is the all-to-all over the most
+    GEMMs are those of `dtype`, with 16-bit numbers standing for each other; the network is the all-to-all over the most
     GPUs that were measured. Raises InputError when nothing can be fitted or an operation has one size only.
     """
     alike = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}

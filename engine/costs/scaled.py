@@ -12,18 +12,20 @@ from engine.network import MeasuredExchanges, Network
 from engine.workload import digest_of
 
 NEXT_TO_NOTHING = 1.0
-"""Bytes whose collective takes its start-up time and hardly more."""
+"""Bytes of a collective that takes its start-up time and hardly more."""
 
 
 @dataclass(frozen=True)
 class Scaled(CostModel):
-    """What if the same hardware were so many times faster? Works on any source, measured ones too.
+    """The same hardware, so many times faster. Works on any source, measured ones too.
 
-    compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes per second;
-    latency: a send's start-up time takes as many times as long; tokens: every recorded token stands for so many, which
-    gives experts, gate and aggregation as many times the rows, and every send as many times the bytes (a GEMM of a
-    training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone; contention:
-    every further send that meets at a port, of any GPU, makes a byte take longer by this part of its time alone.
+    compute: every computation takes its time / compute
+    network: all ports and links carry as many times the bytes per second
+    latency: a send's start-up time takes as many times as long
+    tokens: every recorded token stands for so many, which gives experts, gate and aggregation as many times the rows, and
+        every send as many times the bytes (a GEMM of a training step is not asked for by tokens and stays)
+    gpu_type: compute and network change on these GPUs alone
+    contention: every further send that meets at a port, of any GPU, makes a byte take longer by this part of its time alone
     """
 
     inner: CostModel
@@ -113,8 +115,10 @@ class Scaled(CostModel):
         return super().all_reduce(cluster, size)
 
     def _apart(self, collective, cluster: Cluster, size: np.ndarray, slower: float = 1.0) -> np.ndarray:
-        """A measured collective: what it takes for next to nothing is its start-up time, the rest is bandwidth. slower: how
-        much longer a byte takes."""
+        """A measured collective: its time for next to nothing is its start-up time, the rest is bandwidth.
+
+        slower: times as long that a byte takes
+        """
         size = np.asarray(size, dtype=np.float64)
         start_up = collective(cluster, np.where(size > 0, NEXT_TO_NOTHING, 0.0))
         start_up = np.minimum(start_up, whole := collective(cluster, size))
@@ -126,7 +130,7 @@ class Scaled(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class _OfMoreTokens:
-    """Measured exchanges in which every token stands for so many: ports reach what they do with as many times the bytes."""
+    """Measured exchanges in which every token stands for so many: ports reach their share at as many times the bytes."""
 
     inner: MeasuredExchanges
     tokens: float
@@ -143,7 +147,7 @@ def _meeting(cluster: Cluster) -> int:
 
 
 def _is_own(source: CostModel, collective: str) -> bool:
-    """Whether a source measured a collective rather than computing it from its network."""
+    """True if a source measured a collective rather than computing it from its network."""
     while isinstance(source, Combined):
         source = source.connection
     return getattr(type(source), collective) is not getattr(CostModel, collective)

@@ -1,15 +1,13 @@
-"""Times measured on real GPUs, from the tables of the package aiconfigurator-core.
+"""Times measured on real GPUs, from the tables of the package aiconfigurator-core, as arrays in SI units.
 
-The measured tables inside the package aiconfigurator-core, as arrays in SI units.
-
-Only its data files are read, never its query classes, which are internal and change. What is known of the files:
+Only its data files are read, never its query classes, which are internal and change. The files:
 
 * GEMM: `latency` in ms of every (m, n, k) of a grid, dense but for the largest n with the largest k; one file an
   inference engine. SGLang's is read: alone among them it has the same complete grid for every GPU.
 * NCCL: `latency` in ms over `message_size` in elements, 2 bytes each for `half`, of the buffer that every GPU holds, its
   own part of an all-to-all included; 2, 4 and 8 GPUs of one node only. Eight-bit rows of as many bytes take as long,
-  which is how the unit is known.
-* Folders are named by version; the newest that has what is asked for counts.
+  which tells the unit.
+* Folders are named by version; the newest that has the table asked for counts.
 """
 
 from dataclasses import dataclass
@@ -39,14 +37,14 @@ HALF_BYTES = 2
 
 
 class Machine(NamedTuple):
-    """Where a GPU type's tables are, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
+    """Folder of a GPU type's tables, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
 
     folder: str
     link_bandwidth: float
 
 
 MACHINES = {
-    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, whose memory is a third faster
+    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, with memory a third faster
     "A100-80": Machine("a100_sxm", 300e9),
     "H100": Machine("h100_sxm", 450e9),
     "H200": Machine("h200_sxm", 450e9),
@@ -57,7 +55,7 @@ MACHINES = {
 
 
 def folder_of(gpu_type: str) -> str | None:
-    """Where the tables of a GPU type are: one of our catalogue, or one that only the package has; None for any other."""
+    """Folder of the tables of a GPU type, one of our catalogue or one that only the package has; None for any other."""
     if gpu_type in MACHINES:
         return MACHINES[gpu_type].folder
     return system_of(gpu_type) if gpu_type in packaged_gpu_types() else None
@@ -178,7 +176,7 @@ LEFT_OUT_ERROR = 0.11
 """Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
 
 LINK_TOLERANCE = 0.1
-"""How far the drawn links may be from those measured on."""
+"""Relative difference that drawn links may have from those measured on."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Events of a simulation, collected as columns, and the sends of large ones folded into bundles.
+"""Events of a simulation, collected as columns, the sends of large ones folded into bundles; and the GPU that all wait for in
+each step of a forward pass.
 
-A pass of 58 MoE layers on 1024 GPUs sends 120 million times. A chart draws a few thousand bars, and every figure of a
-timeline needs of the network only when a GPU is busy and what all wait for. So above `MOST_SENDS` an all-to-all becomes
-bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers are simulated again where they are looked at
+A pass of 58 MoE layers on 1024 GPUs sends 120 million times. A chart draws a few thousand bars, and the figures of a
+timeline need of the network only the busy times of GPUs and the last end. So above `MOST_SENDS` an all-to-all becomes
+bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers are simulated again to look at them
 (`engine.simulate.simulate_layers`).
-
-What all GPUs wait for: the steps of a forward pass, and in each the GPU that ends last.
 """
 
 from dataclasses import replace
@@ -32,12 +31,13 @@ def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def waited_for(src: np.ndarray, dst: np.ndarray, size: np.ndarray, last: tuple[int, int], network: Network) -> int:
-    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end whose port needs
-    longer for all that goes through it at its full rate; the sender where both need as long.
+    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end with the port that
+    needs longer for all its bytes at full rate; the sender if both need as long.
 
-    How long sends last says nothing of it: a fast port that sends to many slow ones at once is as long at work as they are.
+    The length of its sends would mislead: a fast port that sends to many slow ones at once is as long at work as they are.
 
-    src, dst: int64[send]; size: float64[send] bytes
+    src, dst: int64[send]
+    size: float64[send] bytes
     """
     out, into = network.ports(src, dst)
     leaves, arrives = (int(port[0]) for port in network.ports(np.array(last[:1]), np.array(last[1:])))
@@ -48,7 +48,7 @@ def waited_for(src: np.ndarray, dst: np.ndarray, size: np.ndarray, last: tuple[i
 
 def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
     """One row a step of a forward pass: `model`, `layer`, `kind`, `gpu` (which all others wait for) and `seconds`, which add
-    up to the timeline's total. Of a send that ends last, see `waited_for`; bundles have that GPU first."""
+    up to the timeline's total. For a send that ends last see `waited_for`; bundles have that GPU first."""
     events = timeline.events
     last = last_of_steps(events)
     gpu = last["resource"].to_numpy(copy=True)
@@ -71,7 +71,7 @@ MOST_SENDS = 200_000
 
 
 def too_many(*traffic: NDArray[np.float64]) -> bool:
-    """Whether a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: by pairs that send, which are
+    """True if a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: told by the pairs that send,
     known before anything is simulated, so that a timeline has either sends or bundles throughout."""
     pairs = sum(
         np.count_nonzero(matrices) - np.count_nonzero(matrices.diagonal(axis1=1, axis2=2)) for matrices in traffic
@@ -80,11 +80,12 @@ def too_many(*traffic: NDArray[np.float64]) -> bool:
 
 
 class EventLog:
-    """Collects events; every method returns when its step is over on all GPUs.
+    """Collects events; every method returns the seconds at which its step is over on all GPUs.
 
-    network: what the sends go over, which bundles ask; bundled: fold the sends; exact: whether all sends so far were simulated
-    exactly; slack: seconds by which the last end is earlier than an exact one could be at the latest, None where that is not
-    proven.
+    network: carries the sends; bundles ask it for rates
+    bundled: fold the sends
+    exact: True as long as all sends were simulated exactly
+    slack: seconds by which the last end may be earlier than an exact one; None: no limit is proven
     """
 
     def __init__(self, network: Network | None = None, bundled: bool = False) -> None:
@@ -96,7 +97,11 @@ class EventLog:
     def compute(
         self, kind: str, layer: int, start: float | NDArray[np.float64], seconds: NDArray[np.float64], model: int = 0
     ) -> float:
-        """A computation on every GPU. start: of all, or float64[gpu]; seconds: float64[gpu], 0 = none."""
+        """A computation on every GPU.
+
+        start: seconds, one for all or float64[gpu]
+        seconds: float64[gpu], 0 = none
+        """
         gpu = np.flatnonzero(seconds > 0)
         start = np.broadcast_to(start, seconds.shape)
         end, nobody, nothing = start + seconds, np.full(len(gpu), -1), np.zeros(len(gpu))

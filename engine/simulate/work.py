@@ -71,10 +71,12 @@ class Load:
     """The load of a placement: the copies that serve each token, the traffic for that, and the work of a pass.
 
     Each part is computed when it is first asked for and kept as long as the load. At 320 GPUs the traffic of DeepSeek-R1 takes
-    48 MB and 0.1 s, so whoever simulates, bounds and scores one plan holds one load of each model.
+    48 MB and 0.1 s, so a caller that simulates, bounds and scores one plan holds one load of each model.
 
-    problem: of one model, with its tokens where they start (see `Problem.as_planned`)
+    problem: of one model, with its tokens on the GPUs of their start (see `Problem.as_planned`)
+    placement: of that model
     travel: how tokens travel; None: one row per token copy
+    execution: "vanilla" or "context-coherent"
     """
 
     def __init__(
