@@ -1,7 +1,5 @@
-"""The sizes of a transformer beside its experts: attention, dense layers and vocabulary.
-
-What is taken of a model and its serving step until somebody says more.
-"""
+"""The sizes of a transformer outside its experts: attention, dense layers and vocabulary; and the sizes that are assumed of a
+model and its serving step until a person says more."""
 
 from pydantic import Field, model_validator
 
@@ -12,7 +10,7 @@ from engine.training import TrainingStep
 
 
 class TransformerSizes(Frozen):
-    """What `MoEModel` leaves out because no placement depends on it.
+    """The sizes that `MoEModel` leaves out because no placement depends on them.
 
     Attention is either of query and key-value heads of one size (multi-head, grouped or multi-query), or latent (MLA,
     DeepSeek-V2 §2.1), which keeps `kv_rank + rope_size` numbers of a token for all heads together. For MLA `head_size` is that
@@ -56,7 +54,7 @@ class TransformerSizes(Frozen):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is latent (MLA)."""
+        """True if attention is latent (MLA)."""
         return self.kv_rank > 0
 
     @property

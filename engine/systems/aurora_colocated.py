@@ -1,9 +1,8 @@
-"""Aurora, two models on one cluster (§6, §7): which experts share a GPU, and in which order both models' bytes move.
+"""Aurora, two models on one cluster (§6, §7): the experts that share a GPU, and the order in which both models' bytes move.
 
 The paper has one expert of each model to a GPU. With more, the experts that suit a GPU together in an exclusive plan form
-a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts.
-
-The joint order of two colocated models: table 2 of Aurora walked once, with every all-to-all beside the one before it.
+a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts. The joint order of
+both models is table 2 of Aurora walked once, with every all-to-all fitted to the one before it.
 """
 
 import math
@@ -37,10 +36,13 @@ DISPATCH_A, DISPATCH_B, COMBINE_A, COMBINE_B = range(4)
 
 
 def joint_orders(loads: Sequence[Load], stop: Stop, advance: Advance = unwatched) -> tuple[SendOrder, SendOrder]:
-    """The send orders of both models as one schedule a layer (see `JointOrder`). advance: called with the share that is done.
+    """The send orders of both models as one schedule a layer (see `JointOrder`). Raises InputError above `LARGEST` GPUs.
 
-    When computation lets each all-to-all start is taken from the model's own recursion with the times that come out here, so
-    on the traffic that it was made for the order is carried out as planned. Raises InputError above `LARGEST` GPUs.
+    The start that computation allows each all-to-all is taken from the model's own recursion with the times that come out here,
+    so on the traffic that it was made for the order is carried out as planned.
+
+    loads: of both models
+    advance: called with the share that is done
     """
     network = loads[0].problem.network
     if network.gpus > LARGEST:
@@ -59,7 +61,7 @@ def joint_orders(loads: Sequence[Load], stop: Stop, advance: Advance = unwatched
 
 
 def worth_trying(problem: Problem) -> bool:
-    """Whether `best` has the time for a joint order."""
+    """True if `best` has the time for a joint order."""
     gpus = problem.network.gpus
     return gpus <= LARGEST and problem.workload.layers * gpus**2 <= MOST_PAIRS
 
@@ -194,8 +196,8 @@ def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: 
 
 
 def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, np.ndarray], float]:
-    """Seconds of one layer of both models under placements int64[expert] each: Table 2 with every all-to-all at its
-    busiest port. What the search goes by; `simulate` has the last word."""
+    """Seconds of one layer of both models under placements int64[expert] each: table 2 with every all-to-all at its busiest
+    port. It guides the search; `simulate` has the last word."""
     network, together = problem.network, problem.cost.together
     away = ~np.eye(network.gpus, dtype=bool)
     over_link, over_fabric = network.linked & away, ~network.linked & away
@@ -276,7 +278,7 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
 def _match(
     sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
 ) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and whether ours is proven."""
+    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and True if ours is proven."""
     limit, seed = options.time_limit / layers, options.seed
     bundles = []
     for side, taken in zip(sides, slots, strict=True):
@@ -289,7 +291,7 @@ def _match(
             )
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
     cost = layer_weight(a, b)
-    # The paper's pairs know no GPU: what a bundle sends and receives is taken at the mean over all GPUs.
+    # The paper's pairs know no GPU: the bytes of a bundle are taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
     result = colocate_heterogeneous(cost, limit / 4, seed, stop=stop, wall_limit=math.inf)
     answers = []

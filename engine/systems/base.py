@@ -1,4 +1,4 @@
-"""What a system is: a named recipe from a problem to a plan, with options."""
+"""A system: a named recipe from a problem to a plan, with options."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ CUT_SHORT = (
 
 
 def silent(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
-    """The `Report` of work that nobody watches."""
+    """The `Report` of unwatched work."""
 
 
 class Note(NamedTuple):
@@ -38,11 +38,11 @@ class Note(NamedTuple):
 
 
 Notes = dict[str, Note]
-"""By what they are about, in words that can stand before a colon."""
+"""Notes by their subject, in words that can stand before a colon."""
 
 
 def proof_of(result: Result) -> str:
-    """How far an objective is proven, in words."""
+    """The proof of an objective, in words."""
     if result.status is Status.OPTIMAL:
         return "proven optimal"
     return (
@@ -54,11 +54,13 @@ def proof_of(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
+    """The answer of a recipe: the parts of a plan and a bound (None: only the send order was a choice).
 
-    notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
-    predicted one, where the recipe has simulated just these parts; limited: a time limit cut the work short;
-    name: of the plan, where it is only a part of what the system does (None: the system's title).
+    notes: findings for people, such as the paper's own rule compared with ours
+    limited: True if a time limit cut the work short
+    timeline: the predicted one, if the recipe has simulated just these parts
+    loads: of the placements (see `loads_of`), if the recipe has them
+    name: of the plan, if it is only a part of the system's work; None: the system's title
     """
 
     placement: Placement
@@ -81,7 +83,11 @@ class Draft:
     name: str | None = None
 
     def plan(self, title: str, provenance: Provenance, travel: Travel | None = None) -> Plan:
-        """The plan that these parts make. title: of the system; travel: how its tokens do"""
+        """The plan that these parts make.
+
+        title: of the system
+        travel: of its tokens
+        """
         return Plan(
             name=self.name or title,
             placement=self.placement,
@@ -111,18 +117,24 @@ class Outcome:
 
 
 Recipe = Callable[[Problem, Any, Stop, Report], Draft]
-"""What a system does: for a problem and its own options (an instance of `System.options`) the parts of a plan. It asks `stop`
-now and then, hands back the best it has once that answers True, and tells `report` how far it is; a quick one needs neither."""
+"""The work of a system: from a problem and its own options (an instance of `System.options`) to the parts of a plan. It asks
+`stop` now and then, returns the best it has once that answers True, and tells `report` the share done; a quick one needs
+neither."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A recipe under the name that users know, and all that the command line and the pages say of it.
+    """A recipe under the name that users know, with all that the command line and the pages say of it.
 
-    name: in commands and in plans; title: for people; summary: one line for people; paper: the source
-    options: the model of what can be set
-    goals: what it can plan for; baseline: others are compared with it
-    preselected: ticked on the page until a person chooses; shown_beside: its plan stands beside the open one until then
+    name: in commands and in plans
+    title: for people
+    summary: one line for people
+    paper: the source
+    options: the model of its settings
+    goals: the goals that it can plan for
+    baseline: others are compared with it
+    preselected: ticked on the page until a person chooses
+    shown_beside: its plan is shown with the open one until then
     """
 
     name: str
@@ -147,7 +159,7 @@ class System:
 
 
 def _wrong_goal(system: System, goal: Goal) -> str:
-    """Why a system cannot plan for a goal, and what would help."""
+    """Message for a goal that a system cannot plan for, with the remedy."""
     if goal is Goal.TWO_MODELS and Goal.INFERENCE in system.goals:
         return f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
     if goal is Goal.INFERENCE and Goal.TWO_MODELS in system.goals:

@@ -1,7 +1,5 @@
-"""What Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing nothing.
-
-What Aurora's colocation is compared with (§8.1): random colocation, and Lina's packing of one model's experts.
-"""
+"""The systems that Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing
+nothing; its colocation with random colocation, and with Lina's packing of one model's experts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +31,7 @@ class RandomPlacementOptions(SlotOptions):
 
 
 class SequentialOptions(Options):
-    """Of systems that send to one peer after another."""
+    """The options of systems that send to one peer after another."""
 
     placement: Literal["linear", "aurora"] = Field(
         "linear",
@@ -49,7 +47,7 @@ class SeedOptions(Options):
 
 
 def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
-    """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
+    """Contiguous blocks of experts and a plain all-to-all, the default of serving engines."""
     if problem.goal is not Goal.TWO_MODELS:
         return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
     rows = [linear_placement(model_problem, options.slots) for model_problem in (problem, problem.second)]
@@ -204,8 +202,8 @@ def random_colocation(problem: Problem, options: RandomColocationOptions, stop: 
 
 
 def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
-    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
-    each model is alone on every second GPU, and so are its tokens: nothing of it crosses to the other's GPUs."""
+    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular with the least; each
+    model and its tokens are alone on every second GPU: none of its bytes cross to the other's GPUs."""
     gpus = len(problem.cluster.gpus)
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")

@@ -1,8 +1,8 @@
-"""ExFlow (Yao et al., 2024): experts that follow each other on the same GPU, and tokens that stay where they are.
+"""ExFlow (Yao et al., 2024): experts that follow each other on the same GPU, and tokens that stay with them.
 
 Two ideas. Placement (§IV-B to D): experts of neighbouring layers between which many tokens pass share a GPU, or failing
 that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so a token need not return to its rank after
-every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of what comes out.
+every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of the outputs.
 """
 
 import math
@@ -80,15 +80,15 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
 
 
 def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:
-    """Whether the copies of the execution are what is minimised: with one expert per token they are all hops that there are,
-    and where hops have two prices the search knows only hops between layers."""
+    """True if the copies of the execution are minimised: with one expert per token hops are all that there is, and if hops have
+    two prices the search knows only hops between layers."""
     several = problem.workload.k is not None and problem.workload.k > 1
     return options.hops == "executed" and options.execution == "context-coherent" and several and instance.nodes == 1
 
 
 def executed_instance(problem: Problem) -> AffinityInstance:
     """The copies that context-coherent execution sends (see `executed_hops`), of the open recording and of the others that the
-    plan must serve, each weighing the same. What a placement costs is how many of them change GPU."""
+    plan must serve, each weighing the same. The cost of a placement is the number of them that change GPU."""
     tables = [executed_hops(other.experts, other.num_experts) for other in (problem.workload, *problem.others)]
     between, within = tables[0]
     if len(tables) > 1:
@@ -149,7 +149,7 @@ def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityIn
 
 
 def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes:
-    """How many hops stay, and how many could at most."""
+    """The share of hops that stay, and the largest possible one."""
     counts, place = instance.transitions, result.solution
     total = instance.total
     if not total:

@@ -1,4 +1,4 @@
-"""What recipes share: experts into slots, and the order of an all-to-all's bytes."""
+"""The pieces that recipes share: experts into slots, and the order of an all-to-all's bytes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,8 +57,11 @@ def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
 
 
 def experts_per_gpu(problem: Problem, kind: str = "even") -> np.ndarray:
-    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide; with `kind` "uneven" as equally
-    as the memory allows. Raises InputError when they do not fit it."""
+    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide. Raises InputError if they do
+    not fit the memory.
+
+    kind: "even"; "uneven": as equally as the memory allows
+    """
     return spread_evenly(slots_of_gpu(problem, kind), problem.workload.num_experts)
 
 
@@ -142,11 +145,11 @@ def fastest_plan(
 ) -> Ordered:
     """The fastest plan of those with an order of each mode, the first of equally fast ones.
 
+    The last of several modes, a plain all-to-all, comes first, because it needs no schedule; one with a bound above the best
+    time so far is neither made nor simulated, and of several one that is refused is passed over.
+
     plan_with: makes the plan of a mode; calls its `Advance` with the share of the orders that are there
     loads: of each model
-
-    The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose
-    bound is above the best time so far is neither made nor simulated, and of several one that is refused is passed over.
     """
     plans: dict[str, Plan] = {}
     timelines: dict[str, Timeline] = {}
@@ -248,7 +251,7 @@ def _every_layer(
 
 
 def reverse(schedule: Schedule, factor: float = 1.0) -> Schedule:
-    """The same schedule with every send turned round and so many times as large: the combine of a dispatch (Aurora §2.2)."""
+    """The schedule with every send reversed and so many times as large: the combine of a dispatch (Aurora §2.2)."""
     turned = {"src": schedule.dst, "dst": schedule.src}
     if factor != 1:
         turned |= {"bytes": schedule.bytes * factor, "duration": schedule.duration * factor}
