@@ -191,6 +191,56 @@ class CostModel(ABC):
         return self.memory_pass(gpu, tokens * (model.experts_per_token + 1) * model.bytes_per_token)
 
 
+class Derived(CostModel):
+    """A source with the times of two others; a subclass replaces some of them.
+
+    computation: the source of GEMMs, of passes over memory and of all that follows from them
+    connection: the source of the network and its collectives
+    """
+
+    computation: CostModel
+    connection: CostModel
+
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        return self.computation.lacks_computation(cluster)
+
+    def lacks_network(self, cluster: Cluster) -> str | None:
+        return self.connection.lacks_network(cluster)
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        return self.computation.gemm(gpu, m, n, k, dtype)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        return self.computation.memory_pass(gpu, size)
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        return self.computation.together(seconds)
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.expert_ffn(gpu, tokens, model)
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.gate(gpu, tokens, model)
+
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        return self.computation.attention(gpu, tokens, keys, model)
+
+    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.aggregate(gpu, tokens, model)
+
+    def beyond(self, cluster: Cluster) -> str | None:
+        return self.computation.beyond(cluster) or self.connection.beyond(cluster)
+
+    def network(self, cluster: Cluster) -> Network:
+        return self.connection.network(cluster)
+
+    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.connection.all_to_all(cluster, size)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.connection.all_reduce(cluster, size)
+
+
 @dataclass(frozen=True)
 class Datasheet(CostModel):
     """Roofline times from the catalogue's peak rates (Williams et al., CACM 2009): the source where nothing was measured.

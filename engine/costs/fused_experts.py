@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from engine.cluster import Cluster, Gpu
-from engine.costs.base import CostModel
+from engine.cluster import Gpu
+from engine.costs.base import CostModel, Derived
 from engine.costs.silicon import MILLISECONDS, folder_of, installed_package, newest
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.network import Network
 from engine.workload import digest_of
 
 Phase = Literal["prefill", "decode"]
@@ -33,7 +32,7 @@ SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
 
 
 @dataclass(frozen=True)
-class FusedExperts(CostModel):
+class FusedExperts(Derived):
     """Another source with its experts replaced by measured fused kernels.
 
     An expert takes its share of a balanced row in which a GPU holds as many experts and each has as many tokens, interpolated
@@ -52,6 +51,12 @@ class FusedExperts(CostModel):
     slots: float
 
     @property
+    def computation(self) -> CostModel:
+        return self.rest
+
+    connection = computation
+
+    @property
     def digest(self) -> str:
         return digest_of(self.rest.digest, self.phase, str(self.slots), installed_package())
 
@@ -60,42 +65,6 @@ class FusedExperts(CostModel):
         return (
             f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
         )
-
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.rest.lacks_computation(cluster)
-
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.rest.lacks_network(cluster)
-
-    def beyond(self, cluster: Cluster) -> str | None:
-        return self.rest.beyond(cluster)
-
-    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        return self.rest.gemm(gpu, m, n, k, dtype)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return self.rest.memory_pass(gpu, size)
-
-    def network(self, cluster: Cluster) -> Network:
-        return self.rest.network(cluster)
-
-    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.rest.all_to_all(cluster, size)
-
-    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.rest.all_reduce(cluster, size)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.rest.together(seconds)
-
-    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.rest.gate(gpu, tokens, model)
-
-    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
-        return self.rest.attention(gpu, tokens, keys, model)
-
-    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.rest.aggregate(gpu, tokens, model)
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         if (table := kernel_table(gpu.type, model, self.phase)) is None:

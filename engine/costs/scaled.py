@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.cluster import Cluster, Efficiency, Gpu, lost
-from engine.costs.base import CostModel
+from engine.costs.base import CostModel, Derived, all_reduce_seconds, all_to_all_seconds
 from engine.costs.choice import Combined
 from engine.model import MoEModel
 from engine.network import MeasuredExchanges, Network
@@ -16,7 +16,7 @@ NEXT_TO_NOTHING = 1.0
 
 
 @dataclass(frozen=True)
-class Scaled(CostModel):
+class Scaled(Derived):
     """The same hardware, so many times faster. Works on any source, measured ones too.
 
     compute: every computation takes its time / compute
@@ -37,6 +37,12 @@ class Scaled(CostModel):
     contention: float = 0.0
 
     @property
+    def computation(self) -> CostModel:
+        return self.inner
+
+    connection = computation
+
+    @property
     def source(self) -> str:
         parts = {
             "computation": self.compute,
@@ -55,20 +61,11 @@ class Scaled(CostModel):
         factors = (self.compute, self.network_speed, self.latency, self.tokens, self.gpu_type, self.contention)
         return digest_of(self.inner.digest, repr(factors))
 
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.inner.lacks_computation(cluster)
-
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.inner.lacks_network(cluster)
-
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
         return self.inner.gemm(gpu, m, n, k, dtype) / self._speed(gpu)
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         return self.inner.memory_pass(gpu, size) / self._speed(gpu)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.inner.together(seconds)
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.expert_ffn(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
@@ -81,9 +78,6 @@ class Scaled(CostModel):
 
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.aggregate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
-
-    def beyond(self, cluster: Cluster) -> str | None:
-        return self.inner.beyond(cluster)
 
     def network(self, cluster: Cluster) -> Network:
         """The source's network. So many times the bytes at a bandwidth take as long as the bytes at a part of it."""
@@ -107,12 +101,12 @@ class Scaled(CostModel):
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_to_all"):
             return self._apart(self.inner.all_to_all, cluster, size, 1 + self.contention * (_meeting(cluster) - 1))
-        return super().all_to_all(cluster, size)
+        return all_to_all_seconds(self.network(cluster), size)
 
     def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_reduce"):
             return self._apart(self.inner.all_reduce, cluster, size)
-        return super().all_reduce(cluster, size)
+        return all_reduce_seconds(self.network(cluster), size)
 
     def _apart(self, collective, cluster: Cluster, size: np.ndarray, slower: float = 1.0) -> np.ndarray:
         """A measured collective: its time for next to nothing is its start-up time, the rest is bandwidth.

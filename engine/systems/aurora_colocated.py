@@ -180,15 +180,8 @@ def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: 
 
     def plan_with(mode: str, advance: Advance) -> Plan:
         orders = orders_of(mode, advance)
-        return Plan(
-            name="trial",
-            placement=placements[0],
-            send_order=orders[0],
-            travel=problem.travel,
-            placement_b=placements[1],
-            send_order_b=orders[1],
-            provenance=Provenance(optimiser=""),
-        )
+        draft = Draft(placements[0], orders[0], placement_b=placements[1], send_order_b=orders[1])
+        return draft.plan("trial", Provenance(optimiser=""), problem.travel)
 
     tried = ("joint", "matched", "concurrent") if worth_trying(problem) else ("matched", "concurrent")
     modes = tried if mode == "best" else (mode,)

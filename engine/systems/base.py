@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from engine.errors import InputError
@@ -88,22 +88,12 @@ class Draft:
         title: of the system
         travel: of its tokens
         """
-        return Plan(
-            name=self.name or title,
-            placement=self.placement,
-            send_order=self.send_order,
-            execution=self.execution,
-            travel=travel,
-            placement_b=self.placement_b,
-            send_order_b=self.send_order_b,
-            token_gpus=self.token_gpus,
-            token_gpus_b=self.token_gpus_b,
-            reaction=self.reaction,
-            priority=self.priority,
-            pipeline=self.pipeline,
-            overlap=self.overlap,
-            provenance=provenance,
-        )
+        parts = {part: getattr(self, part) for part in PARTS}
+        return Plan(name=self.name or title, travel=travel, provenance=provenance, **parts)
+
+
+PARTS = tuple(own.name for own in fields(Draft) if own.name in Plan.model_fields and own.name != "name")
+"""Fields of a plan that a recipe fills in."""
 
 
 @dataclass(frozen=True)

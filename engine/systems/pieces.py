@@ -111,13 +111,7 @@ def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, re
 
     def plan_with(mode: str, advance: Advance) -> Plan:
         send_order = phased_order(load, mode, stop, advance)
-        return Plan(
-            name="trial",
-            placement=placement,
-            send_order=send_order,
-            travel=problem.travel,
-            provenance=Provenance(optimiser=""),
-        )
+        return Draft(placement, send_order).plan("trial", Provenance(optimiser=""), problem.travel)
 
     return fastest_plan(modes_of(mode, problem), plan_with, (load,), problem, stop, report)
 

@@ -1,5 +1,4 @@
-"""Names that tell plans apart: a name that several have is followed by their differences, with the options of a plan in words.
-"""
+"""Names that tell plans apart: a name that several have is followed by their differences. And options in words."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

@@ -1,5 +1,4 @@
-"""All systems by name and by goal, the proposed one (the first that plans for the goal), and the one that counts as deployed.
-"""
+"""All systems by name and by goal, the proposed one (first of the goal's systems), and the one that counts as deployed."""
 
 from importlib import import_module
 
