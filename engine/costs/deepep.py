@@ -36,6 +36,13 @@ FILES: dict[TravelUnit, tuple[str, dict[str, str]]] = {
 """Tables by the destination that gets a row of a token: the normal kernels and those for low latency."""
 SAMPLED_TOKENS = 20_000
 
+FOLDER = "h100_sxm"
+GPU_TYPES = ("H100", "H200")
+PORT, LINK = 50e9, 450e9
+"""Bytes/s of the machines that were measured, per GPU and direction."""
+TOLERANCE = 0.1
+"""Relative difference that drawn ports and links may have from those."""
+
 
 class Exchange(NamedTuple):
     """One series of measurements.
@@ -120,14 +127,6 @@ def benchmark_model() -> MoEModel:
         d_model=WIDTH,
         d_ff=2048,
     )
-
-
-FOLDER = "h100_sxm"
-GPU_TYPES = ("H100", "H200")
-PORT, LINK = 50e9, 450e9
-"""Bytes/s of the machines that were measured, per GPU and direction."""
-TOLERANCE = 0.1
-"""Relative difference that drawn ports and links may have from those."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,13 @@ from engine.units import bandwidth, share
 
 MAX_SWEEPS = 200
 
+CLOSE = 0.1
+"""Relative difference up to which a drawn pair meets its measurement."""
+SMALL = 2.0**20
+"""Bytes: start-ups show only below."""
+PORTS = "ports to the fabric that no pair tells are those of the host's other GPUs, or else the catalogue's"
+SENDING = ("all_to_all", "send_receive")
+
 
 def fit_bottlenecks(rate: np.ndarray) -> np.ndarray:
     """float64[gpu]: rates of ports such that the slower one of each pair comes nearest to the measured rate.
@@ -114,13 +121,6 @@ def _best_port(wanted: np.ndarray, peers: np.ndarray) -> float:
 
 def _misfit(logs: np.ndarray, ports: np.ndarray) -> float:
     return float(np.nansum((np.minimum(ports[:, None], ports) - logs) ** 2))
-
-
-CLOSE = 0.1
-"""Relative difference up to which a drawn pair meets its measurement."""
-SMALL = 2.0**20
-"""Bytes: start-ups show only below."""
-PORTS = "ports to the fabric that no pair tells are those of the host's other GPUs, or else the catalogue's"
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,9 +315,6 @@ def _about(fitted: PairCluster, smallest: float) -> list[str]:
         )
     notes.append("only GPUs that a pair names are drawn, with the catalogue's memory and computing rates")
     return notes
-
-
-SENDING = ("all_to_all", "send_receive")
 
 
 @dataclass(frozen=True)

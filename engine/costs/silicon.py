@@ -10,6 +10,7 @@ Only its data files are read, never its query classes, which are internal and ch
 * Folders are named by version; the newest that has the table asked for counts.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -34,6 +35,11 @@ NCCL_OPERATIONS = {"all_to_all": "alltoall", "all_reduce": "all_reduce"}
 GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
 MILLISECONDS = 1e-3
 HALF_BYTES = 2
+
+LEFT_OUT_ERROR = 0.11
+"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
+LINK_TOLERANCE = 0.1
+"""Relative difference that drawn links may have from those measured on."""
 
 
 class Machine(NamedTuple):
@@ -155,11 +161,9 @@ def measured_counts(folder: str) -> tuple[int, ...]:
 def newest(folder: str, part: str, name: str) -> list[Path]:
     """The files of all versions, newest first."""
     files = (_data_folder() / folder / part).glob(f"*/{name}")
-    return sorted(files, key=lambda file: [int(digits) for digits in _numbers(file.parent.name)], reverse=True)
-
-
-def _numbers(text: str) -> list[str]:
-    return "".join(char if char.isdigit() else " " for char in text).split()
+    return sorted(
+        files, key=lambda file: [int(digits) for digits in re.findall(r"[0-9]+", file.parent.name)], reverse=True
+    )
 
 
 @lru_cache
@@ -170,13 +174,6 @@ def _data_folder() -> Path:
         f"the silicon costs need the package {PACKAGE} (Linux x86-64 only), which is not installed; use the datasheet, an "
         "α–β profile or measured times"
     )
-
-
-LEFT_OUT_ERROR = 0.11
-"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
-
-LINK_TOLERANCE = 0.1
-"""Relative difference that drawn links may have from those measured on."""
 
 
 @dataclass(frozen=True)

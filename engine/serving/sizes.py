@@ -8,6 +8,10 @@ from engine.schema import Frozen
 from engine.serving.step import Phase, ServingStep
 from engine.training import TrainingStep
 
+HEAD_SIZE = 128
+KV_HEADS = 8
+SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
+
 
 class TransformerSizes(Frozen):
     """The sizes that `MoEModel` leaves out because no placement depends on them.
@@ -98,13 +102,6 @@ class TransformerSizes(Frozen):
         inside += dense * model.ffn_matrices * model.d_model * self.dense_d_ff
         embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * model.d_model
         return inside, embeddings + moe * model.experts * model.d_model
-
-
-HEAD_SIZE = 128
-KV_HEADS = 8
-
-
-SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
 
 
 def usual_serving(phase: Phase = "decode") -> ServingStep:

@@ -18,6 +18,11 @@ DeepSeek-V3 routes them, have 1.2e8."""
 Phase = Literal["prefill", "decode"]
 BYTES_PER_KV = {"bf16": 2, "fp8": 1}
 
+Kind = Literal["attention", "norm", "shared expert", "dense FFN", "embedding", "head", "other"]
+"""Kinds of operators. The router, the experts, dispatch, combine and the sum of the experts' outputs are simulated."""
+IN_MOE_LAYERS: frozenset[Kind] = frozenset(("shared expert",))
+OUTSIDE_MOE_LAYERS: frozenset[Kind] = frozenset(("embedding", "head", "dense FFN"))
+
 
 class ServingStep(Frozen):
     """Prefill or decode with data-parallel attention on all GPUs and the experts spread over them, as wide expert parallelism
@@ -105,13 +110,6 @@ def recording_of_step(workload: Workload, step: ServingStep, model: MoEModel, gp
 
 def _name(workload: Workload, step: ServingStep) -> str:
     return f"{workload.name}, at {step.tokens} tokens per GPU"[:200]
-
-
-Kind = Literal["attention", "norm", "shared expert", "dense FFN", "embedding", "head", "other"]
-"""Kinds of operators. The router, the experts, dispatch, combine and the sum of the experts' outputs are simulated."""
-
-IN_MOE_LAYERS: frozenset[Kind] = frozenset(("shared expert",))
-OUTSIDE_MOE_LAYERS: frozenset[Kind] = frozenset(("embedding", "head", "dense FFN"))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline, un
 
 STEP = ["model", "layer", "kind"]
 
+STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
+"""Made once: a type is checked for doubles whenever it is made."""
+MOST_SENDS = 200_000
+"""Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
+
 
 def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
     """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is how much later that is
@@ -61,13 +66,6 @@ def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
         src, dst, size = (step[name].to_numpy() for name in ("resource", "peer", "bytes"))
         gpu[row] = waited_for(src, dst, size, (event.resource, event.peer), network)
     return last.assign(gpu=gpu)[[*STEP, "gpu", "seconds"]].reset_index(drop=True)
-
-
-STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
-"""Made once: a type is checked for doubles whenever it is made."""
-
-MOST_SENDS = 200_000
-"""Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
 
 
 def too_many(*traffic: NDArray[np.float64]) -> bool:

@@ -19,6 +19,14 @@ from engine.plan.plan import replay
 from engine.simulate import fair_share
 from engine.simulate.fair_share import DONE, Sends, rate_at
 
+EXACT_SENDS = 1024
+"""Limit up to which every end of sends that share ports is an event of its own (32 GPUs if all pairs differ)."""
+WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 0.2
+"""Above that the ends within this part of the all-to-all's bound are one event. The whole is then late by less than 0.2 % and
+a send by less than 1 % of the whole, as the tests hold against exact runs on 64 GPUs; for more GPUs a timeline states the
+interval that is proven for it. That proof takes wider windows, because it only has to be safe, and so does a simulation
+that is to end soon."""
+
 
 @njit(cache=True, nogil=True)
 def latest_end(sends: Sends, capacity: np.ndarray, reached: np.ndarray, window: float) -> float:
@@ -96,16 +104,6 @@ def relayed_sends(schedule: Schedule, traffic: np.ndarray, network: Network) -> 
     whole = (pair // network.gpus, pair % network.gpus, np.bincount(send, size[over_links], len(pair)), first, last)
     columns = (src, dst, size, start, end)
     return tuple(np.append(column[~over_links], part) for column, part in zip(columns, whole, strict=True))
-
-
-EXACT_SENDS = 1024
-"""Limit up to which every end of sends that share ports is an event of its own (32 GPUs if all pairs differ)."""
-
-WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 0.2
-"""Above that the ends within this part of the all-to-all's bound are one event. The whole is then late by less than 0.2 % and
-a send by less than 1 % of the whole, as the tests hold against exact runs on 64 GPUs; for more GPUs a timeline states the
-interval that is proven for it. That proof takes wider windows, because it only has to be safe, and so does a simulation
-that is to end soon."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,10 @@ from engine.workload import RoutingTrace
 
 BATCHES = (0, 1)
 
+HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "node": 20 / 132}
+"""Share of a GPU's processors that the kernels of exchanges hold while they run. DeepEP's normal kernels are given 20 of an
+H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels."""
+
 
 def log_two_batches(
     log: EventLog, work: Work, dense: float, order: SendOrder, network: Network, stop: Stop = never
@@ -96,11 +100,6 @@ def bound_of_two_batches(work: Work, dense: float, network: Network) -> float:
     fed = (dense + steps["gate"]).max(axis=1)
     alone = (fed + steps["ffn"].max(axis=1) + steps["aggregate"].max(axis=1) + carried).sum()
     return float(max(computed.max(), alone, fed[0] + 2 * carried.sum() + steps["aggregate"][-1].max()))
-
-
-HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "node": 20 / 132}
-"""Share of a GPU's processors that the kernels of exchanges hold while they run. DeepEP's normal kernels are given 20 of an
-H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels."""
 
 
 @dataclass(frozen=True)

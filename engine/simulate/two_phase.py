@@ -22,7 +22,6 @@ from typing import Literal
 
 import numpy as np
 
-from engine.cluster import Gpu
 from engine.errors import InputError, StoppedError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
@@ -32,6 +31,7 @@ from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
+from engine.simulate.work import ranks_of_gpu
 from engine.workload import RoutingTrace
 
 SCHEMES = ("ideal", "baseline", "lina", "without_estimation", "without_fine_tuning")
@@ -323,9 +323,7 @@ class _Machine:
         self.options, self.cost, self.network = options, problem.cost, problem.network
         self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": 1})
         self.devices, self.experts = len(problem.cluster.gpus), problem.workload.num_experts
-        self.kinds: dict[Gpu, list[int]] = {}
-        for device, gpu in enumerate(problem.cluster.gpus):
-            self.kinds.setdefault(gpu, []).append(device)
+        self.kinds = ranks_of_gpu(problem.cluster.gpus)
         held = np.full(self.devices, self.experts // self.devices) + (
             np.arange(self.devices) < self.experts % self.devices
         )

@@ -6,7 +6,7 @@ Attention at home costs every plan the same and is left out of all timelines. Un
 GPU that carries the token, so the one with most tokens decides; its excess over attention at home is an event before the gate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -196,16 +196,21 @@ def compute_seconds(load: Load, before: np.ndarray, after: np.ndarray) -> dict[s
     cost, model, gpus = load.problem.cost, load.problem.model, load.problem.cluster.gpus
     layer, expert, host = np.nonzero(load.placement.share)
     tokens = load.served[layer, expert, host]
-    ranks_of_gpu: dict[Gpu, list[int]] = {}
-    for rank, gpu in enumerate(gpus):
-        ranks_of_gpu.setdefault(gpu, []).append(rank)
     seconds = {kind: np.zeros(before.shape) for kind in ("gate", "ffn", "aggregate")}
-    for gpu, ranks in ranks_of_gpu.items():
+    for gpu, ranks in ranks_of_gpu(gpus).items():
         mine = np.isin(host, ranks)
         seconds["gate"][:, ranks] = cost.gate(gpu, before[:, ranks], model)
         np.add.at(seconds["ffn"], (layer[mine], host[mine]), cost.expert_ffn(gpu, tokens[mine], model))
         seconds["aggregate"][:, ranks] = cost.aggregate(gpu, after[:, ranks], model)
     return {kind: cost.together(step) for kind, step in seconds.items()}
+
+
+def ranks_of_gpu(gpus: Sequence[Gpu]) -> dict[Gpu, list[int]]:
+    """The ranks of the GPUs of each kind, which are priced together."""
+    ranks: dict[Gpu, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu, []).append(rank)
+    return ranks
 
 
 def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarray:

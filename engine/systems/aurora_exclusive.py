@@ -24,10 +24,17 @@ from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Guard, Stop, never
-from engine.simulate.work import Load
+from engine.simulate.work import Load, ranks_of_gpu
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
+
+EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
+"""Exchanges tried in a layer, and the seconds of one on 1024 GPUs, which only divide a time limit."""
+MOST_PRINTED_GPUS, MOST_PRINTED_PAIRS = 64, 20_000
+"""Algorithm 1 looks at every pair in every phase, half a second a layer of 64 GPUs: it is compared on so many GPUs at most, and
+in so many layers that all their pairs together are no more than this."""
+PlacementTime = Annotated[TimeLimit, Field(description="seconds for the placement of all layers together")]
 
 
 def expert_seconds(problem: Problem, layer: int) -> np.ndarray:
@@ -119,16 +126,6 @@ class LayerSeconds:
         size = self.size[expert]
         self.sent[self.together[gpu]] -= sign * size[self.together[gpu]]
         self.sent_inside[self.peers[gpu]] += sign * size[self.peers[gpu]]
-
-
-EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
-"""Exchanges tried in a layer, and the seconds of one on 1024 GPUs, which only divide a time limit."""
-
-MOST_PRINTED_GPUS, MOST_PRINTED_PAIRS = 64, 20_000
-"""Algorithm 1 looks at every pair in every phase, half a second a layer of 64 GPUs: it is compared on so many GPUs at most, and
-in so many layers that all their pairs together are no more than this."""
-
-PlacementTime = Annotated[TimeLimit, Field(description="seconds for the placement of all layers together")]
 
 
 class AuroraOptions(Options):
@@ -273,9 +270,7 @@ def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
     """float64[layer, gpu] seconds of `gate` and `aggregate`, which no placement changes."""
     cost, model, held = problem.cost, problem.model, problem.tokens_of_rank
     seconds = {"gate": np.empty(held.shape), "aggregate": np.empty(held.shape)}
-    gpus = problem.cluster.gpus
-    for kind in dict.fromkeys(gpus):
-        ranks = [rank for rank, gpu in enumerate(gpus) if gpu == kind]
+    for kind, ranks in ranks_of_gpu(problem.cluster.gpus).items():
         seconds["gate"][:, ranks] = cost.gate(kind, held[:, ranks], model)
         seconds["aggregate"][:, ranks] = cost.aggregate(kind, held[:, ranks], model)
     return {name: cost.together(step) for name, step in seconds.items()}

@@ -112,70 +112,6 @@ def _sequential(
     return Draft(placement, order, cancelled=stop(), limited=guard.cut, loads=(load,))
 
 
-SYSTEMS = (
-    System(
-        name="linear",
-        title="Linear placement",
-        summary="experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        paper="common practice",
-        recipe=linear,
-        options=SlotOptions,
-        baseline=True,
-        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
-        preselected=True,
-    ),
-    System(
-        name="round-robin",
-        title="Round-robin placement",
-        summary="experts assigned to the GPUs one by one, a plain all-to-all",
-        paper="common practice",
-        recipe=round_robin,
-        options=SlotOptions,
-        baseline=True,
-    ),
-    System(
-        name="random",
-        title="Random placement",
-        summary="every layer's experts on random GPUs, a plain all-to-all",
-        paper="common practice",
-        recipe=random,
-        options=RandomPlacementOptions,
-        baseline=True,
-    ),
-    System(
-        name="rcs",
-        title="Random order (RCS)",
-        summary="every GPU sends to its peers one by one in a random order",
-        paper="Aurora §8.1",
-        recipe=rcs,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
-    ),
-    System(
-        name="sjf",
-        title="Shortest job first (SJF)",
-        summary="every GPU sends to the peer with the fewest bytes first",
-        paper="Aurora §8.1",
-        recipe=sjf,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
-    ),
-    System(
-        name="rga",
-        title="Random GPUs (RGA)",
-        summary="experts on random GPUs, sends in Aurora's order",
-        paper="Aurora §8.1",
-        recipe=rga,
-        options=SeedOptions,
-        baseline=True,
-    ),
-)
-
-
 class RandomColocationOptions(Options):
     gpus: Literal["in order", "random"] = Field(
         "in order",
@@ -240,3 +176,67 @@ def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop)
     orders = [phased_order(load, "matched", stop) for load in loads]
     two = {"placement_b": placements[1], "send_order_b": orders[1], "loads": loads}
     return Draft(placements[0], orders[0], cancelled=stop(), **two)
+
+
+SYSTEMS = (
+    System(
+        name="linear",
+        title="Linear placement",
+        summary="experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
+        paper="common practice",
+        recipe=linear,
+        options=SlotOptions,
+        baseline=True,
+        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
+        preselected=True,
+    ),
+    System(
+        name="round-robin",
+        title="Round-robin placement",
+        summary="experts assigned to the GPUs one by one, a plain all-to-all",
+        paper="common practice",
+        recipe=round_robin,
+        options=SlotOptions,
+        baseline=True,
+    ),
+    System(
+        name="random",
+        title="Random placement",
+        summary="every layer's experts on random GPUs, a plain all-to-all",
+        paper="common practice",
+        recipe=random,
+        options=RandomPlacementOptions,
+        baseline=True,
+    ),
+    System(
+        name="rcs",
+        title="Random order (RCS)",
+        summary="every GPU sends to its peers one by one in a random order",
+        paper="Aurora §8.1",
+        recipe=rcs,
+        options=SequentialOptions,
+        baseline=True,
+        preselected=True,
+        shown_beside=True,
+    ),
+    System(
+        name="sjf",
+        title="Shortest job first (SJF)",
+        summary="every GPU sends to the peer with the fewest bytes first",
+        paper="Aurora §8.1",
+        recipe=sjf,
+        options=SequentialOptions,
+        baseline=True,
+        preselected=True,
+        shown_beside=True,
+    ),
+    System(
+        name="rga",
+        title="Random GPUs (RGA)",
+        summary="experts on random GPUs, sends in Aurora's order",
+        paper="Aurora §8.1",
+        recipe=rga,
+        options=SeedOptions,
+        baseline=True,
+    ),
+)

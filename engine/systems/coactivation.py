@@ -99,15 +99,12 @@ def instance_of(problem: Problem, cap: float | None) -> CoactivationInstance:
         raise InputError(f"{trace.num_experts} experts do not divide equally over {gpus} GPUs")
     sizes = set(problem.stops.sizes.tolist())
     if travel.unit == "node" and len(sizes) > 1:
-        raise InputError("one row per node needs nodes of equal size here; the cluster's have " + _sizes(sizes))
+        listed = ", ".join(map(str, sorted(sizes)))
+        raise InputError(f"one row per node needs nodes of equal size here; the cluster's have {listed} GPUs")
     experts = np.ascontiguousarray(trace.experts.transpose(1, 0, 2))
     # In a cluster of one node all rows stay inside it: GPUs count.
     unit = "gpu" if problem.stops.count == 1 else travel.unit
     return CoactivationInstance(experts, problem.gpu_of_token, gpus, sizes.pop(), unit, cap, trace.num_experts)
-
-
-def _sizes(sizes: set[int]) -> str:
-    return f"{', '.join(map(str, sorted(sizes)))} GPUs"
 
 
 def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -> Notes:

@@ -39,6 +39,10 @@ _WORDS: dict[str, Callable[..., str]] = {
     "weight_gradients": lambda value: f"{value} weight gradients",
 }
 
+LONGEST = 120
+"""Characters of a plan's name."""
+AMONG, IN_ID = " · ", 8
+
 
 def in_words(option: str, value: Value, plan: Plan) -> str:
     """An option's value as it is said of a plan that was made with it: "288 slots (32 spare)"."""
@@ -49,11 +53,6 @@ def in_words(option: str, value: Value, plan: Plan) -> str:
         return _WORDS[option](value)
     said = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{option.replace('_', ' ')} {said}"
-
-
-LONGEST = 120
-"""Characters of a plan's name."""
-AMONG, IN_ID = " · ", 8
 
 
 def names_of(plans: Mapping[str, Plan], chosen: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:

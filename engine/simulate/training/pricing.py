@@ -15,6 +15,9 @@ from engine.plan import Placement
 from engine.problem import Problem
 from engine.workload import RoutingTrace
 
+MAX_PARTS = 16
+"""No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
+
 
 @dataclass(frozen=True, eq=False)
 class Routing:
@@ -124,10 +127,6 @@ def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> 
 
 def _same(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max(initial=0))
-
-
-MAX_PARTS = 16
-"""No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,9 @@ from engine.simulate.training.program import Program, program_of
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 FORWARD_KINDS = {
     "gate": "gate",
     "dispatch": "dispatch",
@@ -25,6 +28,9 @@ FORWARD_KINDS = {
     "combine": "combine",
     "aggregate": "aggregate",
 }
+
+GRID = 2 ** (1 / 256)
+"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
 
 
 def simulate_step(plan: Plan, problem: Problem) -> Timeline:
@@ -97,13 +103,6 @@ def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
     """`GPU 0 · A100-80`, with how many others do the same."""
     alike = len(members) - 1
     return names[members[0]] + (f" and {alike} like it" if alike else "")
-
-
-if TYPE_CHECKING:
-    import networkx as nx
-
-GRID = 2 ** (1 / 256)
-"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
 
 
 def bound_of_step(problem: Problem, placement: Placement) -> float:
