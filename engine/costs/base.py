@@ -126,7 +126,10 @@ class CostModel(ABC):
 
     @abstractmethod
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 where m is 0. m: float64[...] rows."""
+        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 for m = 0.
+
+        m: float64[...] rows
+        """
 
     @abstractmethod
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:

@@ -42,8 +42,11 @@ class Fit(Frozen):
 
 
 class HeldOut(Frozen):
-    """GEMMs of shapes that are not among the measured times. points: (m, n, k, seconds) as measured directly; predicted:
-    seconds that the measured times tell of the same shapes."""
+    """GEMMs of shapes that are not among the measured times.
+
+    points: (m, n, k, seconds) as measured directly
+    predicted: seconds that the measured times tell of the same shapes
+    """
 
     gpu: str
     dtype: Dtype
@@ -100,8 +103,10 @@ class DeviceProfile(Frozen):
 def fits_of(
     measured: MeasuredTimes, exchange: Sequence[tuple[float, float]], spreads: Mapping[tuple[str, ...], float]
 ) -> tuple[Fit, ...]:
-    """Lines through all that was measured. spreads: by operation, and GPU type and dtype where it has them. Raises
-    InputError when an operation was measured at one size only."""
+    """Lines through all measured points. Raises InputError when an operation was measured at one size only.
+
+    spreads: by operation, and by its GPU type and dtype
+    """
     fitted = []
     for times in measured.gemm:
         m, n, k, seconds = np.array(times.points).T

@@ -45,11 +45,11 @@ class CollectiveTimes(Frozen):
 
 
 class ExchangeTimes(Frozen):
-    """Kernels of DeepEP as a profile has them: how often and how long they ran, but not how many tokens they moved, so that no
-    cost is read off them.
+    """Kernels of DeepEP in a profile: their number and their times, but not the tokens they moved, so that no cost is read off
+    them.
 
-    gpus, nodes, width (of a token, elements): as far as the profile says; median, low, high: seconds of one launch, half, a
-    tenth and nine tenths of them at most
+    gpus, nodes, width (of a token, elements): as far as the profile says
+    median, low, high: seconds of one launch; half, a tenth and nine tenths of them take at most that
     """
 
     kernels: Literal["intranode", "internode", "low-latency"]

@@ -105,7 +105,10 @@ def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
 
 
 def _best_port(wanted: np.ndarray, peers: np.ndarray) -> float:
-    """The x with the least sum of (min(x, peers) - wanted)², the largest such x. wanted, peers: float64[peer]."""
+    """The x with the least sum of (min(x, peers) - wanted)², the largest such x.
+
+    wanted, peers: float64[peer]
+    """
     order = np.argsort(peers)
     wanted, peers = wanted[order], peers[order]
     count = np.arange(len(peers), 0, -1)
@@ -127,7 +130,8 @@ def _misfit(logs: np.ndarray, ports: np.ndarray) -> float:
 class PairTimes:
     """Pairs of GPUs, each measured alone.
 
-    hosts, buses, devices: of every GPU, in the order of the cluster: GPUs of a host together; devices: as the driver names them
+    hosts, buses: of every GPU, in the order of the cluster: GPUs of a host together
+    devices: of every GPU, by the names of the driver
     rate: float64[gpu, gpu] bytes/s both ways at once, symmetric, NaN: not known
     start_up: float64[gpu, gpu] seconds both ways at once, symmetric, NaN: not known
     smallest: bytes of the smallest send

@@ -121,7 +121,10 @@ class ServingFigures:
 def memory_of(
     held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep
 ) -> Memory:
-    """The memory of the GPU on which least is left. held: float64[gpu] bytes of routed experts."""
+    """The memory of the GPU with the least left.
+
+    held: float64[gpu] bytes of routed experts
+    """
     inside, sixteen_bit = sizes.weights(model)
     others = inside * model.bytes_per_number + sixteen_bit * HALF_BYTES
     kv = step.sequences * sizes.kept_numbers(step.longest, model.layers) * BYTES_PER_KV[step.kv_dtype]

@@ -50,7 +50,11 @@ def simulate_colocated(
 
 
 def sends_of_colocated(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
-    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
+    """The events of layers first … last with every send, columns as in `Timeline.events`.
+
+    loads: see `loads_of`
+    before: the layers before them
+    """
     works, network = [load.work for load in loads], loads[0].problem.network
     orders = plan.send_order, plan.send_order_b
     stretch = range(first, last + 1), _lanes_after(before)

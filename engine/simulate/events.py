@@ -28,8 +28,11 @@ MOST_SENDS = 200_000
 
 
 def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
-    """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is how much later that is
-    than the end of the step before, so that they add up to the whole. events: as of a `Timeline`."""
+    """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is the distance to the end
+    of the step before, so that they add up to the whole.
+
+    events: of a `Timeline`
+    """
     last = events.loc[events.groupby(STEP, observed=True)["end"].idxmax()].sort_values("end")
     begin = events["start"].min() if len(events) else 0.0
     return last.assign(seconds=np.diff(last["end"].to_numpy(), prepend=begin))
@@ -120,7 +123,10 @@ class EventLog:
         return start + flows.seconds
 
     def timeline(self, problem: Problem, travel: Travel | None) -> Timeline:
-        """All events as the predicted timeline of a plan for this problem. travel: the plan's"""
+        """All events as the predicted timeline of a plan for this problem.
+
+        travel: the plan's
+        """
         source = problem.source_of_times(travel)
         timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
         latest = None if self.exact or self.slack is None else timeline.total + self.slack

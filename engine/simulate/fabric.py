@@ -204,8 +204,11 @@ class Lockstep:
         self._exchanges: dict[str, _LockstepExchange] = {}
 
     def release(self, name: str, start: float, mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray) -> None:
-        """Let an all-to-all start at `start` seconds. traffic: float64[src, dst] bytes, diagonal ignored; the schedule may
-        have been made for other traffic (see `replay`). Raises InputError for other modes than joint."""
+        """Let an all-to-all start at `start` seconds. Raises InputError for other modes than joint.
+
+        traffic: float64[src, dst] bytes, diagonal ignored
+        schedule: may have been made for other traffic (see `replay`)
+        """
         if mode != "joint":
             raise InputError(
                 f"{name} has a {mode} order, but the other model's is joint; both models need the same one"

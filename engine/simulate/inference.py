@@ -76,7 +76,10 @@ def _is_symmetric(network: Network) -> bool:
 def simulate_inference(
     plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched
 ) -> Timeline:
-    """The predicted timeline of a plan for one model. loads: see `loads_of`"""
+    """The predicted timeline of a plan for one model.
+
+    loads: see `loads_of`
+    """
     work, problem = loads[0].work, loads[0].problem
     log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
@@ -84,7 +87,11 @@ def simulate_inference(
 
 
 def sends_of_inference(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
-    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
+    """The events of layers first … last with every send, columns as in `Timeline.events`.
+
+    loads: see `loads_of`
+    before: the layers before them
+    """
     log, network = EventLog(), loads[0].problem.network
     log_model(log, loads[0].work, plan.send_order, network, range(first, last + 1), before.total)
     return log.frame()

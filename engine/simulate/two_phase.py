@@ -211,9 +211,11 @@ def two_phase(
     """Simulate all schemes on the recording of `problem`, with estimates learnt from `profile`.
 
     Tokens start on the ranks of `RoutingTrace.rank_of_token`, applied to each batch on its own. When `stop` answers
-    True the batches done so far are returned; raises StoppedError when there are none. advance: called with the share done.
+    True the batches done so far are returned; raises StoppedError when there are none.
     Raises InputError when the problem has no routing trace, when the two recordings differ in layers or experts, when
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
+
+    advance: called with the share done
     """
     options = options or TwoPhaseOptions()
     options = replace(options, max_experts_per_device=device_slots(problem, options.max_experts_per_device))
@@ -360,7 +362,11 @@ class _Machine:
         return answers
 
     def steps(self, demand: np.ndarray, hosting: Hosting | None) -> dict[str, float]:
-        """Seconds of the steps of a layer, of both all-to-alls together. demand: float64[rank, expert] tokens."""
+        """Seconds of the steps of a layer, of both all-to-alls together.
+
+        demand: float64[rank, expert] tokens
+        hosting: None: the ideal's
+        """
         if hosting is None:
             # As many experts on each device as in the linear placement, and all experts equally popular.
             share = np.full((self.experts, self.devices), 1.0 / self.devices)

@@ -169,12 +169,15 @@ class Load:
 def work_of(
     placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None
 ) -> Work:
-    """The work of one model. travel: None: every copy of a token on its own. Raises InputError as `Load.work` does."""
+    """The work of one model. Raises InputError as `Load.work` does.
+
+    travel: how tokens travel; None: every copy on its own
+    """
     return Load(problem, placement, travel, execution).work
 
 
 def loads_of(plan: Plan, problem: Problem) -> tuple[Load, ...]:
-    """The load of every model of a plan, as it is executed."""
+    """The load of every model of a plan, as it is executed: tokens start on the GPUs that the plan has for them."""
     problem = problem.as_planned(plan)
     first = Load(problem, plan.placement, plan.travel, plan.execution)
     if plan.placement_b is None:

@@ -31,7 +31,10 @@ def silent(done: float, message: str, incumbent: float | None = None, bound: flo
 
 
 class Note(NamedTuple):
-    """One thing a recipe found out. unit: "s", "×" (a ratio) or "" (the value is a text)."""
+    """A finding of a recipe.
+
+    unit: "s", "×" (a ratio) or "" (the value is a text)
+    """
 
     value: str | float
     unit: str = ""
