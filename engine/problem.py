@@ -1,4 +1,4 @@
-"""What every system plans for: a workload on a cluster for a model, with a source of costs."""
+"""The input of every system: a workload on a cluster for a model, with a source of costs."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,14 +7,7 @@ import numpy as np
 
 from engine import units
 from engine.cluster import Cluster
-from engine.communication.travel import (
-    Stops,
-    places_of,
-    rows_by_chance,
-    rows_of_tokens,
-    serving_gpus,
-    touched_by_chance,
-)
+from engine.communication.travel import Stops
 from engine.costs import CostModel
 from engine.errors import InputError
 from engine.goal import Goal, goal_of
@@ -23,18 +16,14 @@ from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Execution, Placement, Plan, Travel
 from engine.training import TrainingStep
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
-
-LATEST = "_latest_traffic"
-"""Where a problem keeps the placement that it was last asked for the traffic of, and that traffic and chosen copies."""
+from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MEMORY_SHARE = 0.9
 """Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
 MOST_CELLS = 2**26
-"""Places of an expert on a GPU in a layer, of which half a gigabyte holds one number each: 94 layers of 512 experts on 1024
-GPUs fit."""
+"""Limit of layers × experts × GPUs: half a gigabyte at one number each. 94 layers of 512 experts on 1024 GPUs fit."""
 MOST_SLOTS = 2**20
-"""Of a GPU and a layer that are counted."""
+"""Limit of the expert slots that are counted for a GPU and a layer."""
 
 
 def make_problem(
@@ -51,9 +40,10 @@ def make_problem(
 ) -> "Problem":
     """The problem of these inputs. Raises InputError when they do not fit each other.
 
-    second: recording and model that share the cluster; others, in_use, step, graph, travel: see `Problem`.
+    second: recording and model that share the cluster
+    others, in_use, step, graph, travel: see `Problem`
 
-    A traffic matrix knows no model: each column stands for what sits on one GPU, so the model takes its numbers of
+    A traffic matrix knows no model: each column stands for the experts of one GPU. So the model takes its numbers of
     layers and experts from the matrix, and the matrix its bytes per token from the model.
     """
     travel = None if travel == Travel() else travel
@@ -68,16 +58,16 @@ def make_problem(
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked on construction: raises InputError when its parts do not fit each other.
+    """The inputs of a plan, checked on construction: raises InputError when they do not fit each other.
 
     second: another model on the same GPUs, with its own recording (Aurora §6, §7)
     others: further recordings of the model that a robust plan must also serve
-    in_use: the placement that is deployed now; None: experts in contiguous blocks
-    step: what to plan is a training step, not inference
-    token_gpus: the GPU on which the tokens of each rank start, an entry a rank, where a plan moves them; None: on their rank
+    in_use: the placement in production; None: experts in contiguous blocks
+    step: the training step to plan; None: inference
     graph: the step's operators where they are known better than from the model (an import); None: those of a transformer
-    runs_attention: whether attention runs beside the MoE layers; in a launch it does not
-    travel: how tokens are to travel under new plans; None: one row per token copy. A plan keeps its own
+    travel: how tokens travel under new plans; None: one row per token copy. A plan keeps its own
+    token_gpus: the GPU on which the tokens of each rank start, for plans that move them; None: on their rank
+    runs_attention: True if attention runs between the MoE layers, as everywhere but in a launch
     """
 
     workload: Workload
@@ -113,39 +103,32 @@ class Problem:
         if self.in_use is not None:
             self._check_placement(self.in_use, "the placement in use")
 
-    @property
+    @cached_property
     def goal(self) -> Goal:
-        """What is planned for, as what is open says."""
+        """The goal of planning, told by the inputs."""
         return goal_of(training=self.step is not None, two_models=self.second is not None)
 
     def _check_second(self, second: "Problem") -> None:
-        for what, mine, theirs in (
+        for noun, mine, theirs in (
             ("experts per layer", self.workload.num_experts, second.workload.num_experts),
             ("MoE layers", self.workload.layers, second.workload.layers),
         ):
             if mine != theirs:
                 raise InputError(
-                    f"{self.workload.name} has {mine} {what}, {second.workload.name} has {theirs}: two models share a "
-                    f"cluster expert beside expert, layer beside layer; choose a second model with {mine} {what}"
+                    f"{self.workload.name} has {mine} {noun}, {second.workload.name} has {theirs}: two models share a "
+                    f"cluster expert beside expert, layer beside layer; choose a second model with {mine} {noun}"
                 )
 
     def with_workload(self, workload: Workload) -> "Problem":
         """The same problem with another recording of the model. Raises InputError when it does not fit."""
+        second = self.second and (self.second.workload, self.second.model)
+        shared = self.cluster, self.model, self.cost
         return make_problem(
-            workload,
-            self.cluster,
-            self.model,
-            self.cost,
-            None if self.second is None else (self.second.workload, self.second.model),
-            (),
-            self.in_use,
-            self.step,
-            self.graph,
-            self.travel,
+            workload, *shared, second, in_use=self.in_use, step=self.step, graph=self.graph, travel=self.travel
         )
 
     def as_planned(self, plan: Plan) -> "Problem":
-        """The problem with every model's tokens where the plan has them start; itself where the plan says nothing of it."""
+        """The problem with the tokens of every model on the GPUs where the plan has them start."""
         if plan.token_gpus == self.token_gpus:
             return self
         second = self.second and replace(self.second, token_gpus=plan.token_gpus_b)
@@ -153,7 +136,7 @@ class Problem:
 
     @cached_property
     def demand(self) -> np.ndarray:
-        """float64[layer, rank, expert]: token copies from every source rank for every expert."""
+        """float64[layer, rank, expert]: token copies from each source rank to each expert."""
         demand = self.workload.demand(len(self.cluster.gpus))
         if self.token_gpus is None:
             return demand
@@ -163,22 +146,22 @@ class Problem:
 
     @property
     def gpu_of_token(self) -> np.ndarray:
-        """int64[token] of a routing trace: the GPU on which it starts."""
+        """int64[token]: the GPU on which each token of a routing trace starts."""
         rank = self.workload.rank_of_token(len(self.cluster.gpus))
         return rank if self.token_gpus is None else np.array(self.token_gpus)[rank]
 
     @cached_property
     def tokens_of_rank(self) -> np.ndarray:
-        """float64[layer, rank]: tokens (not copies) that every rank holds."""
+        """float64[layer, rank]: tokens (not copies) of each rank."""
         return self.demand.sum(axis=2) / self.model.experts_per_token
 
     @property
     def cost_source(self) -> str:
-        """Where its times come from, for people, and whether what is asked was never measured."""
+        """Source of the times, for people, with a note if it never measured anything like this cluster."""
         return self.source_of_times(None)
 
     def source_of_times(self, travel: Travel | None) -> str:
-        """The same of a plan whose tokens travel like this."""
+        """`cost_source` for a plan with this travel."""
         parts = [self.cost.source, self.cost.beyond(self.cluster)]
         if self.network.measured is None:
             parts.append(self.cluster.reached_in_words)
@@ -187,104 +170,23 @@ class Problem:
             parts.append(travel.in_words + estimated)
         return "; ".join(part for part in parts if part)
 
+    def estimates_rows(self, travel: Travel | None) -> bool:
+        """True if the rows that are sent are an estimate, because no tokens were recorded that share them."""
+        return travel is not None and travel.unit != "copies" and not isinstance(self.workload, RoutingTrace)
+
     @cached_property
     def network(self) -> Network:
         return self.cost.network(self.cluster)
 
-    def traffic(self, placement: Placement, travel: Travel | None = None) -> np.ndarray:
-        """float64[layer, src, dst], read-only: bytes of the dispatch all-to-all; the diagonal is what stays. Combine is its
-        transpose (Aurora §2.2), in the number format of its own. With `node` travel every hop is an entry, see
-        `engine.communication.travel`; of a recording without tokens rows are an estimate, see `engine.communication.travel`.
-        travel: None: one row per token copy, as plain all-to-all implementations send them."""
-        # Simulation, bound and metrics of a plan all ask for it, at 320 GPUs for 48 MB and 0.1 s; so that of the last
-        # placement is kept.
-        travel, known = travel or Travel(), self._known(placement)
-        if travel not in known:
-            traffic = self._rows(placement, travel)
-            traffic *= travel.row_bytes(self.model)[0]
-            traffic.flags.writeable = False
-            known[travel] = traffic
-        return known[travel]
-
-    def _known(self, placement: Placement) -> dict[Travel | str, np.ndarray]:
-        """What is kept of a placement: traffic by how tokens travel, and chosen copies by what gets one row of a token."""
-        latest, known = vars(self).get(LATEST, (None, {}))
-        if latest is not placement:
-            vars(self)[LATEST] = placement, (known := {})
-        return known
-
-    def chooses_copies(self, placement: Placement, travel: Travel | None) -> bool:
-        """Whether tokens choose between copies of an expert by where they have to go; in turn each serves an equal share."""
-        chooses = travel is not None and travel.replicas is not None and not placement.single
-        return chooses and isinstance(self.workload, RoutingTrace)
-
-    def hosts(self, placement: Placement, travel: Travel) -> np.ndarray:
-        """int32[layer, token, k], of a routing trace: the GPU that serves every choice of a token, -1 = none."""
-        known, source, experts = self._known(placement), self.gpu_of_token, self.workload.experts
-        chooses = self.chooses_copies(placement, travel)
-        if chooses and travel.unit in known:
-            return known[travel.unit]
-        hosts = np.empty(experts.transpose(1, 0, 2).shape, dtype=np.int32)
-        for layer, of_layer in enumerate(hosts):
-            of_layer[:] = serving_gpus(placement, layer, experts[:, layer], travel, source, self.stops)
-        if chooses:  # which takes longer than to go round
-            known[travel.unit] = hosts
-        return hosts
-
-    def served(self, placement: Placement, travel: Travel | None) -> np.ndarray:
-        """float64[layer, expert, gpu]: token copies that every GPU serves of every expert."""
-        if not self.chooses_copies(placement, travel):
-            return self.demand.sum(axis=1)[:, :, None] * placement.share
-        served = np.zeros(placement.share.shape)
-        for layer, hosts in enumerate(self.hosts(placement, travel)):
-            real = hosts >= 0
-            np.add.at(served[layer], (self.workload.experts[:, layer][real], hosts[real]), 1.0)
-        return served
-
-    def copies_moved(self, placement: Placement, travel: Travel | None) -> np.ndarray:
-        """float64[layer, src, dst] bytes if every copy of a token travelled on its own to the GPU that serves it; the diagonal
-        is what stays."""
-        if not self.chooses_copies(placement, travel):
-            return self.traffic(placement)
-        source, hosts = self.gpu_of_token, self.hosts(placement, travel)
-        rows = np.array([rows_of_tokens(of_layer, source, self.stops, "copies") for of_layer in hosts])
-        return rows * self.model.bytes_per_token
-
-    def _rows(self, placement: Placement, travel: Travel) -> np.ndarray:
-        """float64[layer, src, dst]"""
-        unit = travel.unit
-        if unit == "copies":
-            return self.demand @ placement.share
-        if isinstance(self.workload, RoutingTrace):
-            source = self.gpu_of_token
-            return np.array(
-                [rows_of_tokens(hosts, source, self.stops, unit) for hosts in self.hosts(placement, travel)]
-            )
-        share = places_of(placement.share, self.stops) if unit == "node" else placement.share
-        k, tokens = self.model.experts_per_token, self.tokens_of_rank
-        if isinstance(self.workload, ExpertLoad):  # every source sends alike
-            touched = touched_by_chance(self.workload.load, k, share)[:, None]
-            touched = np.broadcast_to(touched, (*tokens.shape, touched.shape[2]))
-        else:
-            touched = (touched_by_chance(self.demand[layer], k, share[layer]) for layer in range(self.workload.layers))
-        return np.array([rows_by_chance(*layer, self.stops, unit) for layer in zip(touched, tokens, strict=True)])
-
-    def estimates_rows(self, travel: Travel | None) -> bool:
-        """Whether the rows that are sent are an estimate: there are no tokens that share them."""
-        return travel is not None and travel.unit != "copies" and not isinstance(self.workload, RoutingTrace)
-
     @cached_property
     def stops(self) -> Stops:
-        """Where rows enter the nodes of the cluster as it is drawn."""
+        """Entry GPUs of the nodes of the cluster as it is drawn."""
         return Stops(Network.of(self.cluster).domain)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != LATEST}
-
     def expert_slots_of_gpu(self) -> np.ndarray:
-        """int64[gpu]: experts per layer that fit each GPU's memory when all layers hold as many."""
+        """int64[gpu]: experts per layer that fit each GPU's memory if all layers hold as many."""
         per_slot = self.model.bytes_per_expert * self.workload.layers
-        # More slots than anybody has experts are as good as so many, and no more than an integer can be.
+        # The limit, more than any model has experts, keeps the quotient within an integer.
         return np.minimum(self.cluster.values("memory") * MEMORY_SHARE // per_slot, MOST_SLOTS).astype(np.int64)
 
     def check_plan(self, plan: Plan) -> None:
@@ -296,15 +198,15 @@ class Problem:
             self.second._check_placement(plan.placement_b, f"the plan {plan.name}")
         self.check_memory(plan.placement, plan.placement_b, plan.execution)
 
-    def _check_placement(self, placement: Placement, whose: str) -> None:
+    def _check_placement(self, placement: Placement, name: str) -> None:
         sizes = (placement.gpus, placement.layers, placement.experts)
-        wanted = (len(self.cluster.gpus), self.workload.layers, self.workload.num_experts)
-        for what, mine, theirs in zip(("GPUs", "MoE layers", "experts"), wanted, sizes, strict=True):
+        layers, gpus, experts = self.demand.shape
+        for noun, mine, theirs in zip(("GPUs", "MoE layers", "experts"), (gpus, layers, experts), sizes, strict=True):
             if mine != theirs:
-                raise InputError(f"{whose} is for {theirs} {what}, but there are {mine}")
+                raise InputError(f"{name} is for {theirs} {noun}, but there are {mine}")
 
     def held_bytes(self, placement: Placement, placement_b: Placement | None = None) -> np.ndarray:
-        """float64[gpu]: bytes of expert weights, of both models where there are two."""
+        """float64[gpu]: bytes of expert weights, those of the second model included."""
         held = placement.slots.sum(axis=0) * self.model.bytes_per_expert
         if placement_b is not None:
             held = held + placement_b.slots.sum(axis=0) * self.second.model.bytes_per_expert
@@ -312,15 +214,15 @@ class Problem:
 
     @cached_property
     def context_bytes(self) -> float:
-        """Bytes of the keys and values of all tokens that have an expert anywhere, of a routing trace."""
+        """Bytes of the keys and values of a trace's tokens; tokens without any expert do not count."""
         real = (self.workload.experts >= 0).any(axis=(1, 2)) if isinstance(self.workload, RoutingTrace) else np.zeros(0)
         return float(real.sum()) * self.model.context_bytes_per_token
 
     def check_memory(
         self, placement: Placement, placement_b: Placement | None = None, execution: Execution = "vanilla"
     ) -> None:
-        """Raise InputError when the experts of a GPU, and with context-coherent execution the contexts of all tokens, do not
-        fit its memory."""
+        """Raise InputError if a GPU's experts do not fit its memory, with the contexts of all tokens in context-coherent
+        execution."""
         held = self.held_bytes(placement, placement_b)
         room = self.cluster.values("memory") * MEMORY_SHARE
         contexts = self.context_bytes if execution == "context-coherent" else 0.0
@@ -342,7 +244,7 @@ class Problem:
 
 
 def _another_goal(of_plan: Goal, of_problem: Goal) -> str:
-    """What a plan is for where something else is open, and what to do."""
+    """End of the message about a plan for another goal than the problem's: its goal and the remedy."""
     match of_plan, of_problem:
         case Goal.TWO_MODELS, Goal.INFERENCE:
             return "two models, but only one is open; open the second too"

@@ -10,18 +10,18 @@ SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "s
 
 
 def simulation_digest(plan: Plan, problem: Problem) -> str:
-    """Of all that the simulated timeline of a plan depends on."""
+    """Digest of all that the simulated timeline of a plan depends on."""
     mine = input_digests(problem)
     return digest_of("simulation 3", plan.id, *(mine.get(role, "") for role in SCORED_ON))
 
 
 def metrics_digests(plan: Plan, problem: Problem) -> tuple[str, str]:
-    """Of all that the figures of a plan depend on: its timeline, and what it claims."""
+    """Digests of all that the figures of a plan depend on: its timeline, and its claim."""
     return simulation_digest(plan, problem), "" if plan.claim is None else plan.claim.digest
 
 
 def has_inputs_of(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:
-    """Whether the plan was made from the problem's own inputs in all these roles."""
+    """True if the plan was made from the problem's own inputs in all these roles."""
     own = input_digests(problem)
     return all(plan.provenance.inputs.get(role) == own.get(role) for role in roles)
 

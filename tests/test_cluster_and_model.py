@@ -16,6 +16,7 @@ from engine.network import Network
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance
+from engine.simulate.work import Load
 from engine.workload import RoutingTrace
 from tests.cases.cli import SAMPLES
 from tests.cases.examples import examples
@@ -149,7 +150,7 @@ def test_a_recording_of_another_model_is_refused(sizes, says):
 def test_traffic_carries_every_copy_to_a_host_of_its_expert(data):
     problem = data.draw(problems())
     placement = data.draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
-    traffic = problem.traffic(placement)
+    traffic = Load(problem, placement).traffic
     width = problem.model.bytes_per_token
     np.testing.assert_allclose(traffic.sum(axis=2), problem.demand.sum(axis=2) * width)
     for layer, row in enumerate(placement.experts_of_gpu):

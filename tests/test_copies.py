@@ -14,7 +14,7 @@ from engine.network import off_diagonal
 from engine.plan import Placement, Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
-from engine.simulate.work import works_of
+from engine.simulate.work import Load, works_of
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.cases.examples import examples
 from tests.cases.plans import plan_of
@@ -41,7 +41,8 @@ def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
     for layer in range(problem.workload.layers):
         rows = rows_of_layer(plan.placement, problem, layer, travel, sources)
         np.testing.assert_allclose(work.dispatch[layer], rows * row_bytes, rtol=1e-12)
-    served, moved = problem.served(plan.placement, travel), problem.copies_moved(plan.placement, travel)
+    load = Load(problem, plan.placement, travel)
+    served, moved = load.served, load.copies_moved
     np.testing.assert_allclose(served.sum(axis=2), problem.demand.sum(axis=1))
     assert np.all((served > 0) <= (plan.placement.share > 0))
     np.testing.assert_allclose(moved.sum(axis=1), served.sum(axis=1) * problem.model.bytes_per_token)

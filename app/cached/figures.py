@@ -26,8 +26,9 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import SCORED_ON, input_digests, metrics_digests, simulation_digest
 from engine.simulate import bound_of_plan as engine_bound
-from engine.simulate import simulate_layers
+from engine.simulate import loads_of, simulate_layers
 from engine.simulate.events import waits as engine_waits
+from engine.simulate.work import Load
 from engine.timeline import Balance, Timeline
 from engine.validate import refuse_broken, refuse_broken_launch
 from engine.workload import Workload
@@ -104,7 +105,18 @@ def metrics(plan: Plan, problem: Problem) -> Metrics:
 
 @st.cache_resource(max_entries=256, show_spinner="Simulating")
 def _metrics(digests: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
-    return store.figures(Metrics, lambda: engine_metrics(_plan, _problem, simulate(_plan, _problem)), *digests)
+    return store.figures(
+        Metrics, lambda: engine_metrics(_plan, _problem, simulate(_plan, _problem), _loads(_plan, _problem)), *digests
+    )
+
+
+def _loads(plan: Plan, problem: Problem) -> tuple[Load, ...]:
+    return _loads_of(plan.id, key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _loads_of(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> tuple[Load, ...]:
+    return loads_of(_plan, _problem)
 
 
 def balance(plan: Plan, problem: Problem) -> Balance:
@@ -141,7 +153,7 @@ def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = 
 def _bound(
     id: str, key: tuple[str, ...], first: int, last: int, straight: bool, _plan: Plan, _problem: Problem
 ) -> float:
-    return engine_bound(_plan, _problem, first, last, straight)
+    return engine_bound(_plan, _problem, first, last, straight, _loads(_plan, _problem))
 
 
 def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:

@@ -21,6 +21,7 @@ from engine.goal import Goal
 from engine.launch.places.devices import cluster_of
 from engine.plan import Placement, Plan
 from engine.problem import Problem
+from engine.simulate.work import Load
 
 KEY = "cluster-canvas"
 ALL_LAYERS = "all"
@@ -100,7 +101,7 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
         for model_problem, placement in parts
     )
     traffic = sum(
-        model_problem.traffic(placement, plan.travel)[chosen].sum(axis=0) for model_problem, placement in parts
+        Load(model_problem, placement, plan.travel).traffic[chosen].sum(axis=0) for model_problem, placement in parts
     )
     tokens = served / served.sum() if served.sum() else served
     gpus = []

@@ -7,7 +7,7 @@ from engine.cli.inputs import plans_and_problem
 from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
 from engine.compare.figures import metrics, speedup
 from engine.schema import json_text
-from engine.simulate import simulate
+from engine.simulate import loads_of, simulate
 from engine.timeline import over_layers
 from engine.units import digits, ratio, seconds, share, size
 
@@ -15,10 +15,11 @@ from engine.units import digits, ratio, seconds, share, size
 def run_simulate(options: argparse.Namespace) -> int:
     (plan,), problem = plans_and_problem(options, [options.plan])
     with stopped_by_signals() as stop, progress() as report:
-        timeline = simulate(plan, problem, stop, lambda share: report(share, "simulating", None, None))
+        loads = loads_of(plan, problem)
+        timeline = simulate(plan, problem, stop, lambda share: report(share, "simulating", None, None), loads)
     if options.output:
         write(options.output, json_text(timeline.to_dict()))
-    figures = metrics(plan, problem, timeline)
+    figures = metrics(plan, problem, timeline, loads)
     content = {
         "name": plan.name,
         "id": plan.id,

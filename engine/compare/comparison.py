@@ -1,6 +1,7 @@
 """Systems run side by side on one problem, and the rows that tell of their plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
+from engine.simulate.work import Load
 from engine.systems.base import Notes, Outcome, Report, System, run, silent
 from engine.systems.options import Value
 from engine.timeline import Timeline
@@ -83,7 +85,8 @@ def _run_choice(
         outcome = run(system, problem, options, stop, report)
     except InputError as error:
         return error
-    return outcome, candidate(outcome, problem)
+    # The loads, which are large, stay in this process.
+    return replace(outcome, loads=()), candidate(outcome, problem)
 
 
 def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
@@ -100,12 +103,19 @@ def _report_of_turn(report: Report, before: float, part: float, system: System, 
 def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
     """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
     result = outcome.result
-    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline)
+    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline, outcome.loads)
 
 
-def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> dict[str, Any]:
-    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
-    figures = metrics(plan, problem, timeline)
+def candidate_of_plan(
+    plan: Plan,
+    problem: Problem,
+    runtime: float,
+    notes: Notes,
+    timeline: Timeline,
+    loads: tuple[Load, ...] | None = None,
+) -> dict[str, Any]:
+    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline, loads: see `metrics`."""
+    figures = metrics(plan, problem, timeline, loads)
     return {
         "plan": plan.model_dump(mode="json", exclude_none=True),
         "status": plan.claim.status.value,

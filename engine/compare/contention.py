@@ -24,7 +24,7 @@ from engine.problem import Problem
 from engine.result import Stop, never
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.inference import simulate_inference
-from engine.simulate.work import Work, works_of
+from engine.simulate.work import Load, Work, works_of
 from engine.systems.base import Report, silent
 from engine.systems.pieces import reverse
 from engine.timeline import Timeline
@@ -187,7 +187,7 @@ def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | N
     passes = []
     for which, (placement, sends, side) in zip(("first", "second"), parts, strict=True):
         alone = Plan(name="alone", placement=placement, send_order=sends.alone, provenance=plan.provenance)
-        passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, side)))
+        passes.append((f"{which} model alone ({side.model.name})", simulate_inference(alone, (Load(side, placement),))))
     return AloneAndTogether(tuple(_of(served, part) for served, part in (*passes, ("both colocated", both))))
 
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from engine.goal import Goal
 from engine.placement.migration import break_even, moved, transfers
-from engine.plan import Placement, Plan, Travel
+from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.provenance import SCORED_ON, has_inputs_of
 from engine.result import Status, relative_gap
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.training.pricing import Routing, route
 from engine.simulate.training.step import step_state_bytes
-from engine.simulate.work import work_of, works_of
+from engine.simulate.work import Load
 from engine.timeline import Balance, Timeline
 from engine.units import seconds, share
 
@@ -96,16 +96,21 @@ class Metrics:
         )
 
 
-def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:
-    """The figures of a plan on a problem. timeline: the simulated one, where it is known already. Raises InputError when the
-    plan does not fit the problem."""
-    timeline = simulate(plan, problem) if timeline is None else timeline
+def metrics(
+    plan: Plan, problem: Problem, timeline: Timeline | None = None, loads: tuple[Load, ...] | None = None
+) -> Metrics:
+    """The figures of a plan on a problem. Raises InputError when the plan does not fit the problem.
+
+    timeline: the simulated one, for a caller that has it
+    loads: the plan's (see `loads_of`), for a caller that holds them
+    """
+    loads = loads or loads_of(plan, problem)
+    timeline = simulate(plan, problem, loads=loads) if timeline is None else timeline
     if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
-    problem = problem.as_planned(plan)
-    dispatch = _dispatch(plan, problem)
+    dispatch = _dispatch(loads)
     everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
-    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
+    order_bound, bound = bound_of_plan(plan, problem, loads=loads), _own_bound(plan, problem, timeline.total)
     return Metrics(
         total=timeline.total,
         order_bound=order_bound,
@@ -124,7 +129,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
         seconds=timeline.seconds_of_kind(),
         exact=timeline.exact,
         latest=timeline.latest,
-        rows=_rows_away(plan, problem),
+        rows=_rows_away(loads),
         events=None if timeline.bundled else len(timeline.events),
     )
 
@@ -133,7 +138,7 @@ def balance_of(plan: Plan, problem: Problem) -> Balance:
     """`Metrics.balance` alone, which takes no simulation."""
     if problem.goal is Goal.TRAINING:
         return _balance_of_step(_routing(plan, problem))
-    return Balance.of(_dispatch(plan, problem.as_planned(plan)).sum(axis=1))
+    return Balance.of(_dispatch(loads_of(plan, problem)).sum(axis=1))
 
 
 def cross_node_share(plan: Plan, problem: Problem) -> float | None:
@@ -142,20 +147,14 @@ def cross_node_share(plan: Plan, problem: Problem) -> float | None:
     node = problem.cluster.node_of_gpu
     if node.min() == node.max():
         return None
-    dispatch = _dispatch(plan, problem.as_planned(plan)).sum(axis=0)
+    dispatch = _dispatch(loads_of(plan, problem)).sum(axis=0)
     everything = dispatch.sum()
     return float(dispatch[node[:, None] != node].sum() / everything) if everything else 0.0
 
 
-def _dispatch(plan: Plan, problem: Problem) -> np.ndarray:
+def _dispatch(loads: tuple[Load, ...]) -> np.ndarray:
     """float64[layer, src, dst] bytes of every copy of a token, the diagonal is what stays; of two models the layers of both."""
-    if plan.execution == "vanilla":
-        dispatch = problem.copies_moved(plan.placement, plan.travel)
-    else:
-        dispatch = work_of(plan.placement, problem, plan.execution).dispatch
-    if plan.goal is Goal.TWO_MODELS:
-        dispatch = np.concatenate([dispatch, problem.second.copies_moved(plan.placement_b, plan.travel)])
-    return dispatch
+    return loads[0].copies_moved if len(loads) == 1 else np.concatenate([load.copies_moved for load in loads])
 
 
 def _routing(plan: Plan, problem: Problem) -> Routing:
@@ -166,14 +165,15 @@ def _balance_of_step(routing: Routing) -> Balance:
     return Balance.of(np.nansum(routing.rows, axis=2))
 
 
-def _rows_away(plan: Plan, problem: Problem) -> float:
+def _rows_away(loads: tuple[Load, ...]) -> float:
     """See `Metrics.rows`, of both models together where there are two."""
     rows = tokens = 0.0
-    for work, part in zip(works_of(plan, problem), (problem, problem.second), strict=False):
-        domain = part.stops.of_gpu
-        away = domain[:, None] != domain if part.stops.count > 1 else ~np.eye(len(domain), dtype=bool)
-        rows += float(work.dispatch.sum(axis=0)[away].sum()) / (plan.travel or Travel()).row_bytes(part.model)[0]
-        tokens += float(part.tokens_of_rank.sum())
+    for load in loads:
+        stops = load.problem.stops
+        domain = stops.of_gpu
+        away = domain[:, None] != domain if stops.count > 1 else ~np.eye(len(domain), dtype=bool)
+        rows += float(load.work.dispatch.sum(axis=0)[away].sum()) / load.travel.row_bytes(load.problem.model)[0]
+        tokens += float(load.problem.tokens_of_rank.sum())
     return rows / tokens if tokens else 0.0
 
 

@@ -156,7 +156,7 @@ def _run_trial(
         int(result.solution.placement.slots.max()),
         result.solution.id,
     )
-    return point, outcome
+    return point, replace(outcome, loads=())  # they are large, and stay in this process
 
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:

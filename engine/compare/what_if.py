@@ -17,7 +17,7 @@ from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Frozen
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
 from engine.simulate.work import works_of
 from engine.timeline import Timeline
@@ -171,12 +171,13 @@ class Outlook:
 
 def outlook(plan: Plan, problem: Problem) -> Outlook:
     """Simulate a plan and sum it up. Raises InputError when the plan does not fit the problem."""
-    timeline = simulate(plan, problem)
+    loads = loads_of(plan, problem)
+    timeline = simulate(plan, problem, loads=loads)
     by_kind = problem.goal is Goal.INFERENCE
     parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
     return Outlook(
         total=timeline.total,
-        bound=bound_of_plan(plan, problem),
+        bound=bound_of_plan(plan, problem, loads=loads),
         parts={name: value for name, value in parts.items() if value > 0},
         compute=timeline.busy("compute"),
         network=timeline.busy("network"),

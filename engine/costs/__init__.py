@@ -1,9 +1,9 @@
-"""How long a thing takes. Every source of times is a `CostModel`; a page always says which one a number came from."""
+"""The sources of times. Each is a `CostModel`; a page always says which one a number came from."""
 
 from typing import TYPE_CHECKING, Any
 
-from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet, Line, fit_line
-from engine.costs.base import CostModel
+from engine.costs.alpha_beta import AlphaBeta, CostProfile, Line, fit_line
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.choice import Combined, combine
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The sources whose tables pandas reads, imported when one is asked for."""
+    """The sources with tables that pandas reads, imported when one is asked for."""
     if name == "DeepEP":
         from engine.costs.deepep import DeepEP
 

@@ -1,51 +1,17 @@
-"""t = α + β·size: a start-up time and a time per unit, fitted to measurements (PipeMoE §IV-A, §V-B).
-
-Roofline times from the catalogue's peak rates (Williams et al., CACM 2009), with stated efficiencies.
-"""
+"""t = α + β·size: a start-up time and a time per unit, fitted to measurements (PipeMoE §IV-A, §V-B)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from engine.cluster import BITS_PER_DTYPE, Cluster, Gpu
-from engine.costs.base import CostModel, with_measured
+from engine.cluster import Cluster, Gpu
+from engine.costs.base import CostModel, Datasheet, with_measured
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network
 from engine.schema import Frozen, StartUp
 from engine.units import share
-
-
-@dataclass(frozen=True)
-class Datasheet(CostModel):
-    """A GEMM takes the longer of its arithmetic and its memory traffic, each at a share of the peak, plus a launch.
-
-    The three numbers are assumptions in the range that libraries reach on large shapes, not measurements; a calibrated
-    `AlphaBeta` profile replaces them.
-    """
-
-    compute_efficiency: float = 0.6
-    memory_efficiency: float = 0.8
-    launch: float = 5e-6
-
-    @property
-    def source(self) -> str:
-        return (
-            f"datasheet roofline: {share(self.compute_efficiency)} of peak FLOP/s, {share(self.memory_efficiency)} of memory "
-            f"bandwidth, {self.launch * 1e6:g} µs per kernel (assumed)"
-        )
-
-    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        m = np.asarray(m, dtype=np.float64)
-        arithmetic = 2.0 * m * n * k / (gpu.flops(dtype) * self.compute_efficiency)
-        moved = (m * k + n * k + m * n) * BITS_PER_DTYPE[dtype] / 8
-        memory = moved / (gpu.memory_bandwidth * self.memory_efficiency)
-        return np.where(m > 0, np.maximum(arithmetic, memory) + self.launch, 0.0)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        size = np.asarray(size, dtype=np.float64)
-        return np.where(size > 0, size / (gpu.memory_bandwidth * self.memory_efficiency) + self.launch, 0.0)
 
 
 class Line(Frozen):
@@ -64,9 +30,11 @@ class Line(Frozen):
 def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     """The line through measured points that is best in relative error, with neither coefficient negative.
 
-    size: float64[point], seconds: float64[point] > 0; at least two different sizes, and times whose inverse is a number, else
-    InputError.
-    Relative, because sizes span decades and an absolute fit would only see the largest.
+    Relative, because sizes span decades and an absolute fit would only see the largest. Raises InputError for fewer than two
+    different sizes, and for times with an infinite inverse.
+
+    size: float64[point]
+    seconds: float64[point] > 0
     """
     from scipy.optimize import nnls
 
@@ -86,13 +54,16 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
 class CostProfile(Frozen):
     """Fitted lines of one kind of machine.
 
-    gemm: over m·n·k, by GPU type; gate: the same for the router, whose narrow GEMM comes with a softmax (absent: as
-    `gemm`); memory: over bytes, by GPU type (no type at all: the datasheet counts); network: over the bytes that one
-    rank sends to the others while all ranks send (absent: the drawn bandwidths count); all_reduce: over the bytes of
-    the buffer, on `ranks` ranks (absent, or another number of GPUs: a ring or tree on the network).
+    With more ranks than processors the lines contain waiting, which `AlphaBeta` takes out again and adds when ranks really
+    meet.
 
-    ranks, cores: that many ranks worked at once on that many processors while the lines were measured. With more ranks
-    than processors the lines contain waiting, which `AlphaBeta` takes out again and adds where ranks really meet.
+    gemm: over m·n·k, by GPU type
+    gate: likewise for the router, with a softmax after its narrow GEMM; absent: as `gemm`
+    memory: over bytes, by GPU type; no type at all: the datasheet counts
+    network: over the bytes that one rank sends to the others while all ranks send; absent: the drawn bandwidths count
+    all_reduce: over the bytes of the buffer, on `ranks` ranks; absent, or for another number of GPUs: a ring or tree on the
+        network
+    ranks, cores: that many ranks worked at once on that many processors while the lines were measured
     """
 
     name: str = Field(min_length=1, max_length=80)
@@ -120,7 +91,7 @@ class CostProfile(Frozen):
 
     @property
     def alone(self) -> float:
-        """What is left of a line's time for a rank that has a processor of its own."""
+        """Part of a line's time that is left for a rank with a processor of its own."""
         return min(1.0, self.cores / self.ranks)
 
 

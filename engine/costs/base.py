@@ -1,29 +1,31 @@
-"""The contract of every cost source, and what follows from a GEMM, a pass over memory and the network.
+"""The contract of every cost source, with times derived from a GEMM, a pass over memory and the network; and the datasheet,
+the source where nothing was measured.
 
-Closed forms of the two collectives of MoE training when every GPU holds as much as every other one.
-
-Both read the `Network` that a cost source gives, so that a fitted or measured network counts here too.
+The two collectives of MoE training have closed forms if every GPU holds as much as every other one. Both read the `Network` of
+the cost source, so a fitted or measured network counts here too.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.cluster import Cluster, Gpu
+from engine.cluster import BITS_PER_DTYPE, Cluster, Gpu
 from engine.model import MoEModel
 from engine.network import Network
+from engine.units import share
 from engine.workload import digest_of
 
 
 def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
-    """float64[...]: seconds of a uniform all-to-all, all sends at once; size: float64[...] bytes that every GPU holds,
-    size / GPUs of them for each GPU, itself included. 0 where size is 0, and on one GPU.
+    """float64[...]: seconds of a uniform all-to-all, all sends at once; 0 for size 0, and on one GPU.
 
     The fabric and the links of each node are networks of their own that work side by side, so the slowest of them
-    counts: its start-up, which all its sends wait out together, and its busiest port. That is what
-    `simulate.flows.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of what f sends reach
-    there, the port where that is least is never relieved by others, and no send anywhere runs slower than its sends do.
+    counts: its start-up, which all its sends wait out together, and its busiest port. `simulate.flows.all_to_all("concurrent",
+    ...)` arrives at the same: a port with f sends gives each 1/f of the rate that f sends reach there, the port with the least
+    is never relieved by others, and no send anywhere runs slower than its sends do.
+
+    size: float64[...] bytes that every GPU holds, size / GPUs of them for each GPU, itself included
     """
     size = np.asarray(size, dtype=np.float64)
     linked = _linked_peers(network)
@@ -85,12 +87,14 @@ def all_reduce_seconds(network: Network, size: np.ndarray) -> np.ndarray:
 
 
 def with_measured(network: Network, start_up: float, per_byte: float) -> Network:
-    """The drawn network with what an all-to-all over all its GPUs was measured to take: start_up seconds, and per_byte
-    seconds for each byte that one GPU sends to the others.
+    """The drawn network with the measured time of an all-to-all over all its GPUs.
 
-    It was the fabric that was measured, or the links where they join all GPUs; what else is drawn stays. All sends of a GPU met
-    there, so where fewer reach a larger share of a port's rate, one alone is faster than what was measured.
+    The measurement is of the fabric, or of the links if they join all GPUs; the rest stays as drawn. All sends of a GPU met
+    there, so if fewer reach a larger share of a port's rate, one alone is faster than measured.
     `all_to_all_seconds` of the answer is the measured line again, unless drawn links are slower than that.
+
+    start_up: seconds
+    per_byte: seconds for each byte that one GPU sends to the others
     """
     rate, linked = 1 / max(per_byte, 1e-15), _linked_peers(network)
     others = network.gpus - 1
@@ -117,27 +121,30 @@ class CostModel(ABC):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the times come from: sources of one name may have been measured twice."""
+        """SHA-256 of the times' origin: sources of one name may have been measured twice."""
         return digest_of(self.source)
 
     @abstractmethod
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 where m is 0. m: float64[...] rows."""
+        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 for m = 0.
+
+        m: float64[...] rows
+        """
 
     @abstractmethod
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0."""
 
     def lacks_computation(self, cluster: Cluster) -> str | None:
-        """Why this source cannot time computation on the GPUs of the cluster, None where it can."""
+        """Reason for which this source cannot time computation on the GPUs of the cluster; None: it can."""
         return None
 
     def lacks_network(self, cluster: Cluster) -> str | None:
-        """Why this source cannot time what the GPUs of the cluster send each other, None where it can."""
+        """Reason for which this source cannot time exchanges between the GPUs of the cluster; None: it can."""
         return None
 
     def beyond(self, cluster: Cluster) -> str | None:
-        """Why times on the cluster lie outside of what was measured, None where they do not."""
+        """Reason for which times on the cluster lie outside of the measurements; None: they do not."""
         return None
 
     def network(self, cluster: Cluster) -> Network:
@@ -155,7 +162,7 @@ class CostModel(ABC):
         return all_reduce_seconds(self.network(cluster), size)
 
     def together(self, seconds: np.ndarray) -> np.ndarray:
-        """float64[..., gpu]: how long computations that start at once on all GPUs take, from what each takes on its own
+        """float64[..., gpu]: seconds of computations that start at once on all GPUs, from the seconds of each on its own
         (float64[..., gpu]). The same, unless the source was measured on ranks that share processors."""
         return seconds
 
@@ -185,3 +192,86 @@ class CostModel(ABC):
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds to sum the k expert outputs of `tokens` tokens (float64[...]): k reads, one write."""
         return self.memory_pass(gpu, tokens * (model.experts_per_token + 1) * model.bytes_per_token)
+
+
+class Derived(CostModel):
+    """A source with the times of two others; a subclass replaces some of them.
+
+    computation: the source of GEMMs, of passes over memory and of all that follows from them
+    connection: the source of the network and its collectives
+    """
+
+    computation: CostModel
+    connection: CostModel
+
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        return self.computation.lacks_computation(cluster)
+
+    def lacks_network(self, cluster: Cluster) -> str | None:
+        return self.connection.lacks_network(cluster)
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        return self.computation.gemm(gpu, m, n, k, dtype)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        return self.computation.memory_pass(gpu, size)
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        return self.computation.together(seconds)
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.expert_ffn(gpu, tokens, model)
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.gate(gpu, tokens, model)
+
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        return self.computation.attention(gpu, tokens, keys, model)
+
+    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.computation.aggregate(gpu, tokens, model)
+
+    def beyond(self, cluster: Cluster) -> str | None:
+        return self.computation.beyond(cluster) or self.connection.beyond(cluster)
+
+    def network(self, cluster: Cluster) -> Network:
+        return self.connection.network(cluster)
+
+    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.connection.all_to_all(cluster, size)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.connection.all_reduce(cluster, size)
+
+
+@dataclass(frozen=True)
+class Datasheet(CostModel):
+    """Roofline times from the catalogue's peak rates (Williams et al., CACM 2009): the source where nothing was measured.
+
+    A GEMM takes the longer of its arithmetic and its memory traffic, each at a share of the peak, plus a launch.
+
+    The three numbers are assumptions in the range that libraries reach on large shapes, not measurements; a calibrated
+    `AlphaBeta` profile replaces them.
+    """
+
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    launch: float = 5e-6
+
+    @property
+    def source(self) -> str:
+        return (
+            f"datasheet roofline: {share(self.compute_efficiency)} of peak FLOP/s, {share(self.memory_efficiency)} of memory "
+            f"bandwidth, {self.launch * 1e6:g} µs per kernel (assumed)"
+        )
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        m = np.asarray(m, dtype=np.float64)
+        arithmetic = 2.0 * m * n * k / (gpu.flops(dtype) * self.compute_efficiency)
+        moved = (m * k + n * k + m * n) * BITS_PER_DTYPE[dtype] / 8
+        memory = moved / (gpu.memory_bandwidth * self.memory_efficiency)
+        return np.where(m > 0, np.maximum(arithmetic, memory) + self.launch, 0.0)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        size = np.asarray(size, dtype=np.float64)
+        return np.where(size > 0, size / (gpu.memory_bandwidth * self.memory_efficiency) + self.launch, 0.0)

@@ -1,8 +1,5 @@
-"""What a choice of a cost source is: plain JSON and back, so that a job counts with the costs of the problem it was started
-for, and whether the source can answer for what is open.
-
-Computation from one source, the network from another.
-"""
+"""The choice of a cost source: two sources as one, plain JSON and back, so that a job counts with the costs of the problem it
+was started for, and the reasons for which a source cannot time the open cluster and model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,23 +8,22 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import AlphaBeta, CostProfile, Datasheet
-from engine.costs.base import CostModel
+from engine.cluster import Cluster
+from engine.costs.alpha_beta import AlphaBeta, CostProfile
+from engine.costs.base import CostModel, Datasheet, Derived
 from engine.costs.deepep import DeepEP
 from engine.costs.measured import MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.network import Network
 from engine.schema import Frozen
 from engine.workload import digest_of
 
 
 @dataclass(frozen=True)
-class Combined(CostModel):
-    """Two sources as one."""
+class Combined(Derived):
+    """Computation from one source, the network from another."""
 
     computation: CostModel
     connection: CostModel
@@ -39,45 +35,6 @@ class Combined(CostModel):
     @property
     def source(self) -> str:
         return f"computation: {self.computation.source}; network: {self.connection.source}"
-
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.computation.lacks_computation(cluster)
-
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.connection.lacks_network(cluster)
-
-    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        return self.computation.gemm(gpu, m, n, k, dtype)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return self.computation.memory_pass(gpu, size)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.computation.together(seconds)
-
-    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.expert_ffn(gpu, tokens, model)
-
-    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.gate(gpu, tokens, model)
-
-    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
-        return self.computation.attention(gpu, tokens, keys, model)
-
-    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.aggregate(gpu, tokens, model)
-
-    def beyond(self, cluster: Cluster) -> str | None:
-        return self.computation.beyond(cluster) or self.connection.beyond(cluster)
-
-    def network(self, cluster: Cluster) -> Network:
-        return self.connection.network(cluster)
-
-    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.connection.all_to_all(cluster, size)
-
-    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.connection.all_reduce(cluster, size)
 
 
 def combine(sources: Mapping[str, CostModel], cluster: Cluster) -> CostModel:
@@ -149,7 +106,7 @@ def from_dict(data: object, where: str = "cost") -> CostModel:
 
 
 def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | None:
-    """Why a source cannot answer for the cluster and model, None where it can."""
+    """Reason for which a source cannot time the cluster and model; None: it can."""
     try:
         _ = cost.source
         if reason := cost.lacks_computation(cluster) or cost.lacks_network(cluster):

@@ -1,11 +1,10 @@
-"""Exchanges of DeepEP's kernels, as fast as they were measured on H100 nodes.
+"""DeepEP's exchanges as they were measured on H100 nodes, from the package aiconfigurator-core, by the bytes of their busiest
+port.
 
-DeepEP's exchanges as they were measured, from the package aiconfigurator-core, by the bytes of their busiest port.
-
-What is known of the tables (`wideep_deepep_normal_perf`, `wideep_deepep_ll_perf` of SGLang 0.5.6): nodes of eight GPUs;
-tokens per GPU; times in µs, of the normal kernels for several numbers of SMs (the best counts) and apart from "notify", in
-which GPUs wait for each other. Those of H100 and H200 are the same numbers: one measurement. Rows are not recorded, but how
-DeepEP's own benchmark routes is public (tests/test_internode.py and test_low_latency.py): random scores, 8 of 256 experts; with
+The tables (`wideep_deepep_normal_perf`, `wideep_deepep_ll_perf` of SGLang 0.5.6) are of nodes of eight GPUs, by tokens per GPU,
+in µs; those of the normal kernels for several numbers of SMs (the best counts) and apart from "notify", in which GPUs wait
+for each other. Those of H100 and H200 are the same numbers: one measurement. Rows are not recorded, but the routing of
+DeepEP's own benchmark is public (tests/test_internode.py and test_low_latency.py): random scores, 8 of 256 experts; with
 the normal kernels of at most four nodes, those with the highest scores.
 """
 
@@ -17,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet
-from engine.costs.base import CostModel
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.silicon import installed_package, newest
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -35,13 +33,25 @@ FILES: dict[TravelUnit, tuple[str, dict[str, str]]] = {
     ),
     "copies": ("wideep_deepep_ll_perf.parquet", {"dispatch": "dispatch_avg_t_us", "combine": "combine_avg_t_us"}),
 }
-"""By what gets a row of a token: the normal kernels and those for low latency."""
+"""Tables by the destination that gets a row of a token: the normal kernels and those for low latency."""
 SAMPLED_TOKENS = 20_000
+
+FOLDER = "h100_sxm"
+GPU_TYPES = ("H100", "H200")
+PORT, LINK = 50e9, 450e9
+"""Bytes/s of the machines that were measured, per GPU and direction."""
+TOLERANCE = 0.1
+"""Relative difference that drawn ports and links may have from those."""
 
 
 class Exchange(NamedTuple):
-    """One series of measurements. unit, kind: as of `Network.carrying`; tokens: float64[point] a GPU, ascending; size:
-    float64[point] bytes of the busiest port, to the fabric or with one node to its links; seconds: float64[point]"""
+    """One series of measurements.
+
+    unit, kind: see `Network.carrying`
+    tokens: float64[point] a GPU, ascending
+    size: float64[point] bytes of the busiest port, to the fabric or with one node to its links
+    seconds: float64[point]
+    """
 
     unit: TravelUnit
     kind: str
@@ -52,7 +62,7 @@ class Exchange(NamedTuple):
 
 
 def travel_of(unit: TravelUnit) -> Travel:
-    """How tokens travelled in the measurements."""
+    """The travel of tokens in the measurements."""
     return Travel(unit=unit, dispatch="fp8", combine="bf16")
 
 
@@ -108,7 +118,7 @@ def benchmark_experts(nodes: int, unit: TravelUnit) -> np.ndarray:
 
 
 def benchmark_model() -> MoEModel:
-    """What of a model the benchmarks have."""
+    """The sizes of a model that the benchmarks have."""
     return MoEModel(
         name="DeepEP's benchmark",
         layers=1,
@@ -119,22 +129,15 @@ def benchmark_model() -> MoEModel:
     )
 
 
-FOLDER = "h100_sxm"
-GPU_TYPES = ("H100", "H200")
-PORT, LINK = 50e9, 450e9
-"""Bytes/s of the machines that were measured, per GPU and direction."""
-TOLERANCE = 0.1
-"""How far drawn ports and links may be from those."""
-
-
 @dataclass(frozen=True, eq=False)
 class ExchangeCurves:
     """The share of its rate that a port reaches, by the bytes that the busiest one moves in a whole exchange; a
     `engine.network.MeasuredExchanges`.
 
-    An exchange takes as long as the measured one whose ports carry as much as the busiest port here: linear in the logarithms
-    of bytes and seconds, and of nodes where so many were not measured. What is smaller takes as long as the smallest; what is
-    larger, and more nodes, keep the last throughput. Beside the fabric, links reach what they did at best inside one node.
+    An exchange takes as long as the measured one with ports that carry as much as the busiest port here: linear in the
+    logarithms of bytes and seconds, and of nodes for numbers that were not measured. A smaller one takes as long as the
+    smallest; a larger one, and more nodes, keep the last throughput. While the fabric is at work, links reach their best rate
+    inside one node.
     """
 
     series: tuple[Exchange, ...]
@@ -146,13 +149,13 @@ class ExchangeCurves:
                 f"DeepEP's {exchange} was measured with one row per node and with one row per token copy, not with one row "
                 "per GPU; choose how tokens travel accordingly, or another source of the network"
             )
-        if domains > 1:  # what starts up is in the times of the fabric
+        if domains > 1:  # start-ups are in the times of the fabric
             return _share(own, domains, fabric, PORT), float((own[1].size / own[1].seconds).max() / LINK)
         return 1.0, _share(own, 1, links, LINK)
 
 
 def _share(series: dict[int, Exchange], nodes: int, size: float, rate: float) -> float:
-    """Of a port of this rate that moves so many bytes, with so many nodes."""
+    """Share of its rate that a port reaches when it moves so many bytes, with so many nodes."""
     counts = sorted(count for count in series if (count > 1) == (nodes > 1))
     if not counts or size <= 0:
         return 1.0
@@ -221,6 +224,6 @@ class DeepEP(CostModel):
 
 
 def reaching(network: Network, series: Iterable[Exchange]) -> Network:
-    """A network whose exchanges take what these did, start-ups included."""
+    """A network with the seconds of these exchanges, start-ups included."""
     curves = ExchangeCurves(tuple(series))
     return replace(network, latency=0.0, link_latency=np.zeros(network.gpus), measured=curves)

@@ -1,5 +1,5 @@
-"""What `calibrate` writes: times measured on attached devices, how well lines and interpolation meet them, and where they
-come from. As a source of costs it is its measured times, which lose nothing to a fit."""
+"""The file that `calibrate` writes: times measured on attached devices, their origin, and the errors of lines and
+interpolation. As a source of costs it is its measured times, which lose nothing to a fit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -17,12 +17,13 @@ Operation = Literal["gemm", "memory", "all_to_all", "exchange", "all_reduce"]
 
 
 class Fit(Frozen):
-    """The α–β line through the points of one operation, and how good points and line are.
+    """The α–β line through the points of one operation, and the quality of points and line.
 
-    gpu, dtype: of what is computed, absent for what is sent. The line's sizes are m·n·k of a GEMM, bytes moved of a pass
-    over memory, bytes that one rank sends to the others in an all-to-all or to its peer in an exchange (which it also
-    receives), and bytes of the buffer of an all-reduce. spread: median over the points of the distance between the
-    quartiles of the repeats, relative to their median.
+    The line's sizes are m·n·k of a GEMM, bytes moved of a pass over memory, bytes that one rank sends to the others in an
+    all-to-all or to its peer in an exchange (which it also receives), and bytes of the buffer of an all-reduce.
+
+    gpu, dtype: of a computation, absent for communication
+    spread: median over the points of the distance between the quartiles of the repeats, relative to their median
     """
 
     operation: Operation
@@ -41,8 +42,11 @@ class Fit(Frozen):
 
 
 class HeldOut(Frozen):
-    """GEMMs of shapes that are not among the measured times. points: (m, n, k, seconds) as measured directly; predicted:
-    seconds that the measured times tell of the same shapes."""
+    """GEMMs of shapes that are not among the measured times.
+
+    points: (m, n, k, seconds) as measured directly
+    predicted: seconds that the measured times tell of the same shapes
+    """
 
     gpu: str
     dtype: Dtype
@@ -64,9 +68,12 @@ class HeldOut(Frozen):
 class DeviceProfile(Frozen):
     """A sweep over the attached devices.
 
-    made: when, ISO 8601; devices: what each rank ran on, by rank; versions: of the driver, PyTorch, CUDA …; on: the
-    network, "local" or the testbed's name; exchange: (bytes one way, seconds) of ranks that trade with one peer each, whose
-    line begins at the start-up of a send; held_out: how well the measured times tell GEMMs that are not among them.
+    made: its time, ISO 8601
+    devices: the device of each rank, by rank
+    versions: of the driver, PyTorch, CUDA …
+    on: the network, "local" or the testbed's name
+    exchange: (bytes one way, seconds) of ranks that trade with one peer each; its line begins at the start-up of a send
+    held_out: the error of the measured times on GEMMs that are not among them
     """
 
     kind: Literal["calibration"] = "calibration"
@@ -96,8 +103,10 @@ class DeviceProfile(Frozen):
 def fits_of(
     measured: MeasuredTimes, exchange: Sequence[tuple[float, float]], spreads: Mapping[tuple[str, ...], float]
 ) -> tuple[Fit, ...]:
-    """Lines through all that was measured. spreads: by operation, and GPU type and dtype where it has them. Raises
-    InputError when an operation was measured at one size only."""
+    """Lines through all measured points. Raises InputError when an operation was measured at one size only.
+
+    spreads: by operation, and by its GPU type and dtype
+    """
     fitted = []
     for times in measured.gemm:
         m, n, k, seconds = np.array(times.points).T
@@ -138,11 +147,11 @@ def fits_of(
 
 
 def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:
-    """Shapes that were measured directly, beside what the measured times tell of them."""
+    """Shapes that were measured directly, with the prediction of the measured times for them."""
     cost = Profiled(measured)
     held_out = []
     for shape in shapes:
-        # Of a GPU only the type is read: times come from what was measured.
+        # Only the type of a GPU is read: times come from the measurements.
         gpu = Gpu(
             type=shape.gpu,
             memory=1,

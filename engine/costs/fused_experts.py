@@ -1,7 +1,7 @@
 """Experts by the fused kernels that serving engines run, from the measured tables of aiconfigurator-core.
 
 Its `moe_perf` tables have SGLang's Triton kernel for many sizes of models; the `wideep_*_moe_perf` ones the grouped GEMMs that
-follow DeepEP, for DeepSeek-V3's sizes. A row is what one GPU of an expert-parallel group takes for its experts, routing
+follow DeepEP, for DeepSeek-V3's sizes. A row is the time of one GPU of an expert-parallel group for its experts, routing
 weights and activation included; `num_tokens` counts the tokens of all GPUs, so that in a balanced row each expert gets
 num_tokens · topk / num_experts of them.
 """
@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from engine.cluster import Cluster, Gpu
-from engine.costs.base import CostModel
+from engine.cluster import Gpu
+from engine.costs.base import CostModel, Derived
 from engine.costs.silicon import MILLISECONDS, folder_of, installed_package, newest
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.network import Network
 from engine.workload import digest_of
 
 Phase = Literal["prefill", "decode"]
@@ -33,22 +32,29 @@ SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
 
 
 @dataclass(frozen=True)
-class FusedExperts(CostModel):
+class FusedExperts(Derived):
     """Another source with its experts replaced by measured fused kernels.
 
-    slots: experts of a layer that a GPU holds. An expert with so many tokens takes its share of a balanced row in which a GPU
-    holds as many experts and all have as many tokens, interpolated linearly in the logarithms of both. Experts add up, so an
-    uneven load takes what its parts take. Fewer tokens than measured take as long as the fewest (the weights are read all the
-    same), more go on at the last throughput.
+    An expert takes its share of a balanced row in which a GPU holds as many experts and each has as many tokens, interpolated
+    linearly in the logarithms of both. Experts add up, so an uneven load takes the sum of its parts. Fewer tokens than measured
+    take as long as the fewest (the weights are read all the same), more go on at the last throughput.
 
-    The tables' rows of power-law loads check that: of GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
+    The tables' rows of power-law loads check that: for GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
     exponent of 0.6) to 24 % (1.2) on average, and no more than 8 % off to one side (`tests.benchmarks.bench_serving`). Each was
     measured on one draw of the law, which is not kept, so a part of that is the draw's.
+
+    slots: experts of a layer that a GPU holds
     """
 
     rest: CostModel
     phase: Phase
     slots: float
+
+    @property
+    def computation(self) -> CostModel:
+        return self.rest
+
+    connection = computation
 
     @property
     def digest(self) -> str:
@@ -60,42 +66,6 @@ class FusedExperts(CostModel):
             f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
         )
 
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.rest.lacks_computation(cluster)
-
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.rest.lacks_network(cluster)
-
-    def beyond(self, cluster: Cluster) -> str | None:
-        return self.rest.beyond(cluster)
-
-    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        return self.rest.gemm(gpu, m, n, k, dtype)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return self.rest.memory_pass(gpu, size)
-
-    def network(self, cluster: Cluster) -> Network:
-        return self.rest.network(cluster)
-
-    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.rest.all_to_all(cluster, size)
-
-    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.rest.all_reduce(cluster, size)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.rest.together(seconds)
-
-    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.rest.gate(gpu, tokens, model)
-
-    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
-        return self.rest.attention(gpu, tokens, keys, model)
-
-    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.rest.aggregate(gpu, tokens, model)
-
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         if (table := kernel_table(gpu.type, model, self.phase)) is None:
             raise InputError(f"there are no measured fused kernels for {model.name} in {model.dtype} on {gpu.type}")
@@ -104,10 +74,11 @@ class FusedExperts(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """Balanced rows of one model's sizes on one GPU.
+    """Balanced rows of one model's sizes on one GPU. A row's last points may repeat.
 
-    experts: experts a GPU holds, float64[row]; tokens: of each expert, float64[row, point]; share: seconds for each expert,
-    float64[row, point]. A row's last points may repeat.
+    experts: float64[row], experts a GPU holds
+    tokens: float64[row, point], of each expert
+    share: float64[row, point], seconds for each expert
     """
 
     experts: np.ndarray
@@ -115,7 +86,7 @@ class KernelTable:
     share: tuple[np.ndarray, ...]
 
     def seconds(self, tokens: np.ndarray, slots: float) -> np.ndarray:
-        """float64[...]: what one expert with `tokens` tokens (float64[...]) adds on a GPU that holds `slots` experts."""
+        """float64[...]: seconds that one expert with `tokens` (float64[...]) adds on a GPU with `slots` experts."""
         tokens = np.asarray(tokens, dtype=np.float64)
         place = np.interp(np.log(max(slots, 1e-9)), np.log(self.experts), np.arange(len(self.experts)))
         low, high = int(np.floor(place)), int(np.ceil(place))

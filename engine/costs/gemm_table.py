@@ -1,7 +1,4 @@
-"""GEMM times on a grid of sizes, and what they tell of the sizes between.
-
-Times between and just beyond measured sizes.
-"""
+"""GEMM times on a grid of sizes, and the interpolated times of the sizes between and just beyond them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ import numpy as np
 from engine.errors import InputError
 
 REACH = 4.0
-"""How far beyond the largest measured size a time is still predicted, as a multiple of that size."""
+"""Limit up to which a time beyond the measured sizes is still predicted, as a multiple of the largest."""
 
 
 def never_falling(seconds: np.ndarray) -> np.ndarray:
@@ -26,7 +23,8 @@ def never_falling(seconds: np.ndarray) -> np.ndarray:
 class Curve:
     """Piecewise-linear time over size, as Lancet prices its communication (§3).
 
-    sizes: float64[point], ascending and different; seconds: float64[point], never falling.
+    sizes: float64[point], ascending and different
+    seconds: float64[point], never falling
     """
 
     sizes: np.ndarray
@@ -40,17 +38,17 @@ class Curve:
         sizes, first = np.unique(size, return_index=True)
         return cls(sizes, never_falling(np.array([np.median(part) for part in np.split(seconds, first[1:])])))
 
-    def at(self, size: np.ndarray, what: str) -> np.ndarray:
-        """float64[...]: seconds of work of `size` (float64[...]); 0 where it is 0.
+    def at(self, size: np.ndarray, subject: str) -> np.ndarray:
+        """float64[...]: seconds of work of `size` (float64[...]); 0 for 0.
 
         Below the smallest measured size its time holds, for it is mostly start-up; above the largest its throughput
-        holds, up to `REACH` times that size. Raises InputError beyond; `what` begins the message.
+        holds, up to `REACH` times that size. Raises InputError beyond; the message begins with `subject`.
         """
         size = np.asarray(size, dtype=np.float64)
         largest = self.sizes[-1]
         if size.max(initial=0) > REACH * largest:
             raise InputError(
-                f"{what} was measured up to size {largest:.3g} and {size.max():.3g} is asked for, more than {REACH:g} times "
+                f"{subject} was measured up to size {largest:.3g} and {size.max():.3g} is asked for, more than {REACH:g} times "
                 "that; measure larger sizes, or use the datasheet or an α–β profile for it"
             )
         beyond = np.maximum(size / largest, 1.0)
@@ -86,14 +84,14 @@ class GemmTable:
         return never_falling(np.exp(log_seconds)) * max(n / self.n[-1], 1.0) * max(k / self.k[-1], 1.0)
 
     def over_rows(self, of_shape: np.ndarray, m: np.ndarray) -> np.ndarray:
-        """float64[...]: seconds of m (float64[...]) rows of the shape whose times are `of_shape`; 0 where m is 0."""
+        """float64[...]: seconds of m (float64[...]) rows of the shape with the times `of_shape`; 0 for m = 0."""
         m = np.asarray(m, dtype=np.float64)
         seconds = np.exp(np.interp(np.log(np.maximum(m, 1.0)), np.log(self.m), np.log(of_shape)))
         return np.where(m > 0, seconds * np.maximum(m / self.m[-1], 1.0), 0.0)
 
 
 def _blend(values: np.ndarray, sizes: np.ndarray, size: float) -> np.ndarray:
-    """`values` interpolated linearly at `size` along their second axis, whose places are `sizes`; clamped at both ends."""
+    """`values` interpolated linearly at `size` along their second axis, with its places at `sizes`; clamped at both ends."""
     upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
     share = np.clip((size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
     return (1 - share) * values[:, upper - 1] + share * values[:, upper]

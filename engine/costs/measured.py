@@ -45,11 +45,11 @@ class CollectiveTimes(Frozen):
 
 
 class ExchangeTimes(Frozen):
-    """Kernels of DeepEP as a profile has them: how often and how long they ran, but not how many tokens they moved, so that no
-    cost is read off them.
+    """Kernels of DeepEP in a profile: their number and their times, but not the tokens they moved, so that no cost is read off
+    them.
 
-    gpus, nodes, width (of a token, elements): as far as the profile says; median, low, high: seconds of one launch, half, a
-    tenth and nine tenths of them at most
+    gpus, nodes, width (of a token, elements): as far as the profile says
+    median, low, high: seconds of one launch; half, a tenth and nine tenths of them take at most that
     """
 
     kernels: Literal["intranode", "internode", "low-latency"]
@@ -64,7 +64,7 @@ class ExchangeTimes(Frozen):
 
 
 class MeasuredTimes(Frozen):
-    """What was measured, by operation; each part may be absent, but not all."""
+    """Measured times by operation; each part may be absent, but not all."""
 
     kind: Literal["measured times"] = "measured times"
     name: str = Field(min_length=1, max_length=80)
@@ -119,9 +119,9 @@ def sent_line(times: CollectiveTimes) -> Line:
 
 
 def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
-    """Lines fitted to what was measured (PipeMoE §V-B); each says its mean relative error.
+    """Lines fitted to the measured times (PipeMoE §V-B); each says its mean relative error.
 
-    GEMMs are those of `dtype`, where 16-bit numbers stand for each other; the network is the all-to-all over the most
+    GEMMs are those of `dtype`, with 16-bit numbers standing for each other; the network is the all-to-all over the most
     GPUs that were measured. Raises InputError when nothing can be fitted or an operation has one size only.
     """
     alike = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}

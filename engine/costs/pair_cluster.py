@@ -1,17 +1,12 @@
-"""A cluster drawn from measured pairs of GPUs: ports to the fabric and links of nodes as they meet the pairs best.
-
-Ports that meet a matrix of measured pair rates best, as far as a rate for each port can.
+"""A cluster drawn from measured pairs of GPUs: the ports to the fabric and links of nodes that meet the pairs best.
 
 Between GPUs of different nodes a pair has the slower of its two ports (see `engine.network`). The fit is in the logarithms:
 twice as fast and half as fast are as wrong.
 
-What ports reach with several sends, fitted to measurements in which different numbers of them met.
-
-An all-to-all over r ranks has r - 1 sends at every port, a send to one peer while another one sends to it has one. For each
-number of sends a line is fitted, start-up + seconds a byte · bytes that leave a GPU, and the slopes are compared: what an
-all-to-all takes to post its sends one after another is in its start-up, and no loss of rate.
-
-Measured pairs of GPUs as they are kept, to be looked at beside what a cluster has for them.
+The rates that ports reach with several sends are fitted to measurements in which different numbers of them met. An all-to-all
+over r ranks has r - 1 sends at every port, a send to one peer while another one sends to it has one. For each number of
+sends a line is fitted, start-up + seconds a byte · bytes that leave a GPU, and the slopes are compared: the time of an
+all-to-all to post its sends one after another is in its start-up, and no loss of rate.
 """
 
 from collections.abc import Sequence
@@ -33,15 +28,23 @@ from engine.units import bandwidth, share
 
 MAX_SWEEPS = 200
 
+CLOSE = 0.1
+"""Relative difference up to which a drawn pair meets its measurement."""
+SMALL = 2.0**20
+"""Bytes: start-ups show only below."""
+PORTS = "ports to the fabric that no pair tells are those of the host's other GPUs, or else the catalogue's"
+SENDING = ("all_to_all", "send_receive")
+
 
 def fit_bottlenecks(rate: np.ndarray) -> np.ndarray:
-    """float64[gpu]: rates of ports of which the slower one of each pair comes nearest to what was measured.
+    """float64[gpu]: rates of ports such that the slower one of each pair comes nearest to the measured rate.
 
-    rate: float64[gpu, gpu] bytes/s, symmetric, NaN where a pair was not measured; the diagonal does not count. A GPU that no
-    pair was measured with gets NaN. The sum of squared differences of logarithms is brought down from three starts, by turns
-    exactly for each GPU alone and exactly for all in the order that they have, until nothing moves: a local minimum, and an
-    exact answer (difference 0) where there is one, as the fastest rate of every GPU is one of the starts. The fastest port is
-    drawn as fast as it was seen to be.
+    A GPU without any measured pair gets NaN. The sum of squared differences of logarithms is brought down from three starts, by
+    turns exactly for each GPU alone and exactly for all in the order that they have, until nothing moves: a local minimum, and
+    an exact answer (difference 0) if there is one, as the fastest rate of every GPU is one of the starts. The fastest port is
+    drawn at the fastest rate that it was seen at.
+
+    rate: float64[gpu, gpu] bytes/s, symmetric, NaN: the pair was not measured; the diagonal does not count
     """
     measured = np.isfinite(rate) & ~np.eye(len(rate), dtype=bool)
     known = measured.any(axis=1)
@@ -85,7 +88,7 @@ def _settle(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
 
 def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
     """The best ports (float64[gpu]) of those that rise in the order of these: then each pair has the port of the earlier one,
-    and what remains is an isotonic regression of the means."""
+    and an isotonic regression of the means remains."""
     from scipy.optimize import isotonic_regression
 
     order = np.argsort(ports, kind="stable")
@@ -102,7 +105,10 @@ def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
 
 
 def _best_port(wanted: np.ndarray, peers: np.ndarray) -> float:
-    """The x with the least sum of (min(x, peers) - wanted)², the largest such x. wanted, peers: float64[peer]."""
+    """The x with the least sum of (min(x, peers) - wanted)², the largest such x.
+
+    wanted, peers: float64[peer]
+    """
     order = np.argsort(peers)
     wanted, peers = wanted[order], peers[order]
     count = np.arange(len(peers), 0, -1)
@@ -120,19 +126,14 @@ def _misfit(logs: np.ndarray, ports: np.ndarray) -> float:
     return float(np.nansum((np.minimum(ports[:, None], ports) - logs) ** 2))
 
 
-CLOSE = 0.1
-"""Relative difference up to which a drawn pair meets its measurement."""
-SMALL = 2.0**20
-"""Bytes: start-ups show only below."""
-PORTS = "ports to the fabric that no pair tells are those of the host's other GPUs, or else the catalogue's"
-
-
 @dataclass(frozen=True, eq=False)
 class PairTimes:
     """Pairs of GPUs, each measured alone.
 
-    hosts, buses, devices: of every GPU, in the order of the cluster: GPUs of a host together; devices: as the driver names them
-    rate, start_up: float64[gpu, gpu] bytes/s and seconds of both ways at once, symmetric, NaN where not known
+    hosts, buses: of every GPU, in the order of the cluster: GPUs of a host together
+    devices: of every GPU, by the names of the driver
+    rate: float64[gpu, gpu] bytes/s both ways at once, symmetric, NaN: not known
+    start_up: float64[gpu, gpu] seconds both ways at once, symmetric, NaN: not known
     smallest: bytes of the smallest send
     """
 
@@ -146,9 +147,13 @@ class PairTimes:
 
 @dataclass(frozen=True, eq=False)
 class PairCluster:
-    """cluster: drawn from pairs, or held against them; names: `host [bus]` of its GPUs; measured, drawn: float64[gpu, gpu]
-    bytes/s of one pair alone, NaN where it was not measured and on the diagonal; notes: what was assumed, and what a cluster
-    cannot hold."""
+    """A cluster with the measured pairs of its GPUs.
+
+    cluster: drawn from the pairs, or compared with them
+    names: `host [bus]` of its GPUs
+    measured, drawn: float64[gpu, gpu] bytes/s of one pair alone, NaN: not measured, and on the diagonal
+    notes: assumptions, and findings that a cluster cannot hold
+    """
 
     cluster: Cluster
     names: tuple[str, ...]
@@ -163,7 +168,7 @@ class PairCluster:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some pairs were not measured."""
+        """True if some pairs were not measured."""
         return bool(np.isnan(self.measured[~np.eye(len(self.measured), dtype=bool)]).any())
 
     @property
@@ -203,16 +208,17 @@ def draw_pairs(pairs: PairTimes, name: str, default_type: str | None = None) -> 
 
 
 def held_against(cluster: Cluster, hosts: Sequence[str], buses: Sequence[str], measured: np.ndarray) -> PairCluster:
-    """What a cluster has for pairs of its GPUs, beside what was measured, without notes.
+    """The rates of a cluster for pairs of its GPUs with the measured ones, without notes.
 
-    hosts, buses: of every GPU of the cluster; measured: float64[gpu, gpu] bytes/s, NaN where a pair was not measured
+    hosts, buses: of every GPU of the cluster
+    measured: float64[gpu, gpu] bytes/s, NaN: the pair was not measured
     """
     names = tuple(f"{host} [{bus}]" for host, bus in zip(hosts, buses, strict=True))
     return PairCluster(cluster, names, measured, _own_rates(cluster, np.isfinite(measured)), ())
 
 
 def node_name(host: str) -> str:
-    """What the node of a host is called."""
+    """Name of the node of a host."""
     return host[:60]
 
 
@@ -248,7 +254,7 @@ def _node(host: str, gpus: list[Gpu], rate: np.ndarray, start_up: np.ndarray) ->
 
 
 def _about_links(pairs: PairTimes, nodes: list[Node]) -> list[str]:
-    """What the links of nodes do not hold: one note for all nodes alike, on the one of which it is most true."""
+    """Findings that the links of nodes do not hold: one note for all nodes alike, on the one of which it is most true."""
     unlinked: list[str] = []
     uneven: dict[str, tuple[float, float, float]] = {}
     place = np.array(pairs.hosts)
@@ -287,7 +293,7 @@ def _own_rates(cluster: Cluster, shown: np.ndarray) -> np.ndarray:
 
 
 def _about(fitted: PairCluster, smallest: float) -> list[str]:
-    """What a reader of the cluster has to know."""
+    """Notes for a reader of the cluster."""
     gpus = len(fitted.names)
     count, all_pairs = int(np.isfinite(fitted.measured).sum()) // 2, gpus * (gpus - 1) // 2
     notes = []
@@ -315,13 +321,14 @@ def _about(fitted: PairCluster, smallest: float) -> list[str]:
     return notes
 
 
-SENDING = ("all_to_all", "send_receive")
-
-
 @dataclass(frozen=True)
 class PortFit:
-    """points: of `Efficiency`; start_up: seconds of the fewest sends; error: mean relative error of the lines on their own
-    times."""
+    """The fitted shares and start-up.
+
+    points: of `Efficiency`
+    start_up: seconds of the fewest sends
+    error: mean relative error of the lines on their own times
+    """
 
     points: tuple[Point, ...]
     start_up: float
@@ -329,9 +336,12 @@ class PortFit:
 
 
 def fit_ports(collectives: Sequence[CollectiveTimes], rate: float | None) -> PortFit:
-    """Shares of a port's rate (bytes/s; None: of what the fewest sends reach) and a start-up that these measurements tell, with
-    no share above 1 or above that of fewer sends. Others than all-to-alls and sends to one peer are
-    left out. Raises InputError where nothing is left, or all of it for some number of sends is of one size."""
+    """Shares of a port's rate and a start-up that these measurements tell, with no share above 1 or above that of fewer sends.
+    Measurements other than all-to-alls and sends to one peer are left out. Raises InputError if none is left, or if all for
+    some number of sends are of one size.
+
+    rate: bytes/s of the port; None: the rate that the fewest sends reach
+    """
     from scipy.optimize import isotonic_regression
 
     sends, size, seconds = _measured(collectives)
@@ -365,12 +375,14 @@ def _measured(collectives: Sequence[CollectiveTimes]) -> tuple[np.ndarray, np.nd
 def with_fit(
     cluster: Cluster, collectives: Sequence[CollectiveTimes], ports: str | None, origin: str, relative: bool = False
 ) -> tuple[Cluster, PortFit]:
-    """The cluster with what these measurements tell of its ports: what they reach, and the start-up of a send.
+    """The cluster with the shares that its ports reach and the start-up of a send, as these measurements tell.
 
-    ports: "fabric" or "links", those that the measurements went over; None: the only ones that the cluster has. What it says of
-    the others stays. relative: other ports were measured, slower or faster ones, so that only the shares of what the fewest
-    sends reached count, and no start-up. Raises InputError as `fit_ports`, where the choice is missing, and where there are no
-    such ports.
+    Raises InputError as `fit_ports`, if the choice of ports is missing, and if there are no such ports.
+
+    ports: "fabric" or "links", those that the measurements went over; None: the only ones that the cluster has. The others stay
+        as they are
+    relative: True if other ports were measured, slower or faster ones, so that only the shares of the rate of the fewest sends
+        count, and no start-up
     """
     network = Network.of(cluster.model_copy(update={"efficiency": None}))
     linked = network.linked.sum(axis=1) > 1
@@ -398,8 +410,12 @@ def with_fit(
 
 
 class MeasuredPairs(Frozen):
-    """Pairs that ran alone, a row each. hosts, buses: of every GPU, GPUs of a host together; first, second: both GPUs of a pair
-    by their place there; rate: bytes/s of both ways at once."""
+    """Pairs that ran alone, a row each.
+
+    hosts, buses: of every GPU, GPUs of a host together
+    first, second: both GPUs of a pair by their place there
+    rate: bytes/s both ways at once
+    """
 
     hosts: tuple[str, ...] = Field(min_length=2, max_length=MOST_GPUS)
     buses: tuple[str, ...]
@@ -428,7 +444,7 @@ class MeasuredPairs(Frozen):
         return cls(hosts=pairs.hosts, buses=pairs.buses, first=first, second=second, rate=pairs.rate[first, second])
 
     def beside(self, cluster: Cluster) -> PairCluster | None:
-        """The pairs beside what the cluster has for them; None for a cluster whose nodes are not these hosts with as many GPUs
+        """The pairs with the cluster's rates for them; None for a cluster with other nodes than these hosts with as many GPUs
         each, in this order."""
         if [node.name for node in cluster.nodes for _ in node.gpus] != [node_name(host) for host in self.hosts]:
             return None

@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet, Line, fit_line
-from engine.costs.base import CostModel, with_measured
+from engine.costs.alpha_beta import Line, fit_line
+from engine.costs.base import CostModel, Datasheet, with_measured
 from engine.costs.gemm_table import REACH, Curve, GemmTable
 from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError
@@ -146,7 +146,10 @@ class Profiled(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class _Gemms:
-    """The GEMMs of one dtype on one type of GPU. points: float64[point, (m, n, k, seconds)]."""
+    """The GEMMs of one dtype on one type of GPU.
+
+    points: float64[point, (m, n, k, seconds)]
+    """
 
     points: np.ndarray
 

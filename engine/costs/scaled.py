@@ -5,25 +5,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.cluster import Cluster, Efficiency, Gpu, contention_points
-from engine.costs.base import CostModel
+from engine.costs.base import CostModel, Derived, all_reduce_seconds, all_to_all_seconds
 from engine.costs.choice import Combined
 from engine.model import MoEModel
 from engine.network import MeasuredExchanges, Network
 from engine.workload import digest_of
 
 NEXT_TO_NOTHING = 1.0
-"""Bytes whose collective takes its start-up time and hardly more."""
+"""Bytes of a collective that takes its start-up time and hardly more."""
 
 
 @dataclass(frozen=True)
-class Scaled(CostModel):
-    """What if the same hardware were so many times faster? Works on any source, measured ones too.
+class Scaled(Derived):
+    """The same hardware, so many times faster. Works on any source, measured ones too.
 
-    compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes per second;
-    latency: a send's start-up time takes as many times as long; tokens: every recorded token stands for so many, which
-    gives experts, gate and aggregation as many times the rows, and every send as many times the bytes (a GEMM of a
-    training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone; contention:
-    every further send that meets at a port, of any GPU, makes a byte take longer by this part of its time alone.
+    compute: every computation takes its time / compute
+    network: all ports and links carry as many times the bytes per second
+    latency: a send's start-up time takes as many times as long
+    tokens: every recorded token stands for so many, which gives experts, gate and aggregation as many times the rows, and
+        every send as many times the bytes (a GEMM of a training step is not asked for by tokens and stays)
+    gpu_type: compute and network change on these GPUs alone
+    contention: every further send that meets at a port, of any GPU, makes a byte take longer by this part of its time alone
     """
 
     inner: CostModel
@@ -33,6 +35,12 @@ class Scaled(CostModel):
     tokens: float = 1.0
     gpu_type: str | None = None
     contention: float = 0.0
+
+    @property
+    def computation(self) -> CostModel:
+        return self.inner
+
+    connection = computation
 
     @property
     def source(self) -> str:
@@ -53,20 +61,11 @@ class Scaled(CostModel):
         factors = (self.compute, self.network_speed, self.latency, self.tokens, self.gpu_type, self.contention)
         return digest_of(self.inner.digest, repr(factors))
 
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.inner.lacks_computation(cluster)
-
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.inner.lacks_network(cluster)
-
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
         return self.inner.gemm(gpu, m, n, k, dtype) / self._speed(gpu)
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         return self.inner.memory_pass(gpu, size) / self._speed(gpu)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.inner.together(seconds)
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.expert_ffn(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
@@ -79,9 +78,6 @@ class Scaled(CostModel):
 
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.aggregate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
-
-    def beyond(self, cluster: Cluster) -> str | None:
-        return self.inner.beyond(cluster)
 
     def network(self, cluster: Cluster) -> Network:
         """The source's network. So many times the bytes at a bandwidth take as long as the bytes at a part of it."""
@@ -105,16 +101,18 @@ class Scaled(CostModel):
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_to_all"):
             return self._apart(self.inner.all_to_all, cluster, size, 1 + self.contention * (_meeting(cluster) - 1))
-        return super().all_to_all(cluster, size)
+        return all_to_all_seconds(self.network(cluster), size)
 
     def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_reduce"):
             return self._apart(self.inner.all_reduce, cluster, size)
-        return super().all_reduce(cluster, size)
+        return all_reduce_seconds(self.network(cluster), size)
 
     def _apart(self, collective, cluster: Cluster, size: np.ndarray, slower: float = 1.0) -> np.ndarray:
-        """A measured collective: what it takes for next to nothing is its start-up time, the rest is bandwidth. slower: how
-        much longer a byte takes."""
+        """A measured collective: its time for next to nothing is its start-up time, the rest is bandwidth.
+
+        slower: times as long that a byte takes
+        """
         size = np.asarray(size, dtype=np.float64)
         start_up = collective(cluster, np.where(size > 0, NEXT_TO_NOTHING, 0.0))
         start_up = np.minimum(start_up, whole := collective(cluster, size))
@@ -126,7 +124,7 @@ class Scaled(CostModel):
 
 @dataclass(frozen=True, eq=False)
 class _OfMoreTokens:
-    """Measured exchanges in which every token stands for so many: ports reach what they do with as many times the bytes."""
+    """Measured exchanges in which every token stands for so many: ports reach their share at as many times the bytes."""
 
     inner: MeasuredExchanges
     tokens: float
@@ -143,7 +141,7 @@ def _meeting(cluster: Cluster) -> int:
 
 
 def _is_own(source: CostModel, collective: str) -> bool:
-    """Whether a source measured a collective rather than computing it from its network."""
+    """True if a source measured a collective rather than computing it from its network."""
     while isinstance(source, Combined):
         source = source.connection
     return getattr(type(source), collective) is not getattr(CostModel, collective)

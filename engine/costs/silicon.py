@@ -1,17 +1,16 @@
-"""Times measured on real GPUs, from the tables of the package aiconfigurator-core.
+"""Times measured on real GPUs, from the tables of the package aiconfigurator-core, as arrays in SI units.
 
-The measured tables inside the package aiconfigurator-core, as arrays in SI units.
-
-Only its data files are read, never its query classes, which are internal and change. What is known of the files:
+Only its data files are read, never its query classes, which are internal and change. The files:
 
 * GEMM: `latency` in ms of every (m, n, k) of a grid, dense but for the largest n with the largest k; one file an
   inference engine. SGLang's is read: alone among them it has the same complete grid for every GPU.
 * NCCL: `latency` in ms over `message_size` in elements, 2 bytes each for `half`, of the buffer that every GPU holds, its
   own part of an all-to-all included; 2, 4 and 8 GPUs of one node only. Eight-bit rows of as many bytes take as long,
-  which is how the unit is known.
-* Folders are named by version; the newest that has what is asked for counts.
+  which tells the unit.
+* Folders are named by version; the newest that has the table asked for counts.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -22,8 +21,8 @@ import numpy as np
 
 from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.cluster import Cluster, Gpu
-from engine.costs.alpha_beta import Datasheet, Line
-from engine.costs.base import CostModel, with_measured
+from engine.costs.alpha_beta import Line
+from engine.costs.base import CostModel, Datasheet, with_measured
 from engine.costs.gemm_table import Curve, GemmTable, never_falling
 from engine.costs.measured import CollectiveTimes, sent_line
 from engine.errors import InputError
@@ -37,16 +36,21 @@ GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
 MILLISECONDS = 1e-3
 HALF_BYTES = 2
 
+LEFT_OUT_ERROR = 0.11
+"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
+LINK_TOLERANCE = 0.1
+"""Relative difference that drawn links may have from those measured on."""
+
 
 class Machine(NamedTuple):
-    """Where a GPU type's tables are, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
+    """Folder of a GPU type's tables, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
 
     folder: str
     link_bandwidth: float
 
 
 MACHINES = {
-    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, whose memory is a third faster
+    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, with memory a third faster
     "A100-80": Machine("a100_sxm", 300e9),
     "H100": Machine("h100_sxm", 450e9),
     "H200": Machine("h200_sxm", 450e9),
@@ -57,7 +61,7 @@ MACHINES = {
 
 
 def folder_of(gpu_type: str) -> str | None:
-    """Where the tables of a GPU type are: one of our catalogue, or one that only the package has; None for any other."""
+    """Folder of the tables of a GPU type, one of our catalogue or one that only the package has; None for any other."""
     if gpu_type in MACHINES:
         return MACHINES[gpu_type].folder
     return system_of(gpu_type) if gpu_type in packaged_gpu_types() else None
@@ -157,11 +161,9 @@ def measured_counts(folder: str) -> tuple[int, ...]:
 def newest(folder: str, part: str, name: str) -> list[Path]:
     """The files of all versions, newest first."""
     files = (_data_folder() / folder / part).glob(f"*/{name}")
-    return sorted(files, key=lambda file: [int(digits) for digits in _numbers(file.parent.name)], reverse=True)
-
-
-def _numbers(text: str) -> list[str]:
-    return "".join(char if char.isdigit() else " " for char in text).split()
+    return sorted(
+        files, key=lambda file: [int(digits) for digits in re.findall(r"[0-9]+", file.parent.name)], reverse=True
+    )
 
 
 @lru_cache
@@ -172,13 +174,6 @@ def _data_folder() -> Path:
         f"the silicon costs need the package {PACKAGE} (Linux x86-64 only), which is not installed; use the datasheet, an "
         "α–β profile or measured times"
     )
-
-
-LEFT_OUT_ERROR = 0.11
-"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
-
-LINK_TOLERANCE = 0.1
-"""How far the drawn links may be from those measured on."""
 
 
 @dataclass(frozen=True)

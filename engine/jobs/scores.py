@@ -19,7 +19,7 @@ from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versions
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, System, run
@@ -86,12 +86,13 @@ def _point(point: FrontPoint, instance: JointInstance, problem: Problem, argumen
     plan = Draft(placement, SendOrder(mode="concurrent")).plan(
         f"Front at {point.weight:.2f}", provenance, problem.travel
     )
-    timeline = simulate(plan, problem)
+    loads = loads_of(plan, problem)
+    timeline = simulate(plan, problem, loads=loads)
     seconds = timeline.total
-    bound = min(bound_of_plan(plan, problem), seconds)
+    bound = min(bound_of_plan(plan, problem, loads=loads), seconds)
     claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
     plan = plan.model_copy(update={"claim": claim})
-    return candidate_of_plan(plan, problem, 0.0, {}, timeline) | {
+    return candidate_of_plan(plan, problem, 0.0, {}, timeline, loads) | {
         "plan_id": plan.id,
         "weight": float(point.weight),
         "kept_share": float(point.kept_share),

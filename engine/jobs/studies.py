@@ -17,7 +17,7 @@ from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.plan import Claim, Plan
 from engine.result import Status
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.store.problems import problem_from
 from engine.systems import run, systems_for
 from engine.workload import RoutingTrace
@@ -231,9 +231,12 @@ def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     plan = solution.model_copy(
         update={"parent": arguments["parent"], "name": f"{solution.name}, {change.in_words}"[:120]}
     )
-    now = simulate(plan, problem).total
+    loads = loads_of(plan, problem)
+    now = simulate(plan, problem, loads=loads).total
     scope = "schedule" if problem.goal is Goal.TRAINING else "order"
-    claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem)), scope=scope)
+    claim = Claim(
+        status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem, loads=loads)), scope=scope
+    )
     plan = plan.model_copy(update={"claim": claim})
     candidate = {
         "plan": plan.model_dump(mode="json", exclude_none=True),

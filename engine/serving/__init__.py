@@ -1,2 +1,2 @@
-"""A whole step of serving: the MoE layers, which are simulated, and the operators beside them, from sources that each have a
-name; and what people ask of it: time per token, time to the first token, tokens/s per GPU, memory."""
+"""A whole step of serving: the simulated MoE layers and the other operators, from sources that each have a name, in the figures
+that people use: time per token, time to the first token, tokens/s per GPU, memory."""

@@ -58,14 +58,18 @@ LEFT_OUT = (
     "_ar",
     "latent",
 )
-"""Parts of names of its operators: what is simulated, what is asked for by size, and what one GPU of data-parallel attention
+"""Parts of the names of its operators that are simulated, that are timed by size, or that one GPU of data-parallel attention
 does not have."""
 
 
 @dataclass(frozen=True)
 class AiconfiguratorOperators:
-    """config: the model's `config.json`, which its graph is built from; model and sizes: the same as read by our own formats;
-    gpu_type: of our catalogue. Raises InputError where the package does not know the GPU, the model or a size."""
+    """Operators timed by the package. Raises InputError if it does not know the GPU, the model or a size.
+
+    config: the model's `config.json`, which its graph is built from
+    model, sizes: the same as read by our own formats
+    gpu_type: of our catalogue
+    """
 
     config: Path
     model: MoEModel
@@ -91,7 +95,7 @@ class AiconfiguratorOperators:
         )
 
     def _sizes_of_gemms(self) -> list[tuple[str, Kind, int, int, bool]]:
-        """Name, kind, inner width, layers and whether they are an FFN: the GEMMs that are asked for by size."""
+        """The GEMMs that are timed by size, each with its name, kind, inner width, layers, and True if it is an FFN."""
         model, sizes = self.model, self.sizes
         shared = model.shared_experts * model.d_ff
         gemms: list[tuple[str, Kind, int, int, bool]] = []
@@ -104,7 +108,11 @@ class AiconfiguratorOperators:
 
 @dataclass(frozen=True)
 class _Engine:
-    """A compiled graph. chosen: by phase, the indices of its operators that are used; quantisation: of the model's GEMMs."""
+    """A compiled graph.
+
+    chosen: by phase, the indices of its operators that are used
+    quantisation: of the model's GEMMs
+    """
 
     handle: Any
     chosen: dict[str, list[int]]
@@ -225,8 +233,11 @@ def _compile(config: Path, model: MoEModel, system: str, kv_dtype: str, wide: bo
 
 
 def handle_of(graph: Any, path: str, system: str, version: str, database: Any) -> Any:
-    """The compiled engine of a graph. path: the graph's checkpoint or a folder with its config; version: of the backend's
-    measurements on the system, which are the database."""
+    """The compiled engine of a graph.
+
+    path: the graph's checkpoint or a folder with its config
+    version: of the backend's measurements on the system, which are the database
+    """
     import aiconfigurator_core
     from aiconfigurator_core.sdk import engine
 
@@ -245,9 +256,9 @@ def handle_of(graph: Any, path: str, system: str, version: str, database: Any) -
 
 
 @contextlib.contextmanager
-def _quietly(what: str) -> Iterator[None]:
-    """What the package logs is not shown, and what it cannot answer is an InputError. Its errors are of many classes of its
-    own, and of all of Python's for models that it was not written for."""
+def _quietly(subject: str) -> Iterator[None]:
+    """Hide the log of the package, and turn its errors into an InputError. They are of many classes of its own, and of all of
+    Python's for models that it was not written for."""
     logger, nowhere = logging.getLogger("aiconfigurator_core"), logging.NullHandler()
     further, logger.propagate = logger.propagate, False
     logger.addHandler(nowhere)
@@ -256,10 +267,10 @@ def _quietly(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        # Where the package is installed is nobody's business, and its reasons may be long.
+        # The folder of the package is private, and its reasons may be long.
         words = [word for word in str(error).split() if "/site-packages/" not in word]
         reason = " ".join(words)[:200].rstrip() or type(error).__name__
-        raise InputError(f"{what}: {reason}; use the datasheet's operators") from None
+        raise InputError(f"{subject}: {reason}; use the datasheet's operators") from None
     finally:
         logger.removeHandler(nowhere)
         logger.propagate = further

@@ -1,4 +1,4 @@
-"""Which source times the operators of a step: the measured one where it can, else the datasheet."""
+"""The source of the operators of a step: the measured one if it can time them, else the datasheet."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a whole step of serving comes to: the simulated MoE layers and the operators beside them, in the figures people use."""
+"""The figures that people use of a whole step of serving: the simulated MoE layers and the other operators."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,8 +19,13 @@ ROUND_OFF = 1e-9
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest GPU: its experts, everything else of the model, and keys and values of its sequences at their full
-    length. room: what of the GPU may be used, the rest is for activations, buffers and the runtime."""
+    """Bytes on the fullest GPU.
+
+    experts: its experts
+    others: the rest of the model
+    kv: keys and values of its sequences at their full length
+    room: bytes of the GPU that may be used, the rest is for activations, buffers and the runtime
+    """
 
     experts: float
     others: float
@@ -45,9 +50,11 @@ class Memory:
 class ServingFigures:
     """One step of a plan.
 
-    seconds: of the whole step; bound: no send order brings the placement below it; operators: beside the MoE layers; moe: busy
-    seconds of the MoE layers by kind of event, one step after another (with two batches those of both); sources: where
-    operators and MoE layers were timed.
+    seconds: of the whole step
+    bound: seconds; no send order brings the placement below it
+    operators: those outside the MoE layers' simulation
+    moe: busy seconds of the MoE layers by kind of event, one step after another (with two batches those of both)
+    sources: of the times of operators and of MoE layers
     """
 
     step: ServingStep
@@ -70,16 +77,16 @@ class ServingFigures:
 
     @property
     def hidden(self) -> float:
-        """Seconds that overlap saves: what the parts take one after another, less the step; round-off is nothing."""
+        """Seconds that overlap saves: the sum of the parts less the step; round-off is nothing."""
         saved = seconds_of(self.operators) + sum(self.moe.values()) - self.seconds
         return saved if saved > ROUND_OFF * self.seconds else 0.0
 
     def gain_over(self, other: "ServingFigures") -> float:
-        """How many more tokens per second than another plan, as a share: 0.1 is 10 % more."""
+        """Further tokens per second than another plan, as a share: 0.1 is 10 % more."""
         return other.seconds / self.seconds - 1
 
     def fields(self) -> dict[str, Any]:
-        """What `from_fields` makes the same figures from, as plain JSON."""
+        """Plain JSON from which `from_fields` makes the same figures."""
         return TypeAdapter(ServingFigures).dump_python(self, mode="json")
 
     @classmethod
@@ -114,7 +121,10 @@ class ServingFigures:
 def memory_of(
     held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep
 ) -> Memory:
-    """The memory of the GPU on which least is left. held: float64[gpu] bytes of routed experts."""
+    """The memory of the GPU with the least left.
+
+    held: float64[gpu] bytes of routed experts
+    """
     inside, sixteen_bit = sizes.weights(model)
     others = inside * model.bytes_per_number + sixteen_bit * HALF_BYTES
     kv = step.sequences * sizes.kept_numbers(step.longest, model.layers) * BYTES_PER_KV[step.kv_dtype]

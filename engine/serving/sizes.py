@@ -1,7 +1,5 @@
-"""The sizes of a transformer beside its experts: attention, dense layers and vocabulary.
-
-What is taken of a model and its serving step until somebody says more.
-"""
+"""The sizes of a transformer outside its experts: attention, dense layers and vocabulary; and the sizes that are assumed of a
+model and its serving step until a person says more."""
 
 from pydantic import Field, model_validator
 
@@ -10,9 +8,13 @@ from engine.schema import Frozen
 from engine.serving.step import Phase, ServingStep
 from engine.training import TrainingStep
 
+HEAD_SIZE = 128
+KV_HEADS = 8
+SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
+
 
 class TransformerSizes(Frozen):
-    """What `MoEModel` leaves out because no placement depends on it.
+    """The sizes that `MoEModel` leaves out because no placement depends on them.
 
     Attention is either of query and key-value heads of one size (multi-head, grouped or multi-query), or latent (MLA,
     DeepSeek-V2 §2.1), which keeps `kv_rank + rope_size` numbers of a token for all heads together. For MLA `head_size` is that
@@ -56,7 +58,7 @@ class TransformerSizes(Frozen):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is latent (MLA)."""
+        """True if attention is latent (MLA)."""
         return self.kv_rank > 0
 
     @property
@@ -100,13 +102,6 @@ class TransformerSizes(Frozen):
         inside += dense * model.ffn_matrices * model.d_model * self.dense_d_ff
         embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * model.d_model
         return inside, embeddings + moe * model.experts * model.d_model
-
-
-HEAD_SIZE = 128
-KV_HEADS = 8
-
-
-SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
 
 
 def usual_serving(phase: Phase = "decode") -> ServingStep:

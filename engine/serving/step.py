@@ -1,7 +1,5 @@
-"""One step of a serving engine: what every GPU works on at once.
-
-The operators of a serving step beside its MoE layers, and the protocol of the sources that time them.
-"""
+"""One step of a serving engine, in which every GPU works on sequences of its own; its operators outside the MoE layers, and the
+protocol of the sources that time them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +13,15 @@ from engine.schema import Frozen
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 
 MOST_CHOICES = 2**27
-"""Of a recording at the tokens of a step; what would have more is kept as loads. 8192 tokens on each of 32 GPUs, as DeepSeek-V3
-routes them, have 1.2e8."""
+"""Limit of choices in a recording at the tokens of a step; a larger one is kept as loads. 8192 tokens on each of 32 GPUs, as
+DeepSeek-V3 routes them, have 1.2e8."""
 Phase = Literal["prefill", "decode"]
 BYTES_PER_KV = {"bf16": 2, "fp8": 1}
+
+Kind = Literal["attention", "norm", "shared expert", "dense FFN", "embedding", "head", "other"]
+"""Kinds of operators. The router, the experts, dispatch, combine and the sum of the experts' outputs are simulated."""
+IN_MOE_LAYERS: frozenset[Kind] = frozenset(("shared expert",))
+OUTSIDE_MOE_LAYERS: frozenset[Kind] = frozenset(("embedding", "head", "dense FFN"))
 
 
 class ServingStep(Frozen):
@@ -53,12 +56,12 @@ class ServingStep(Frozen):
 
     @property
     def keys(self) -> float:
-        """Tokens that a token looks back on, itself included: of a prompt's tokens the mean, in decode half-way through the
+        """Tokens that a token attends to, itself included: the mean over a prompt's tokens, in decode half-way through the
         output."""
         return (self.context + 1) / 2 if self.phase == "prefill" else self.context + (self.output + 1) / 2
 
     def keys_within(self, window: int) -> float:
-        """The same where a token sees no further than the last `window` tokens, itself included."""
+        """Tokens that a token attends to if it sees no further than the last `window` tokens, itself included."""
         if self.phase == "decode":
             return min(self.keys, window)
         growing = min(self.context, window)
@@ -109,17 +112,14 @@ def _name(workload: Workload, step: ServingStep) -> str:
     return f"{workload.name}, at {step.tokens} tokens per GPU"[:200]
 
 
-Kind = Literal["attention", "norm", "shared expert", "dense FFN", "embedding", "head", "other"]
-"""Of operators. The router, the experts, dispatch, combine and what adds the experts' outputs up are simulated."""
-
-IN_MOE_LAYERS: frozenset[Kind] = frozenset(("shared expert",))
-OUTSIDE_MOE_LAYERS: frozenset[Kind] = frozenset(("embedding", "head", "dense FFN"))
-
-
 @dataclass(frozen=True)
 class Operator:
-    """seconds: of the whole step on one GPU, all `layers` in which it runs together; origin: silicon (interpolated between
-    measurements), empirical (a formula fitted to measurements), mixed, or datasheet (a formula alone)."""
+    """An operator and its time.
+
+    seconds: of the whole step on one GPU, all `layers` in which it runs together
+    origin: silicon (interpolated between measurements), empirical (a formula fitted to measurements), mixed, or datasheet (a
+        formula alone)
+    """
 
     name: str
     kind: Kind
@@ -133,10 +133,10 @@ class OperatorSource(Protocol):
 
     @property
     def source(self) -> str:
-        """One line for people: where the times come from, with the assumptions made."""
+        """One line for people: the origin of the times, with the assumptions made."""
 
     def operators(self, step: ServingStep) -> tuple[Operator, ...]:
-        """Every operator of the step, in the order of the model. Raises InputError where the source cannot time it."""
+        """Every operator of the step, in the order of the model. Raises InputError if the source cannot time it."""
 
 
 def seconds_of(operators: Iterable[Operator]) -> float:

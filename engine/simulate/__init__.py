@@ -1,4 +1,4 @@
-"""What a plan takes, whatever it is for: the door to inference of one model, of two that share the GPUs, and training."""
+"""The predicted timeline of a plan: the door to inference of one model, of two that share the GPUs, and training."""
 
 from dataclasses import replace
 
@@ -9,44 +9,60 @@ from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.colocated import bound_of_colocated, sends_of_colocated, simulate_colocated
 from engine.simulate.inference import bound_of_inference, sends_of_inference, simulate_inference
 from engine.simulate.training import bound_of_step, simulate_step
+from engine.simulate.work import Load, loads_of
 from engine.timeline import Timeline
 
 
-def simulate(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
-    """The predicted timeline of a plan. Once `stop` answers True the rest of a large one is simulated in a hurry, less
-    exactly, as the timeline then says. Raises InputError when the plan does not fit the problem."""
+def simulate(
+    plan: Plan,
+    problem: Problem,
+    stop: Stop = never,
+    advance: Advance = unwatched,
+    loads: tuple[Load, ...] | None = None,
+) -> Timeline:
+    """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem.
+
+    stop: once it answers True the rest of a large plan is simulated in a hurry, less exactly, as the timeline then says
+    loads: the plan's (see `loads_of`), for a caller that holds them
+    """
     problem.check_plan(plan)
-    problem = problem.as_planned(plan)
-    match problem.goal:
-        case Goal.INFERENCE:
-            return simulate_inference(plan, problem, stop, advance)
-        case Goal.TWO_MODELS:
-            return simulate_colocated(plan, problem, stop, advance)
-        case Goal.TRAINING:
-            return simulate_step(plan, problem)
+    if problem.goal is Goal.TRAINING:
+        return simulate_step(plan, problem)
+    run = simulate_colocated if problem.goal is Goal.TWO_MODELS else simulate_inference
+    return run(plan, loads or loads_of(plan, problem), stop, advance)
 
 
 def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int, last: int) -> Timeline:
     """MoE layers first … last, both included, of a plan's simulated timeline with every send, at their times in the whole.
-    Layers whose sends are bundled are simulated again; the network is idle between two layers, so this gives the same."""
+    Layers with bundled sends are simulated again; the network is idle between two layers, so this gives the same."""
     if not timeline.bundled:
         return timeline.layers(first, last)
     sends_of = sends_of_colocated if plan.goal is Goal.TWO_MODELS else sends_of_inference
-    events = sends_of(plan, problem.as_planned(plan), timeline.layers(0, first - 1), first, last)
+    events = sends_of(plan, loads_of(plan, problem), timeline.layers(0, first - 1), first, last)
     return replace(timeline, events=events, bundled=False)
 
 
 def bound_of_plan(
-    plan: Plan, problem: Problem, first: int = 0, last: int | None = None, straight: bool = False
+    plan: Plan,
+    problem: Problem,
+    first: int = 0,
+    last: int | None = None,
+    straight: bool = False,
+    loads: tuple[Load, ...] | None = None,
 ) -> float:
     """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
-    training step: the whole step, and any schedule. straight: of one model, see `bound_of_inference`."""
+    training step: the whole step, and any schedule.
+
+    straight: of one model, see `bound_of_inference`
+    loads: the plan's, see `simulate`
+    """
     if problem.goal is Goal.TRAINING:
         return bound_of_step(problem, plan.placement)
     last = problem.workload.layers - 1 if last is None else last
+    loads = loads or loads_of(plan, problem)
     if plan.goal is Goal.TWO_MODELS:
-        return bound_of_colocated(plan, problem.as_planned(plan), first, last)
-    return bound_of_inference(plan, problem, first, last, straight)
+        return bound_of_colocated(loads, first, last)
+    return bound_of_inference(plan, loads, first, last, straight)
 
 
-__all__ = ["bound_of_plan", "simulate", "simulate_layers"]
+__all__ = ["bound_of_plan", "loads_of", "simulate", "simulate_layers"]

@@ -1,9 +1,9 @@
-"""Two colocated models: while one computes, the other sends (Aurora section 6.1, figure 7 and table 2), GPU by GPU.
+"""Two colocated models: while one computes, the other sends (Aurora §6.1, figure 7 and table 2), GPU by GPU.
 
 Every GPU computes one thing at a time, in the order of table 2: the gate of a for the first layer, then in every layer
 the gate of b, the experts of a, the experts of b, the aggregation of a, that of b, and the gate of a for the next layer.
 The all-to-alls of both models share one network and may overlap, each in an order of its own, or all in one (a joint order).
-An all-to-all starts when every GPU has finished what feeds it, and whatever waits for it waits until it has ended everywhere.
+An all-to-all starts when every GPU has finished its input, and the next computation waits until it has ended everywhere.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from engine.network import Network
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric, Lockstep
-from engine.simulate.work import Work, works_of
+from engine.simulate.work import Load, Work
 from engine.timeline import Timeline
 
 Compute = Mapping[str, NDArray[np.float64]]
@@ -35,11 +34,14 @@ the dispatch of b behind that of a, then the combine of a, then that of b."""
 
 
 def simulate_colocated(
-    plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched, in_turn: InTurn = frozenset()
+    plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched, in_turn: InTurn = frozenset()
 ) -> Timeline:
-    """The predicted timeline of a plan for two models, which must fit the problem. in_turn: what shares the network with
-    nothing before it (default: all-to-alls that meet overlap)"""
-    works = works_of(plan, problem)
+    """The predicted timeline of a plan for two models, which must fit the problem.
+
+    loads: see `loads_of`
+    in_turn: all-to-alls that wait for the one before them; default: all-to-alls that meet overlap
+    """
+    works, problem = [load.work for load in loads], loads[0].problem
     orders = plan.send_order, plan.send_order_b
     log = EventLog(problem.network, too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
     watched = {"stop": stop, "advance": advance}
@@ -47,17 +49,21 @@ def simulate_colocated(
     return log.timeline(problem, plan.travel)
 
 
-def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
-    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    works = works_of(plan, problem)
+def sends_of_colocated(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
+    """The events of layers first … last with every send, columns as in `Timeline.events`.
+
+    loads: see `loads_of`
+    before: the layers before them
+    """
+    works, network = [load.work for load in loads], loads[0].problem.network
     orders = plan.send_order, plan.send_order_b
     stretch = range(first, last + 1), _lanes_after(before)
-    return colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, EventLog(), *stretch)
+    return colocated_timeline(*_compute_and_traffic(*works), *orders, network, EventLog(), *stretch)
 
 
 def _lanes_after(before: Timeline) -> NDArray[np.float64]:
-    """float64[gpu]: when every GPU is free after whole layers: its own last computation, but not before what feeds the
-    aggregations of a and b, which end a layer also on a GPU that has nothing to aggregate."""
+    """float64[gpu]: seconds at which every GPU is free after whole layers: the end of its own last computation, but not before
+    the inputs of the aggregations of a and b, which end a layer also on a GPU that has nothing to aggregate."""
     events = before.events
     feeds = events["kind"] != "aggregate"
     lane = np.full(len(before.resources), events.loc[feeds, "end"].max() if feeds.any() else 0.0)
@@ -66,11 +72,11 @@ def _lanes_after(before: Timeline) -> NDArray[np.float64]:
     return lane
 
 
-def bound_of_colocated(plan: Plan, problem: Problem, first: int, last: int) -> float:
+def bound_of_colocated(loads: tuple[Load, ...], first: int, last: int) -> float:
     """Seconds below which no send orders can bring the placements of a plan for two models in layers first … last, both
     included."""
-    works = works_of(plan, problem)
-    return colocated_bound(*_compute_and_traffic(*(work.stretch(first, last) for work in works)), problem.network)
+    works = (load.work.stretch(first, last) for load in loads)
+    return colocated_bound(*_compute_and_traffic(*works), loads[0].problem.network)
 
 
 def _compute_and_traffic(a: Work, b: Work) -> tuple[Compute, Compute, Traffic, Traffic]:
@@ -94,9 +100,12 @@ def colocated_timeline(
 ) -> pd.DataFrame:
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
-    log: what collects them; stretch: the layers that are simulated (None: all), on GPUs that are free from float64[gpu]
-    `free` seconds on (None: 0); in_turn: see `simulate_colocated`. Both models must have as many layers. Raises InputError as
-    `Fabric` and its `release` do.
+    Both models must have as many layers. Raises InputError as `Fabric` and its `release` do.
+
+    log: collects the events
+    stretch: the layers to simulate; None: all
+    free: float64[gpu] seconds from which on GPUs are free; None: 0
+    in_turn: see `simulate_colocated`
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)
@@ -150,19 +159,18 @@ def colocated_bound(
 ) -> float:
     """Seconds below which no send orders of the two models can bring these placements. Arguments as above.
 
-    The recursion of table 2, GPU by GPU, with lower bounds of all times. Why each term is one, whatever the network does
-    in between:
+    The recursion of table 2, GPU by GPU, with lower bounds of all times. Why each term is one, on any network:
 
     * The order of computation is fixed. So a GPU's next computation starts no earlier than its last one ends, and an
       all-to-all no earlier than the latest GPU that feeds it. These maxima and sums grow with their arguments: lower
       bounds put in give a lower bound.
     * An all-to-all lasts as long as its busiest port needs for its bytes, and one start-up (`Network.bound`).
     * Table 2 lets the dispatch of b end at |N^a + N^b|, which supposes that the network serves a first. Another
-      interleaving ends the dispatch of b earlier and that of a later. What holds always is that the later of the two
-      ends lies no earlier: of the all-to-alls released from some moment on, the last to end does so after that moment,
-      one start-up, and the busiest port's time for all their bytes. So such a joint term bounds only what waits for all
-      its members: F^b for both dispatches, as it follows F^a on every GPU; A^a for these and the combine of a; A^b for
-      all four.
+      interleaving ends the dispatch of b earlier and that of a later. In any of them the later of the two ends lies no
+      earlier: of the all-to-alls released from some moment on, the last to end does so after that moment, one start-up,
+      and the busiest port's time for all their bytes. So such a joint term bounds only the step that waits for all its
+      members: F^b for both dispatches, as it follows F^a on every GPU; A^a for these and the combine of a; A^b for all
+      four.
     * Table 2 also lets the combine of a end at |N^a + N^b + C^a|, as if the network never idled before, though C^a
       cannot start before F^a ends on all GPUs. Its release time covers that, alone and in the joint terms.
     """
@@ -199,10 +207,11 @@ def colocated_bound(
 
 @dataclass(frozen=True)
 class ExpertSeconds:
-    """What one model asks of every GPU, in seconds.
+    """The seconds of one model on every GPU.
 
-    gate, aggregate: float64[gpu]; ffn, send, receive: float64[gpu, expert], the expert's computation and its share of
-    one all-to-all if it sits there.
+    gate, aggregate: float64[gpu]
+    ffn: float64[gpu, expert], the expert's computation on that GPU
+    send, receive: float64[gpu, expert], the expert's share of one all-to-all on that GPU
     """
 
     gate: NDArray[np.float64]

@@ -1,8 +1,8 @@
-"""Compile the simulation, so that nobody waits for it later: `python -m engine.simulate.compile_ahead`, once after installing,
-which compiles the placement of experts that fire together and the reading of lists too.
+"""Compile the simulation ahead of its first run: `python -m engine.simulate.compile_ahead`, once after installing, which
+compiles the placement of experts that fire together and the reading of lists too.
 
-The machine code is kept beside the sources, or where those cannot be written in the cache folder of the user (numba's rule),
-and is compiled anew when a source changes.
+The machine code is kept in the folders of the sources, or if those cannot be written in the cache folder of the user
+(numba's rule), and is compiled anew when a source changes.
 """
 
 import numpy as np

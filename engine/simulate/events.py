@@ -1,11 +1,10 @@
-"""Events of a simulation, collected as columns, and the sends of large ones folded into bundles.
+"""Events of a simulation, collected as columns, the sends of large ones folded into bundles; and the GPU that all wait for in
+each step of a forward pass.
 
-A pass of 58 MoE layers on 1024 GPUs sends 120 million times. A chart draws a few thousand bars, and every figure of a
-timeline needs of the network only when a GPU is busy and what all wait for. So above `MOST_SENDS` an all-to-all becomes
-bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers are simulated again where they are looked at
+A pass of 58 MoE layers on 1024 GPUs sends 120 million times. A chart draws a few thousand bars, and the figures of a
+timeline need of the network only the busy times of GPUs and the last end. So above `MOST_SENDS` an all-to-all becomes
+bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers are simulated again to look at them
 (`engine.simulate.simulate_layers`).
-
-What all GPUs wait for: the steps of a forward pass, and in each the GPU that ends last.
 """
 
 from dataclasses import replace
@@ -22,22 +21,31 @@ from engine.timeline import COLUMNS, KINDS, NETWORK_KINDS, STREAMS, Timeline, un
 
 STEP = ["model", "layer", "kind"]
 
+STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
+"""Made once: a type is checked for doubles whenever it is made."""
+MOST_SENDS = 200_000
+"""Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
+
 
 def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
-    """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is how much later that is
-    than the end of the step before, so that they add up to the whole. events: as of a `Timeline`."""
+    """The event that ends last in every step (a kind in a layer of a model), by its end; `seconds` is the distance to the end
+    of the step before, so that they add up to the whole.
+
+    events: of a `Timeline`
+    """
     last = events.loc[events.groupby(STEP, observed=True)["end"].idxmax()].sort_values("end")
     begin = events["start"].min() if len(events) else 0.0
     return last.assign(seconds=np.diff(last["end"].to_numpy(), prepend=begin))
 
 
 def waited_for(src: np.ndarray, dst: np.ndarray, size: np.ndarray, last: tuple[int, int], network: Network) -> int:
-    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end whose port needs
-    longer for all that goes through it at its full rate; the sender where both need as long.
+    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end with the port that
+    needs longer for all its bytes at full rate; the sender if both need as long.
 
-    How long sends last says nothing of it: a fast port that sends to many slow ones at once is as long at work as they are.
+    The length of its sends would mislead: a fast port that sends to many slow ones at once is as long at work as they are.
 
-    src, dst: int64[send]; size: float64[send] bytes
+    src, dst: int64[send]
+    size: float64[send] bytes
     """
     out, into = network.ports(src, dst)
     leaves, arrives = (int(port[0]) for port in network.ports(np.array(last[:1]), np.array(last[1:])))
@@ -48,7 +56,7 @@ def waited_for(src: np.ndarray, dst: np.ndarray, size: np.ndarray, last: tuple[i
 
 def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
     """One row a step of a forward pass: `model`, `layer`, `kind`, `gpu` (which all others wait for) and `seconds`, which add
-    up to the timeline's total. Of a send that ends last, see `waited_for`; bundles have that GPU first."""
+    up to the timeline's total. For a send that ends last see `waited_for`; bundles have that GPU first."""
     events = timeline.events
     last = last_of_steps(events)
     gpu = last["resource"].to_numpy(copy=True)
@@ -63,15 +71,8 @@ def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
     return last.assign(gpu=gpu)[[*STEP, "gpu", "seconds"]].reset_index(drop=True)
 
 
-STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
-"""Made once: a type is checked for doubles whenever it is made."""
-
-MOST_SENDS = 200_000
-"""Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
-
-
 def too_many(*traffic: NDArray[np.float64]) -> bool:
-    """Whether a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: by pairs that send, which are
+    """True if a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: told by the pairs that send,
     known before anything is simulated, so that a timeline has either sends or bundles throughout."""
     pairs = sum(
         np.count_nonzero(matrices) - np.count_nonzero(matrices.diagonal(axis1=1, axis2=2)) for matrices in traffic
@@ -80,11 +81,12 @@ def too_many(*traffic: NDArray[np.float64]) -> bool:
 
 
 class EventLog:
-    """Collects events; every method returns when its step is over on all GPUs.
+    """Collects events; every method returns the seconds at which its step is over on all GPUs.
 
-    network: what the sends go over, which bundles ask; bundled: fold the sends; exact: whether all sends so far were simulated
-    exactly; slack: seconds by which the last end is earlier than an exact one could be at the latest, None where that is not
-    proven.
+    network: carries the sends; bundles ask it for rates
+    bundled: fold the sends
+    exact: True as long as all sends were simulated exactly
+    slack: seconds by which the last end may be earlier than an exact one; None: no limit is proven
     """
 
     def __init__(self, network: Network | None = None, bundled: bool = False) -> None:
@@ -96,7 +98,11 @@ class EventLog:
     def compute(
         self, kind: str, layer: int, start: float | NDArray[np.float64], seconds: NDArray[np.float64], model: int = 0
     ) -> float:
-        """A computation on every GPU. start: of all, or float64[gpu]; seconds: float64[gpu], 0 = none."""
+        """A computation on every GPU.
+
+        start: seconds, one for all or float64[gpu]
+        seconds: float64[gpu], 0 = none
+        """
         gpu = np.flatnonzero(seconds > 0)
         start = np.broadcast_to(start, seconds.shape)
         end, nobody, nothing = start + seconds, np.full(len(gpu), -1), np.zeros(len(gpu))
@@ -117,7 +123,10 @@ class EventLog:
         return start + flows.seconds
 
     def timeline(self, problem: Problem, travel: Travel | None) -> Timeline:
-        """All events as the predicted timeline of a plan for this problem. travel: the plan's"""
+        """All events as the predicted timeline of a plan for this problem.
+
+        travel: the plan's
+        """
         source = problem.source_of_times(travel)
         timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
         latest = None if self.exact or self.slack is None else timeline.total + self.slack

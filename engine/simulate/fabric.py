@@ -1,12 +1,10 @@
-"""Several all-to-alls on one network, overlapping in time, simulated event by event as far as somebody needs to know.
+"""Several all-to-alls on one network, overlapping in time, simulated event by event no further than was asked for.
 
-When a collective of one model may start depends on when an earlier one ended, and that on what else was in flight. So
-collectives are released one by one, and the simulation never runs ahead of the end that was asked for. Those in flight
-at once share every port max-min fairly, send by send; one alone takes exactly as long as `network.all_to_all` says.
-
-Several all-to-alls whose sends are one schedule: a phase begins when the one before it has ended, whoever's sends it has.
-
-What `Fabric` is for all-to-alls that know nothing of each other, this is for those of a joint order, with the same calls.
+The start of one model's collective may depend on the end of an earlier one, and that on all others in flight. So
+collectives are released one by one, and the simulation never runs ahead of the end that was asked for. In a `Fabric` those in
+flight at once share every port max-min fairly, send by send; one alone takes exactly as long as `flows.all_to_all` says. In
+`Lockstep`, with the same calls, the sends of all of them are one schedule (a joint order): a phase begins when the one before
+it has ended for both models.
 """
 
 from dataclasses import dataclass
@@ -25,9 +23,14 @@ SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
 @dataclass(eq=False)
 class _Exchange:
-    """One all-to-all. sends: columns by the names in SENDS and src, dst and group (int64[send], ascending), see
-    `fair_share.run`; follower: int64[group]; bound: seconds that it lasts at the least; unfinished: sends that have not
-    ended; end: seconds."""
+    """One all-to-all.
+
+    sends: columns by the names in SENDS, and src, dst and group (int64[send], ascending), see `fair_share.run`
+    follower: int64[group]
+    bound: seconds that it lasts at the least
+    unfinished: sends that have not ended
+    end: seconds; None: it has not ended
+    """
 
     sends: dict[str, np.ndarray]
     follower: np.ndarray
@@ -38,11 +41,14 @@ class _Exchange:
 
 
 class Fabric:
-    """A network and what is in flight on it. now: the second up to which it has been simulated; hurry: bool[1], see
-    `all_to_all`."""
+    """A network and the exchanges in flight on it.
+
+    now: the second up to which it has been simulated
+    hurry: bool[1], see `all_to_all`
+    """
 
     def __init__(self, network: Network) -> None:
-        """Raises InputError for a network whose exchanges were measured, for that was one at a time."""
+        """Raises InputError for a network with measured exchanges, which were measured one at a time."""
         if network.measured is not None:
             raise InputError("exchanges were measured one at a time, and here several meet; choose other network costs")
         self.network = network
@@ -53,12 +59,14 @@ class Fabric:
     def release(self, name: str, start: float, mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray) -> None:
         """Let an all-to-all start at `start` seconds, not before `now`.
 
-        concurrent: all sends at once, no schedule; sequential: every sender works through its own list; matched: the
-        phases of the schedule one after another. traffic: float64[src, dst] bytes, diagonal ignored; the schedule may
-        have been made for other traffic (see `replay`).
+        concurrent: all sends at once, no schedule; sequential: every sender works through its own list; matched: the phases
+        of the schedule one after another.
 
         Raises InputError for a name in use, a start in the past, and the modes `shared` and `two-tier`: their constant rates
         leave no room for a second collective.
+
+        traffic: float64[src, dst] bytes, diagonal ignored
+        schedule: may have been made for other traffic (see `replay`)
         """
         if name in self._exchanges:
             raise InputError(f"there already is a collective named {name}")
@@ -165,9 +173,12 @@ def _in_groups(
 
 @dataclass(eq=False)
 class _LockstepExchange:
-    """One all-to-all: the second of its release, its sends, and what is known of when they begin and end (float64[send]
-    seconds, nan: not yet). phase: int64[send], the plan's number times one more than there are GPUs, so that what the schedule
-    does not know has places between the last of its own phases and the next one."""
+    """One all-to-all: the second of its release, its sends, and their known begins and ends.
+
+    start, end: float64[send] seconds, nan: not yet
+    phase: int64[send], the plan's number times one more than there are GPUs, so that sends unknown to the schedule have
+        places between the last of its own phases and the next one
+    """
 
     release: float
     src: np.ndarray
@@ -183,7 +194,8 @@ class _LockstepExchange:
 
 
 class Lockstep:
-    """The all-to-alls of one layer of two models in a joint order. hurry: as of `Fabric`; phases need no hurrying."""
+    """The all-to-alls of one layer of two models in a joint order, with the calls of `Fabric`. hurry: there, too; phases need
+    no hurrying."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -192,8 +204,11 @@ class Lockstep:
         self._exchanges: dict[str, _LockstepExchange] = {}
 
     def release(self, name: str, start: float, mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray) -> None:
-        """Let an all-to-all start at `start` seconds. traffic: float64[src, dst] bytes, diagonal ignored; the schedule may
-        have been made for other traffic (see `replay`). Raises InputError for other modes than joint."""
+        """Let an all-to-all start at `start` seconds. Raises InputError for other modes than joint.
+
+        traffic: float64[src, dst] bytes, diagonal ignored
+        schedule: may have been made for other traffic (see `replay`)
+        """
         if mode != "joint":
             raise InputError(
                 f"{name} has a {mode} order, but the other model's is joint; both models need the same one"

@@ -2,19 +2,18 @@
 
 A port's *level* is the rate that it gives to each send that it holds up; a send goes at the lower level of its two ports.
 Levels come from progressive filling (Bertsekas & Gallager, Data Networks, §6.5.2), port by port instead of send by send: of
-the two sides, senders and receivers, the one with the lowest share freezes all its ports whose share is at most the other
-side's lowest, because what is left at a port that stays open only gives larger shares.
+the two sides, senders and receivers, the one with the lowest share freezes all its ports with a share of at most the other
+side's lowest, because the rest at a port that stays open only gives larger shares.
 
 With a *window* of 0 every end of a send is an event: exact. With a larger one, sends that end within a window end together,
-each at the moment that its rate tells; what their ports could have carried until the window's end is carried in the next one.
-No port is ever ahead of what it can carry, so every bound holds; an end is late by a window at most, and windows shrink
+each at the moment that its rate tells; bytes that their ports could have carried until the window's end are carried in the next
+one. No port is ever ahead of its rate, so every bound holds; an end is late by a window at most, and windows shrink
 towards the end, so that hardly anything of it is seen in the time of the whole.
 
-Senders that each work through a list of their own, one send at a time, compiled (numba).
-
-A sender has one send under way, so it holds nobody up but itself: max-min fairness at a receiver is water-filling over the
-rates of those that send to it, whatever happens elsewhere. Receivers are therefore simulated on their own, and an end or a
-beginning costs as many steps as there are sends at that receiver instead of as many as there are in all.
+Senders that work through lists of their own (`run_sequences`) have one send under way, so each holds only itself up: max-min
+fairness at a receiver is water-filling over the rates of those that send to it, independent of the rest. Receivers
+are therefore simulated on their own, and an end or a beginning costs as many steps as there are sends at that receiver
+instead of as many as there are in all.
 """
 
 import heapq
@@ -33,9 +32,13 @@ LAST_STRETCH, NARROWEST = 0.05, 0.1
 class Sends(NamedTuple):
     """Columns of sends, those of a group next to one another.
 
-    source, sink: int64[send], ports, those of one side never on the other; size: float64[send] bytes; latency: float64[send]
-    seconds from the start to the first byte; group: int64[send], ascending, which starts together; exchange: int64[send];
-    left: float64[send] bytes, start, end: float64[send] seconds, nan while they are not known: all three are written.
+    source, sink: int64[send], ports, those of one side never on the other
+    size: float64[send] bytes
+    latency: float64[send] seconds from the start to the first byte
+    group: int64[send], ascending; a group starts together
+    exchange: int64[send]
+    left: float64[send] bytes, written
+    start, end: float64[send] seconds, nan while they are not known, written
     """
 
     source: np.ndarray
@@ -50,9 +53,16 @@ class Sends(NamedTuple):
 
 
 class _Moving(NamedTuple):
-    """What moves at the moment, source by source, each with as many places as it had sends when the last one began: which send
-    it is, its sink, bytes that are left, with how many it counts as ended, and the second at which it would end at the present
-    rate (float64 but for the first two). Indices are unsigned, so that compiled code need not look for negative ones."""
+    """The sends that move, source by source, each with as many places as it had sends when the last one began.
+
+    Indices are unsigned, so that compiled code need not look for negative ones.
+
+    send: uint32[place], the send
+    sink: uint32[place], its sink
+    left: float64[place], bytes that are left
+    least: float64[place], bytes with which it counts as ended
+    end: float64[place], second at which it would end at the present rate
+    """
 
     send: np.ndarray
     sink: np.ndarray
@@ -62,10 +72,17 @@ class _Moving(NamedTuple):
 
 
 class _Ports(NamedTuple):
-    """Columns of ports. level: see above; room: bytes/s that are not given away yet; share: of that, what each send of the
-    port could have; credit: bytes of the last window that can still be carried; users: sends that are not held up elsewhere;
-    out, into: int64[port], sends that move; source_first, sink_first: int64[port], where the places of a port begin among those
-    of the sources and those of the sinks; sources_of_sink: uint32[send], the sources of the latter."""
+    """Columns of ports.
+
+    level: float64[port], see above
+    room: float64[port], bytes/s that are not given away yet
+    share: float64[port], the part of the room for each send of the port
+    credit: float64[port], bytes of the last window that can still be carried
+    users: int64[port], sends that are not held up elsewhere
+    out, into: int64[port], sends that move
+    source_first, sink_first: int64[port], the first place of a port among those of the sources and those of the sinks
+    sources_of_sink: uint32[send], the sources of the latter
+    """
 
     level: np.ndarray
     room: np.ndarray
@@ -93,9 +110,14 @@ def run(
 ) -> float:
     """Advance from `now` until the exchange `awaited` has ended; returns the second up to which the network has been simulated.
 
-    Sends with a `start` are under way; a group begins when the one that has it as its `follower` (int64[group], -1: none) has
-    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s; reached:
-    `Network.share`. windows: seconds, the second of them once `hurry` (bool[1]) is set, which another thread may do meanwhile.
+    Sends with a `start` are under way.
+
+    follower: int64[group], the group that begins when this one has ended, -1: none
+    unfinished: int64[exchange], sends that have not ended, written
+    capacity: float64[port] bytes/s
+    reached: `Network.share`
+    windows: seconds; the second once `hurry` is set
+    hurry: bool[1], which another thread may set meanwhile
     """
     total = len(sends.size)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
@@ -115,7 +137,7 @@ def run(
         owed = _open(at, capacity, reached, width)
         _fill(at, moving.sink)
         earliest, latest = _predict(moving, at, now)
-        # Ports that carry what they owe do so for one window only.
+        # Ports that carry owed bytes do so for one window only.
         until = min(now + width if owed else max(earliest, now + width), next_arrival)
         over = _move(sends, moving, at, now, until, window, ended)
         if over:
@@ -177,7 +199,8 @@ def _list_waiting(sends, pending, waiting):
 
 @njit(cache=True, nogil=True)
 def _admit(sends, waiting, waits, moving, count, at, now):
-    """Let those move whose latency is over; returns how many wait, how many move and when the next one will."""
+    """Move the sends with their latency behind them; returns the number that wait, the number that move and the second of the
+    next."""
     _write_left(sends, moving, at)
     chosen, before = np.empty(count + waits, dtype=np.int64), count
     count = 0
@@ -226,7 +249,7 @@ def _arrange(sends, chosen, moving, at):
 
 @njit(cache=True, nogil=True)
 def _write_left(sends, moving, at):
-    """Write the bytes that are left of what moves."""
+    """Write the bytes that are left of the moving sends."""
     for source in range(len(at.out)):
         for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
             sends.left[moving.send[place]] = moving.left[place]
@@ -234,8 +257,8 @@ def _write_left(sends, moving, at):
 
 @njit(cache=True, nogil=True)
 def _open(at, capacity, reached, width):
-    """Give every port what its sends reach and what it owes, within a window of that width; returns whether any owes
-    something."""
+    """Give every port the rate that its sends reach and the bytes it owes, within a window of that width; returns True if any
+    owes something."""
     owed = False
     whole = reached.shape[1] == 1  # nothing to look up, which costs some per cent
     for port in range(len(capacity)):
@@ -300,7 +323,7 @@ def _leave(at, source, sink):
 
 @njit(cache=True, nogil=True)
 def _follow(sends, ended, pending, unfinished, follower, first, waiting, waits, until, next_arrival):
-    """Count what has ended, and start the groups that follow; returns how many sends wait and when the next one moves."""
+    """Count the ended sends and start the groups that follow; returns the number that wait and the second of the next."""
     for send in ended:
         unfinished[sends.exchange[send]] -= 1
         pending[sends.group[send]] -= 1
@@ -316,8 +339,10 @@ def _follow(sends, ended, pending, unfinished, follower, first, waiting, waits, 
 
 @njit(cache=True, nogil=True)
 def _fill(at, sinks_of_source):
-    """Write the level of every port: infinite where it holds nobody up. sinks_of_source: the sinks in the order of the sources.
-    Uses up `room`."""
+    """Write the level of every port: infinite if it holds no send up. Uses up `room`.
+
+    sinks_of_source: the sinks in the order of the sources
+    """
     ports = len(at.level)
     sources, sinks = np.empty(ports, dtype=np.int64), np.empty(ports, dtype=np.int64)
     open_sources, open_sinks = 0, 0
@@ -344,7 +369,7 @@ def _fill(at, sinks_of_source):
 
 @njit(cache=True, nogil=True)
 def _shares(ports, count, at):
-    """Write what each send at an open port could have, and return the least."""
+    """Write the share of each send at an open port, and return the least."""
     least = np.inf
     for place in range(count):
         port = ports[place]
@@ -363,7 +388,7 @@ def _least(ports, count, share):
 
 @njit(cache=True, nogil=True)
 def _drop_idle(ports, count, users):
-    """Take ports out of the list whose sends are all held up elsewhere; returns how many stay."""
+    """Take ports with all their sends held up elsewhere out of the list; returns the number that stay."""
     still = 0
     for place in range(count):
         if users[ports[place]] > 0:
@@ -374,8 +399,11 @@ def _drop_idle(ports, count, users):
 
 @njit(cache=True, nogil=True)
 def _freeze(ports, count, most, at, other_ends, first, sends):
-    """Freeze the open ports of one side whose share is at most `most`; returns how many stay open. other_ends: the other port
-    of every send, in the order of this side; first, sends: where those of a port begin, and how many it has."""
+    """Freeze the open ports of one side with a share of at most `most`; returns the number that stay open.
+
+    other_ends: the other port of every send, in the order of this side
+    first, sends: the first place of each port, and its number of sends
+    """
     still = 0
     for place in range(count):
         port = ports[place]
@@ -405,10 +433,13 @@ def run_sequences(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(start, end), float64[send] seconds each, exact.
 
-    source, sink: int64[send] ports, of which no source has two sends under way at once; size: float64[send] bytes; latency:
-    float64[send] seconds; follower: int64[send], the send that begins when this one has ended, -1: none; a send that follows
-    none begins at 0. capacity: float64[port] bytes/s; reached: `Network.share`; hurry: bool[1], which another thread may set
-    meanwhile: then some ends are nan, for this cannot be hurried, only given up.
+    source, sink: int64[send] ports, of which no source has two sends under way at once
+    size: float64[send] bytes
+    latency: float64[send] seconds
+    follower: int64[send], the send that begins when this one has ended, -1: none; one that follows none begins at 0
+    capacity: float64[port] bytes/s
+    reached: `Network.share`
+    hurry: bool[1], which another thread may set meanwhile: then some ends are nan, for this cannot be hurried, only given up
     """
     sends = len(size)
     start, end, left, rate = np.zeros(sends), np.full(sends, np.nan), size.copy(), np.zeros(sends)

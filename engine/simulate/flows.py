@@ -1,11 +1,8 @@
-"""Flows on the network: how long an all-to-all takes when its sends follow a given order.
+"""Flows on the network: the duration of an all-to-all when its sends follow a given order.
 
-Flows that meet at a port share it max-min fairly, as concurrent TCP or RDMA streams do, with what so many of them reach there
-together (`Network.share`); every send starts with a latency during which no byte moves.
-
-When sends that share ports max-min fairly have ended at the latest, compiled (numba): a bound that needs no levels.
-
-A two-tier order as it runs: relays over the links of nodes beside the ports between them, step by step.
+Flows that meet at a port share it max-min fairly, as concurrent TCP or RDMA streams do, at the rate that so many of them reach
+there together (`Network.share`); every send starts with a latency during which no byte moves. In a two-tier order GPUs relay
+over the links of their node while the ports between nodes are at work, step by step.
 """
 
 from dataclasses import dataclass, replace
@@ -22,11 +19,19 @@ from engine.plan.plan import replay
 from engine.simulate import fair_share
 from engine.simulate.fair_share import DONE, Sends, rate_at
 
+EXACT_SENDS = 1024
+"""Limit up to which every end of sends that share ports is an event of its own (32 GPUs if all pairs differ)."""
+WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 0.2
+"""Above that the ends within this part of the all-to-all's bound are one event. The whole is then late by less than 0.2 % and
+a send by less than 1 % of the whole, as the tests hold against exact runs on 64 GPUs; for more GPUs a timeline states the
+interval that is proven for it. That proof takes wider windows, because it only has to be safe, and so does a simulation
+that is to end soon."""
+
 
 @njit(cache=True, nogil=True)
 def latest_end(sends: Sends, capacity: np.ndarray, reached: np.ndarray, window: float) -> float:
-    """Seconds at which sends that all start at 0 have ended at the latest, however wide the windows of `run`. Arguments as
-    there; of the sends nothing is written.
+    """Seconds at which sends that all start at 0 have ended at the latest, for any windows of `fair_share.run`: a bound that
+    needs no levels, compiled (numba). Arguments as there; the sends are only read.
 
     Max-min fairness gives a send at least the lower of the equal shares of its two ports. Here it gets just that, of ports that
     divide by all sends that have not ended here, which are at least those that have not ended there, and more sends never reach
@@ -76,9 +81,10 @@ def relayed_sends(schedule: Schedule, traffic: np.ndarray, network: Network) -> 
 
     A step begins when the one before has ended everywhere. In it the sends of a node over its links go at the constant rates
     that its busiest link allows, those between two nodes at the rate of the slower one, and each kind has its own start-up.
-    What one GPU sends another over links is a single send, from the first step that has some of it to the end of the last
-    one: in nodes of eight a stage has several times as many relays as sends over ports. traffic: float64[src, dst] bytes,
-    diagonal ignored.
+    The bytes of one GPU for another over links are a single send, from the first step that has some of it to the end of the
+    last one: in nodes of eight a stage has several times as many relays as sends over ports.
+
+    traffic: float64[src, dst] bytes, diagonal ignored
     """
     steps = Steps.of(schedule, traffic, network)
     step, src, dst, size = steps.sends()
@@ -100,23 +106,16 @@ def relayed_sends(schedule: Schedule, traffic: np.ndarray, network: Network) -> 
     return tuple(np.append(column[~over_links], part) for column, part in zip(columns, whole, strict=True))
 
 
-EXACT_SENDS = 1024
-"""Up to so many sends that share ports, every end is an event of its own (32 GPUs where all pairs differ)."""
-
-WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 0.2
-"""Above that the ends within this part of the all-to-all's bound are one event. The whole is then late by less than 0.2 % and
-a send by less than 1 % of the whole, as the tests hold against exact runs on 64 GPUs; on more, what is said of a timeline is
-the interval that is proven for it. That proof takes wider windows, because it only has to be safe, and so does a simulation
-that somebody wants to end."""
-
-
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """The sends of one all-to-all as they ran. src, dst: int64[send]; bytes, start, end: float64[send], seconds from
-    the start of the all-to-all; the latency lies inside [start, end].
+    """The sends of one all-to-all as they ran.
 
-    exact: whether every end was an event of its own; latest: seconds at which an exact run would have ended at the latest,
-    where that was proven (`Network.bound` is the earliest)."""
+    src, dst: int64[send]
+    bytes: float64[send]
+    start, end: float64[send], seconds from the start of the all-to-all; the latency lies inside [start, end]
+    exact: True if every end was an event of its own
+    latest: seconds at which an exact run would have ended at the latest (`Network.bound` is the earliest); None: not proven
+    """
 
     src: np.ndarray
     dst: np.ndarray
@@ -127,7 +126,7 @@ class Flows:
     latest: float | None = None
 
     def mirrored(self) -> "Flows":
-        """The same the other way: every receiver sends."""
+        """The flows of the reversed all-to-all: every receiver sends."""
         return replace(self, src=self.dst, dst=self.src)
 
     @property
@@ -138,13 +137,13 @@ class Flows:
 def all_to_all(
     mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, network: Network, hurry: np.ndarray | None = None
 ) -> Flows:
-    """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
+    """Run the traffic in the given order. A sequential one raises StoppedError in a hurry, because it has no windows.
 
-    The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. hurry:
-    bool[1], which whoever wants the simulation to end sets, at any time (None: nobody). Windows are wider from then on: ten
-    times as fast, and some per cent late at most, as the interval that comes with it says. A sequential order, which has none,
-    raises StoppedError.
+    schedule: may have been made for other traffic: its pairs keep their order and their split over phases, pairs it does not
+        know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`
+    traffic: float64[src, dst] bytes, diagonal ignored
+    hurry: bool[1], which the caller may set at any time. Windows are wider from then on: ten times as fast, and some per cent
+        late at most, as the interval that comes with it says. None: never
     """
     traffic = off_diagonal(traffic)
     hurry = np.zeros(1, dtype=bool) if hurry is None else hurry
@@ -165,7 +164,7 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     capacity, latency = network.capacity, network.start_up(src, dst)
     count = len(src)
     start, end = np.zeros(count), np.full(count, np.nan)
-    if max(np.bincount(port).max(initial=0) for port in (out, into)) <= 1:  # nobody meets anybody
+    if max(np.bincount(port).max(initial=0) for port in (out, into)) <= 1:  # no sends meet
         return Flows(src, dst, size, start, latency + size / np.minimum(capacity[out], capacity[into]))
     bound = least_seconds(network, src, dst, size) if count > EXACT_SENDS else 0.0
     together, size = np.zeros(count, dtype=np.int64), size.astype(np.float64)
@@ -181,7 +180,7 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
 
 def least_seconds(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
     """Seconds that these sends take at the least when all begin at once, latency left out. Windows are parts of it: of the time
-    at whole rates they would be far too narrow where ports reach little of them."""
+    at whole rates they would be far too narrow for ports that reach little of them."""
     if not network.contended:
         return network.fluid_seconds(src, dst, size)
     traffic = np.zeros((network.gpus, network.gpus))
@@ -219,7 +218,7 @@ def _in_phases(
     out, into = network.ports(src, dst)
     number = np.cumsum(np.r_[0, phase[1:] != phase[:-1]])
     first = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
-    # As if nobody met anybody, which holds in every phase of a matched order carried out on the traffic it was made for.
+    # As if no sends met, which holds in every phase of a matched order carried out on the traffic it was made for.
     seconds = network.start_up(src, dst) + size / np.minimum(network.capacity[out], network.capacity[into])
     exact = True
     for crowded in range(len(first)) if paced else _crowded(number, out, into):

@@ -2,10 +2,10 @@
 
 Every step waits until all GPUs have finished the one before: computation and communication of one model do not overlap
 (Aurora §2.2, equation 3). Two colocated models interleave, see `engine.simulate.colocated`. Only the MoE part of a layer
-is simulated; attention, dense layers and shared experts cost every plan the same and are left out, but for what attention takes
-longer where tokens are carried (see `engine.simulate.work`).
+is simulated; attention, dense layers and shared experts cost every plan the same and are left out, but for the longer
+attention over carried tokens (see `engine.simulate.work`).
 
-The all-to-alls of one model's pass, on all cores: no layer's depends on another's, only when they start does.
+The all-to-alls of a pass run on all cores: none depends on another's flows, only its start on the other's end.
 """
 
 import os
@@ -18,24 +18,23 @@ import pandas as pd
 
 from engine.network import Network
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.flows import EXACT_SENDS, Flows, all_to_all
-from engine.simulate.work import Work, works_of
+from engine.simulate.work import Load, Work
 from engine.timeline import Timeline
 
 POLL = 0.05
-"""Seconds between two questions whether to stop."""
+"""Seconds between two calls of `stop`."""
 AHEAD = 2
-"""All-to-alls for each core that are simulated before they are asked for; at 1024 GPUs the flows of one take 40 MB."""
+"""Limit of all-to-alls for each core that are simulated ahead; at 1024 GPUs the flows of one take 40 MB."""
 
 
 def exchanges(
     work: Work, order: SendOrder, network: Network, layers: Sequence[int], stop: Stop
 ) -> Iterator[tuple[Flows, Flows]]:
     """Dispatch and combine of each of these layers, in turn. Once `stop` answers True the rest is simulated in a hurry (see
-    `all_to_all`), what is at work included; raises StoppedError for a sequential order of that size."""
+    `all_to_all`), all-to-alls under way included; raises StoppedError for a sequential order of that size."""
     mirrored = order.mode == "concurrent" and network.measured is None and _is_symmetric(network)
     hurry = np.zeros(1, dtype=bool)
 
@@ -54,7 +53,7 @@ def exchanges(
 
     def awaited(future: Future[tuple[Flows, Flows]]) -> tuple[Flows, Flows]:
         while True:
-            hurry[:] = stop()  # also where whoever logs the sends is slower than the simulation
+            hurry[:] = stop()  # also if the log of the sends is slower than the simulation
             if wait([future], POLL).done:
                 return future.result()
 
@@ -69,23 +68,32 @@ def exchanges(
 
 
 def _is_symmetric(network: Network) -> bool:
-    """Whether an all-to-all turned round takes the same time, send by send."""
+    """True if an all-to-all takes the same time in reverse, send by send."""
     start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
     return np.array_equal(network.send, network.receive) and np.array_equal(start_up, start_up.T)
 
 
-def simulate_inference(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
-    """The predicted timeline of a plan for one model, which must fit the problem."""
-    (work,) = works_of(plan, problem)
+def simulate_inference(
+    plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched
+) -> Timeline:
+    """The predicted timeline of a plan for one model.
+
+    loads: see `loads_of`
+    """
+    work, problem = loads[0].work, loads[0].problem
     log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
     return log.timeline(problem, plan.travel)
 
 
-def sends_of_inference(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
-    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    (work,), log = works_of(plan, problem), EventLog()
-    log_model(log, work, plan.send_order, problem.network, range(first, last + 1), before.total)
+def sends_of_inference(plan: Plan, loads: tuple[Load, ...], before: Timeline, first: int, last: int) -> pd.DataFrame:
+    """The events of layers first … last with every send, columns as in `Timeline.events`.
+
+    loads: see `loads_of`
+    before: the layers before them
+    """
+    log, network = EventLog(), loads[0].problem.network
+    log_model(log, loads[0].work, plan.send_order, network, range(first, last + 1), before.total)
     return log.frame()
 
 
@@ -121,14 +129,19 @@ def log_model(
 
 def bound_of_work(work: Work, network: Network, relayed: bool = False) -> np.ndarray:
     """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every all-to-all at
-    the time of its busiest port and one start-up. All-gathers count to the first and last layer. relayed: GPUs of a node may
-    send for each other (two-tier orders), so that its ports count together; else every byte goes straight to its receiver."""
+    the time of its busiest port and one start-up. All-gathers count to the first and last layer.
+
+    relayed: True if GPUs of a node may send for each other (two-tier orders), so that its ports count together; else every byte
+        goes straight to its receiver
+    """
     return least_of_work(work, network, Network.relayed_bound if relayed else Network.bound)
 
 
 def least_of_work(work: Work, network: Network, bound: Callable[[Network, np.ndarray], float]) -> np.ndarray:
-    """float64[layer]: seconds below which this work cannot be brought where `bound` says what no all-to-all (float64[src, dst]
-    bytes) on a network can undercut."""
+    """float64[layer]: seconds below which this work cannot be brought.
+
+    bound: seconds that no all-to-all (float64[src, dst] bytes) on a network can undercut
+    """
     seconds = sum(step.max(axis=1) for step in work.compute.values())
     seconds = seconds + sum(bounds_of_exchanges(work, network, kind, bound) for kind in ("dispatch", "combine"))
     for layer, traffic in ((0, work.prompt_gather), (-1, work.gather)):
@@ -144,8 +157,11 @@ def bounds_of_exchanges(
     return np.array([bound(*carried) for carried in work.carried(network, exchange)])
 
 
-def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
+def bound_of_inference(plan: Plan, loads: tuple[Load, ...], first: int, last: int, straight: bool = False) -> float:
     """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
-    last, both included, whoever relays for whom. straight: no order without relays, unless the plan's own has some."""
-    work = works_of(plan, problem)[0].stretch(first, last)
-    return float(bound_of_work(work, problem.network, not straight or plan.send_order.mode == "two-tier").sum())
+    last, both included, with any relays.
+
+    straight: no order without relays, unless the plan's own has some
+    """
+    work, network = loads[0].work.stretch(first, last), loads[0].problem.network
+    return float(bound_of_work(work, network, not straight or plan.send_order.mode == "two-tier").sum())

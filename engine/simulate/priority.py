@@ -1,4 +1,4 @@
-"""All-to-alls and all-reduces on one network: who waits for whom, and how finely all-reduces are to be cut.
+"""All-to-alls and all-reduces on one network: their waiting, and the size of the pieces that all-reduces are cut into.
 
 Lina, section 4: an all-to-all blocks the computation, an all-reduce of gradients hardly ever does. Sharing the network
 slows the all-to-all down; putting it first does not help while a long all-reduce that cannot be pre-empted is under way.
@@ -25,12 +25,13 @@ MOST_PIECES = 100_000
 
 @dataclass(frozen=True)
 class NetworkSchedule:
-    """When everything runs, in seconds.
+    """The times of all operations, in seconds.
 
-    alltoall: float64[all-to-all, 2], start and end, in the order given.
-    pieces: float64[piece, 2], start and end of the pieces of all all-reduces; piece_of: int64[piece], their all-reduce.
-    waiting: float64[all-to-all], end - arrival - duration.
-    finish: end of the last operation, 0 without any.
+    alltoall: float64[all-to-all, 2], start and end, in the order given
+    pieces: float64[piece, 2], start and end of the pieces of all all-reduces
+    piece_of: int64[piece], their all-reduce
+    waiting: float64[all-to-all], end - arrival - duration
+    finish: end of the last operation, 0 without any
     """
 
     alltoall: NDArray[np.float64]
@@ -49,14 +50,14 @@ def schedule_network(
 ) -> Result[NetworkSchedule]:
     """Operations on one network under a policy of `engine.simulate.streams`; `objective` is the all-to-alls' total waiting.
 
-    alltoall, allreduce: float64[operation, 2], arrival and duration alone, in seconds.
-    micro_op: an all-reduce is cut into equal pieces of at most so many seconds, all there when it arrives; None: one piece.
-    overhead: seconds on the network that every piece takes besides, also the only piece of an all-reduce.
-    policy: "priority", "fair" (each at half speed while both are there) or "fifo".
-
-    All-to-alls go in order of arrival, ties as given. `bound` is what they wait for each other with the network to
-    themselves, which no schedule in that order can undercut; status OPTIMAL where it is met, else FEASIBLE.
+    All-to-alls go in order of arrival, ties as given. `bound` is their waiting for each other with the network to
+    themselves, which no schedule in that order can undercut; status OPTIMAL if it is met, else FEASIBLE.
     Raises InputError for a wrong shape, value or policy, and for more than MOST_PIECES pieces.
+
+    alltoall, allreduce: float64[operation, 2], arrival and duration alone, in seconds
+    micro_op: seconds; an all-reduce is cut into equal pieces of at most that, all there when it arrives; None: one piece
+    overhead: seconds on the network that every piece takes in addition, also the only piece of an all-reduce
+    policy: "priority", "fair" (each at half speed while both are there) or "fifo"
     """
     began = time.perf_counter()
     first, second = _operations(alltoall, "alltoall"), _operations(allreduce, "allreduce")

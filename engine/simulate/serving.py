@@ -1,14 +1,13 @@
-"""A whole step of serving under a plan: its MoE layers simulated at the tokens of the step, the operators beside them by a
+"""A whole step of serving under a plan: its MoE layers simulated at the tokens of the step, the other operators timed by a
 source of their own.
 
-Two-batch overlap: one model twice, each on half of a step's tokens, so that one batch computes while the other's tokens
-travel (DeepSeek-V3 §3.4; SGLang's two-batch overlap).
-
-Every GPU has a stream of computation and one of communication, and either takes turns: what comes before the dispatch (of the
-first batch, then of the second), then the experts (first, second), and so on in the next layer; dispatches (first, second),
-then combines. Unlike two models of one layer after another (`engine.simulate.colocated`) nobody waits for the combine of the
-second batch but that batch itself, so it travels under the attention of the first; and exchanges never meet on the network. One
-starts when every GPU has finished what feeds it, and what waits for it waits until it has ended everywhere.
+Two-batch overlap runs one model twice, each on half of a step's tokens, so that one batch computes while the other's tokens
+travel (DeepSeek-V3 §3.4; SGLang's two-batch overlap). Every GPU has a stream of computation and one of communication, and
+either takes turns: the work before the dispatch (of the first batch, then of the second), then the experts (first, second),
+and so on in the next layer; dispatches (first, second), then combines. Unlike in two models of one layer after another
+(`engine.simulate.colocated`) only the second batch waits for its own combine, so it travels under the attention of the
+first; and exchanges never meet on the network. One starts when every GPU has finished its input, and the next computation
+waits until it has ended everywhere.
 """
 
 from dataclasses import dataclass, replace
@@ -42,16 +41,21 @@ from engine.workload import RoutingTrace
 
 BATCHES = (0, 1)
 
+HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "node": 20 / 132}
+"""Share of a GPU's processors that the kernels of exchanges hold while they run. DeepEP's normal kernels are given 20 of an
+H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels."""
+
 
 def log_two_batches(
-    log: EventLog, work: Work, beside: float, order: SendOrder, network: Network, stop: Stop = never
+    log: EventLog, work: Work, dense: float, order: SendOrder, network: Network, stop: Stop = never
 ) -> None:
     """Log the MoE layers of both batches; `model` of an event is the batch.
 
-    work: of one batch; beside: seconds that every GPU computes for one batch before the router of each layer (attention,
-    normalisation, shared experts).
+    work: of one batch
+    dense: seconds that every GPU computes for one batch before the router of each layer (attention, normalisation, shared
+        experts)
     """
-    lane, sent, before = np.zeros(network.gpus), 0.0, np.full(network.gpus, beside)
+    lane, sent, before = np.zeros(network.gpus), 0.0, np.full(network.gpus, dense)
     combined = [0.0, 0.0]
 
     def run(kind: str, layer: int, batch: int, seconds: np.ndarray, ready: float = 0.0) -> float:
@@ -83,7 +87,7 @@ def log_two_batches(
         run("aggregate", layers[-1], batch, work.compute["aggregate"][-1], combined[batch])
 
 
-def bound_of_two_batches(work: Work, beside: float, network: Network) -> float:
+def bound_of_two_batches(work: Work, dense: float, network: Network) -> float:
     """Seconds below which no send order brings both batches. Arguments as above.
 
     The longest of three: every GPU's own computation, which takes turns on it; one batch alone, whose steps wait for one
@@ -92,16 +96,10 @@ def bound_of_two_batches(work: Work, beside: float, network: Network) -> float:
     """
     steps = work.compute
     carried = sum(bounds_of_exchanges(work, network, kind, Network.relayed_bound) for kind in ("dispatch", "combine"))
-    computed = 2 * (beside * len(work.dispatch) + sum(step.sum(axis=0) for step in steps.values()))
-    fed = (beside + steps["gate"]).max(axis=1)
+    computed = 2 * (dense * len(work.dispatch) + sum(step.sum(axis=0) for step in steps.values()))
+    fed = (dense + steps["gate"]).max(axis=1)
     alone = (fed + steps["ffn"].max(axis=1) + steps["aggregate"].max(axis=1) + carried).sum()
     return float(max(computed.max(), alone, fed[0] + 2 * carried.sum() + steps["aggregate"][-1].max()))
-
-
-HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "node": 20 / 132}
-"""Share of a GPU's processors that the kernels of exchanges hold where computation runs beside them. DeepEP's normal kernels
-are given 20 of an H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels.
-"""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def serve(
     operators, work = source.operators(batch), work_of_step(plan, problem, batch)
     log = EventLog(problem.network, too_many(*(work.dispatch, work.combine) * batches))
     if batches == 2:
-        operators, work = _beside_exchanges(operators, work)
+        operators, work = _with_fewer_processors(operators, work)
         inside = _seconds_a_layer(operators, problem)
         log_two_batches(log, work, inside, plan.send_order, problem.network, stop)
         bound = bound_of_two_batches(work, inside, problem.network)
@@ -152,16 +150,16 @@ def serve(
 def serve_as_measured(
     plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes, stop: Stop = never
 ) -> ServedStep:
-    """The same with experts by the measured kernels of the engine that the operators are measured of, where there are some;
-    by the problem's own costs beside the datasheet's operators."""
+    """`serve` with experts by the measured kernels of the engine that the operators are measured of, if there are some; with
+    the datasheet's operators by the problem's own costs."""
     if isinstance(source, AiconfiguratorOperators):
         problem = with_fused_experts(problem, plan, step)
     return serve(plan, problem, step, source, sizes, stop)
 
 
 def work_of_step(plan: Plan, problem: Problem, step: ServingStep) -> Work:
-    """What the MoE layers of one batch ask for. Rows that several experts share are counted on the recorded tokens where there
-    are some, wherever they came from: sequences of a server are on any GPU."""
+    """The work of the MoE layers of one batch. Rows that several experts share are counted on the recorded tokens if there are
+    some, on any source rank: sequences of a server are on any GPU."""
     at_step = problem.with_workload(load_of_step(problem.workload, step, problem.model, len(problem.cluster.gpus)))
     work = work_of(plan.placement, at_step, plan.execution, plan.travel)
     if plan.travel is None or plan.travel.unit == "copies" or not isinstance(problem.workload, RoutingTrace):
@@ -174,15 +172,15 @@ def work_of_step(plan: Plan, problem: Problem, step: ServingStep) -> Work:
 
 
 def with_fused_experts(problem: Problem, plan: Plan, step: ServingStep) -> Problem:
-    """The problem with measured fused kernels for its experts where there are some for its model and GPUs, else as it is."""
+    """The problem with measured fused kernels for its experts if its model and GPUs have them, else as it is."""
     kinds = {gpu.type for gpu in problem.cluster.gpus}
     if any(kernel_table(kind, problem.model, step.phase) is None for kind in kinds):
         return problem
     return replace(problem, cost=FusedExperts(problem.cost, step.phase, float(plan.placement.slots.mean())))
 
 
-def _beside_exchanges(operators: tuple[Operator, ...], work: Work) -> tuple[tuple[Operator, ...], Work]:
-    """What computes beside exchanges, with the processors that their kernels leave to it."""
+def _with_fewer_processors(operators: tuple[Operator, ...], work: Work) -> tuple[tuple[Operator, ...], Work]:
+    """Operators and work that run at the same time as exchanges, with the processors that their kernels leave."""
     longer = 1 / (1 - HELD_BY_EXCHANGES[work.unit])
     operators = tuple(
         operator if operator.kind in OUTSIDE_MOE_LAYERS else replace(operator, seconds=operator.seconds * longer)
@@ -192,8 +190,7 @@ def _beside_exchanges(operators: tuple[Operator, ...], work: Work) -> tuple[tupl
 
 
 def _seconds_a_layer(operators: tuple[Operator, ...], problem: Problem) -> float:
-    """Seconds of the operators inside one MoE layer, in the mean where layers differ; embedding, head and dense layers have no
-    dispatch to hide."""
+    """Mean seconds of the operators inside one MoE layer; embedding, head and dense layers have no dispatch to hide."""
     layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
     return sum(
         operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
@@ -203,8 +200,8 @@ def _seconds_a_layer(operators: tuple[Operator, ...], problem: Problem) -> float
 
 
 def _seconds_by_kind(timeline: Timeline) -> dict[str, float]:
-    """Busy seconds of the MoE steps by kind, of all batches: of an all-to-all from its first start to its last end, of a
-    computation what the GPU computes that has most to do."""
+    """Busy seconds of the MoE steps by kind, of all batches: an all-to-all from its first start to its last end, a computation
+    on the GPU that computes longest."""
     seconds, events = timeline.seconds_of_kind(), timeline.events
     for kind in ("gate", "ffn", "aggregate"):
         mine = events[events["kind"] == kind]

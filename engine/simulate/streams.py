@@ -1,19 +1,19 @@
 """One training step as tasks on streams: every group of alike GPUs computes in program order, and all groups share one
-network, where all-to-alls and all-reduces get in each other's way (Lina, sections 2.2 and 4).
+network, on which all-to-alls and all-reduces get in each other's way (Lina, sections 2.2 and 4).
 
-All GPUs of a group do the same at the same time. A collective takes part on every group: it is ready when all that it
-waits for is over everywhere, and it ends everywhere at once. What runs on the network when is the policy's choice:
+All GPUs of a group do the same at the same time. A collective takes part on every group: it is ready when all tasks that it
+waits for are over everywhere, and it ends everywhere at once. The policy decides the order on the network:
 
 * "fair": an all-to-all and an all-reduce may be in flight together and then share the network (the paper's baseline:
   two CUDA streams that know nothing of each other).
-* "priority": one collective at a time, never pre-empted. A ready all-to-all goes first; an all-reduce starts only where
+* "priority": one collective at a time, never pre-empted. A ready all-to-all goes first; an all-reduce starts only if
   none is ready and no group runs a task that `holds` (Lina, sections 4.2 and 6.1).
 * "fifo": one collective at a time, in the order in which they become ready.
 * "fixed": sharing as in "fair", but an all-reduce starts only while no pair of all-to-alls is open (section 7.2.2).
 
 All-to-alls go in program order among the ready ones (under "fifo" in order of readiness), all-reduces in the order in
 which they become ready; ties go to the lower index. At one instant computations start before all-to-alls and these
-before all-reduces: what holds an all-reduce back does so from its very start.
+before all-reduces: a task that holds an all-reduce back does so from its very start.
 """
 
 import heapq
@@ -89,11 +89,12 @@ def run_streams(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(start, end) of every task on every group, float64[task, group] seconds.
 
-    policy: one of POLICIES (see the top of this file). use: the share of the network that an all-to-all has when alone,
-    and that of an all-reduce, each in (0, 1]. While both are in flight they share max-min fairly: half each, and what
-    one leaves of its half the other may take; (1, 1) runs both at half speed.
-
     Raises InputError for an unknown policy, shares out of range, and tasks that wait for each other.
+
+    policy: one of POLICIES (see the top of this file)
+    use: the share of the network that an all-to-all has when alone, and that of an all-reduce, each in (0, 1]. While both are
+        in flight they share max-min fairly: half each, and the rest of one's half the other may take; (1, 1) runs both at
+        half speed
     """
     if policy not in POLICIES:
         raise InputError(f"policy '{policy}': wanted one of {', '.join(POLICIES)}")
@@ -125,8 +126,8 @@ class _Flight:
 
 
 class _Run:
-    """The state of one execution. Only the network needs a clock: computations run in program order whatever happens, so
-    their times are known, even ahead of the clock, as soon as those of what they wait for are."""
+    """The state of one execution. Only the network needs a clock: computations run in program order in any case, so their
+    times are known, even ahead of the clock, as soon as those of the tasks that they wait for are."""
 
     def __init__(self, tasks: Tasks, policy: str, together: tuple[float, float]) -> None:
         count, groups = tasks.seconds.shape
@@ -175,7 +176,7 @@ class _Run:
             raise InputError(self._deadlock())
 
     def _resolve(self, task: int) -> None:
-        """Tell what waits for `task` when it ended."""
+        """Tell the tasks that wait for `task` when it ended."""
         end = self.end[task]
         for after in self.after[task]:
             np.maximum(self.ready[after], end, out=self.ready[after])
@@ -210,7 +211,7 @@ class _Run:
         return self.clock < self.held_until
 
     def _choice(self) -> int | None:
-        """The class whose first waiting collective starts now, if any does."""
+        """The class with a first waiting collective that starts now, if there is one."""
         kinds = [kind for kind in (ALL_TO_ALL, ALL_REDUCE) if self.waiting[kind]]
         if self.policy in ("priority", "fifo"):
             if self.flying or not kinds:

@@ -1,4 +1,5 @@
-"""Lina's two-phase scheduling at inference, simulated over a recording batch by batch (sections 5.2, 6.2 and 7.3).
+"""Lina's two-phase scheduling at inference, simulated over a recording batch by batch (sections 5.2, 6.2 and 7.3), with its
+figures.
 
 Every layer is gate → dispatch → expert FFN → combine → aggregate with a barrier after each step, as in `inference`,
 but its hosting of experts may change from batch to batch:
@@ -6,15 +7,13 @@ but its hosting of experts may change from batch to batch:
 * Phase one makes the hosting of a layer from the estimate for it, while the layer before is at work after its gate
   (and during the part without experts that follows). Its scheduling and its swapping-in of weights are hidden as far
   as that lasts; only the rest is waited for.
-* Phase two, after the gate, compares the most popular experts. If they are as predicted everybody waits for the check
-  only. Otherwise a hosting is made from the actual choices, and everybody waits for the scheduler (its measured time
+* Phase two, after the gate, compares the most popular experts. If they are as predicted all devices wait for the check
+  only. Otherwise a hosting is made from the actual choices, and they wait for the scheduler (its measured time
   has the check in it) and for the weights that are on no device yet that needs them.
 
 Every device keeps the weights of its experts of the linear placement; all others come from host memory when a hosting
 asks for them, over a link of the device's own, and are forgotten after the layer. A token has one expert per layer: of
-a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
-
-What the simulation of Lina's two-phase scheduling found, batch by batch, and its figures.
+a recording with several choices the first counts, which is the likeliest if the recorder kept the router's order.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from typing import Literal
 
 import numpy as np
 
-from engine.cluster import Gpu
 from engine.errors import InputError, StoppedError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
@@ -33,17 +31,19 @@ from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Advance, Limits, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
+from engine.simulate.work import ranks_of_gpu
 from engine.workload import RoutingTrace
 
 SCHEMES = ("ideal", "baseline", "lina", "without_estimation", "without_fine_tuning")
 """ideal: every device gets an equal part of every layer, and nothing is scheduled
-baseline: experts stay where they are, in contiguous blocks
-lina: both phases; without_estimation: scheduled from the actual choices at every layer, while everybody waits
+baseline: experts stay in place, in contiguous blocks
+lina: both phases
+without_estimation: scheduled from the actual choices at every layer, while all devices wait
 without_fine_tuning: the first phase only"""
 
 TAIL = 95
 PAPER_SLOTS = 4
-"""Experts on one device in a layer, at most, in the paper (§7.1), whose models have one expert for every device."""
+"""Limit of experts on one device in a layer in the paper (§7.1), with one expert for every device."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class TwoPhaseOptions:
     path_length, top_k, max_experts_per_device: Lina's, with the paper's defaults (sections 5.2 and 7.1). The first
         layer with a schedule of its own is number `path_length`, counted from 0. max_experts_per_device 0: see `device_slots`
     batch_tokens: recorded tokens in a batch, in the order of the recording; an incomplete last batch is left out
-    copies: how many tokens of the batch each recorded token stands for, to reach a batch as large as a service has
-    schedule_seconds, check_seconds: what the scheduler takes to make a hosting and make it known, and to find that
-        none is needed. The defaults are what the paper measured on its testbed (section 7.3.1), not laws of nature
+    copies: tokens of the batch for each recorded token, to reach a batch as large as a service has
+    schedule_seconds: time of the scheduler to make a hosting and make it known; the default is the paper's measurement on
+        its testbed (section 7.3.1), not a law of nature
+    check_seconds: its time to find that none is needed; likewise
     host_bandwidth: bytes/s from host memory to each device, over which expert weights are swapped in; the default is
         assumed (PCIe 4.0 x16 less its overheads)
     other_seconds: the part of a layer without experts (attention and the like), which every scheme has and which hides
@@ -63,7 +64,7 @@ class TwoPhaseOptions:
     check, check_experts: phase two compares that many of the most popular experts, as a set or also in their order.
         The paper compares the first 2 · k, with the gate's k of 1, and does not say which of the two it means
     packing: "lina" (equation 1, first-fit decreasing) or "best" (the largest load least, see `replicate_devices`)
-    renormalise: whether the truncated estimates are scaled to 1 before equation 1. To the letter they are not, and
+    renormalise: True if the truncated estimates are scaled to 1 before equation 1. To the letter they are not, and
         then the devices of the missing part stay idle or nearly so
     network: an all-to-all takes as long as its busiest port ("bound"), or as sends that all start at once ("concurrent")
     """
@@ -107,7 +108,8 @@ class SchemeSeconds:
     """One scheme, float64[batch, layer] seconds each.
 
     layer: the MoE layer from gate to aggregation, waiting for the scheduler included
-    all_to_all: dispatch and combine; waiting: for the scheduler and for expert weights
+    all_to_all: dispatch and combine
+    waiting: for the scheduler and for expert weights
     """
 
     layer: np.ndarray
@@ -119,8 +121,9 @@ class SchemeSeconds:
 class Figures:
     """Medians and 95th percentiles of one scheme as multiples of the same figure of the ideal.
 
-    inference: the whole batch; layer, all_to_all: the layers that Lina schedules, all batches together
-    waiting: mean seconds per batch spent waiting for the scheduler, in seconds
+    inference: the whole batch
+    layer, all_to_all: the layers that Lina schedules, all batches together
+    waiting: mean seconds per batch spent waiting for the scheduler
     """
 
     median_inference: float
@@ -134,12 +137,13 @@ class Figures:
 
 @dataclass(frozen=True, eq=False)
 class TwoPhaseResult:
-    """schemes: by name, see SCHEMES. The arrays of the estimation are bool[batch, layer], False in layers before
+    """The simulated schemes by name (see SCHEMES), and the quality of the estimation, with entries of False in layers before
     `options.path_length`.
 
-    fine_tuned: whether the second phase of Lina made a new hosting
-    same_set, same_order: whether the `check_experts` most popular experts were predicted, in any order or in theirs
-    wrong_rank: int64[batch, layer], how many experts the estimate puts at another rank of popularity
+    fine_tuned: bool[batch, layer], True if the second phase of Lina made a new hosting
+    same_set, same_order: bool[batch, layer], True if the `check_experts` most popular experts were predicted, in any order or
+        in theirs
+    wrong_rank: int64[batch, layer], number of experts that the estimate puts at another rank of popularity
     """
 
     options: TwoPhaseOptions
@@ -207,9 +211,11 @@ def two_phase(
     """Simulate all schemes on the recording of `problem`, with estimates learnt from `profile`.
 
     Tokens start on the ranks of `RoutingTrace.rank_of_token`, applied to each batch on its own. When `stop` answers
-    True the batches done so far are returned; raises StoppedError when there are none. advance: called with the share done.
+    True the batches done so far are returned; raises StoppedError when there are none.
     Raises InputError when the problem has no routing trace, when the two recordings differ in layers or experts, when
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
+
+    advance: called with the share done
     """
     options = options or TwoPhaseOptions()
     options = replace(options, max_experts_per_device=device_slots(problem, options.max_experts_per_device))
@@ -298,8 +304,8 @@ def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOpt
 
 
 def _compare(estimate: np.ndarray, load: np.ndarray, top: int) -> tuple[bool, bool, int]:
-    """Whether an estimate float64[expert] has the `top` most popular experts of the actual load float64[expert] right, as
-    a set and in order, and how many of all experts it puts at another rank."""
+    """Quality of an estimate float64[expert] of the actual load float64[expert]: True if it has the `top` most popular experts
+    right as a set, True if in order, and the number of all experts that it puts at another rank."""
     ranked, actual = most_popular(estimate, len(load)), most_popular(load, len(load))
     same_order = bool((ranked[:top] == actual[:top]).all())
     return set(ranked[:top]) == set(actual[:top]), same_order, int((ranked != actual).sum())
@@ -313,15 +319,13 @@ def _part(trace: RoutingTrace, tokens: slice) -> RoutingTrace:
 
 
 class _Machine:
-    """The devices: what a layer takes under a hosting, and which hosting each scheme waits for how long."""
+    """The devices: the seconds of a layer under a hosting, and the hosting and the waiting of each scheme."""
 
     def __init__(self, problem: Problem, options: TwoPhaseOptions) -> None:
         self.options, self.cost, self.network = options, problem.cost, problem.network
         self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": 1})
         self.devices, self.experts = len(problem.cluster.gpus), problem.workload.num_experts
-        self.kinds: dict[Gpu, list[int]] = {}
-        for device, gpu in enumerate(problem.cluster.gpus):
-            self.kinds.setdefault(gpu, []).append(device)
+        self.kinds = ranks_of_gpu(problem.cluster.gpus)
         held = np.full(self.devices, self.experts // self.devices) + (
             np.arange(self.devices) < self.experts % self.devices
         )
@@ -331,10 +335,11 @@ class _Machine:
     def hostings(
         self, load: np.ndarray, estimate: np.ndarray | None, fine_tune: bool, window: dict[str, float], seed: int
     ) -> dict[str, tuple[Hosting | None, float]]:
-        """For every scheme the hosting of a layer (None: the ideal's) and how long it keeps everybody waiting.
+        """By scheme, the hosting of a layer (None: the ideal's) and the seconds that all devices wait for it.
 
-        load: float64[expert], the actual choices; estimate: float64[expert], None where there is none yet; window:
-        seconds during which the layer before hides phase one.
+        load: float64[expert], the actual choices
+        estimate: float64[expert], None: there is none yet
+        window: seconds during which the layer before hides phase one
         """
         options = self.options
         by_choice = self._plan(load, True, seed)
@@ -357,7 +362,11 @@ class _Machine:
         return answers
 
     def steps(self, demand: np.ndarray, hosting: Hosting | None) -> dict[str, float]:
-        """Seconds of the steps of a layer, of both all-to-alls together. demand: float64[rank, expert] tokens."""
+        """Seconds of the steps of a layer, of both all-to-alls together.
+
+        demand: float64[rank, expert] tokens
+        hosting: None: the ideal's
+        """
         if hosting is None:
             # As many experts on each device as in the linear placement, and all experts equally popular.
             share = np.full((self.experts, self.devices), 1.0 / self.devices)

@@ -1,56 +1,45 @@
-"""What one pass through a model's MoE layers asks of every GPU and of the network, under a placement.
+"""The work of one pass through a model's MoE layers under a placement: bytes between GPUs and seconds on each.
 
-Attention under context-coherent execution: it runs where a token is, so the GPU that carries most tokens decides.
+A `Load` derives it from the recorded tokens, once for all who hold it: simulation, bound and figures of a plan.
 
-Attention at home costs every plan the same and is left out of all timelines. Where tokens are carried, what it takes longer
-than that is not: it is an event of its own before the gate.
+Attention at home costs every plan the same and is left out of all timelines. Under context-coherent execution it runs on the
+GPU that carries the token, so the one with most tokens decides; its excess over attention at home is an event before the gate.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from engine.cluster import Gpu
-from engine.communication.travel import rows_of_tokens, rows_to_all
+from engine.communication.travel import (
+    places_of,
+    rows_by_chance,
+    rows_of_tokens,
+    rows_to_all,
+    serving_gpus,
+    touched_by_chance,
+)
 from engine.errors import InputError
 from engine.network import Network
 from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
 from engine.problem import Problem
-from engine.workload import RoutingTrace
+from engine.workload import ExpertLoad, RoutingTrace
 
-
-def attention_excess(problem: Problem, tokens: np.ndarray) -> np.ndarray:
-    """float64[layer, gpu]: seconds before the gate of every MoE layer for which a GPU still runs attention when all would be
-    done with the tokens at home, in that layer and the dense ones before it. 0 where a GPU is done sooner.
-
-    tokens: float64[layer, gpu], the tokens that every GPU carries; those of the first layer are at home
-    """
-    cost, keys = problem.cost, keys_of_token(problem.workload, problem.model.sequence_length)
-    of_gpu = [
-        cost.attention(gpu, mine, keys, problem.model) for gpu, mine in zip(problem.cluster.gpus, tokens.T, strict=True)
-    ]
-    seconds = cost.together(np.stack(of_gpu, axis=1))
-    between = np.diff(problem.model.moe_layers, prepend=-1)
-    return np.maximum(seconds - seconds[0].max(), 0.0) * between[:, None]
-
-
-def keys_of_token(trace: RoutingTrace, sequence_length: int) -> int:
-    """Tokens that a token looks back on in the mean, itself included. sequence_length: of a recording without sequences"""
-    length = np.array([sequence_length], dtype=np.float64)
-    if trace.sequence is not None and trace.tokens:
-        length = np.unique(trace.sequence, return_counts=True)[1].astype(np.float64)
-    return max(1, round((length * (length + 1) / 2).sum() / length.sum()))
+PLAIN = Travel()
+"""One row per token copy, as plain all-to-all implementations send them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """dispatch, combine: float64[layer, src, dst] bytes, the diagonal is what stays
+    """The work of one model's pass.
 
-    compute: by kind (gate, ffn, aggregate, where tokens are carried also attention), float64[layer, gpu] seconds
-    gather: float64[src, dst] bytes of the all-gather after the last layer, hop by hop, None where there is none
-    unit: what gets one row of a token
-    prompt_gather: the same of the one before the first layer
+    dispatch, combine: float64[layer, src, dst] bytes; the diagonal stays on its GPU
+    compute: by kind (gate, ffn, aggregate, and attention for carried tokens), float64[layer, gpu] seconds
+    gather: float64[src, dst] bytes of the all-gather after the last layer, hop by hop; None: there is none
+    unit: the destination that gets one row of a token
+    prompt_gather: float64[src, dst] bytes of the all-gather before the first layer; None: there is none
     """
 
     dispatch: np.ndarray
@@ -65,7 +54,7 @@ class Work:
         return network.carrying(exchange, self.unit, getattr(self, exchange)[layer])
 
     def carried(self, network: Network, exchange: str) -> Iterator[tuple[Network, np.ndarray]]:
-        """Of every layer the network as fast as it is then, and what it carries (float64[src, dst] bytes)."""
+        """Layer by layer, the network as fast as it is then and the float64[src, dst] bytes that it carries."""
         for layer, traffic in enumerate(getattr(self, exchange)):
             yield self.carrying(network, exchange, layer), traffic
 
@@ -78,47 +67,140 @@ class Work:
         return Work(self.dispatch[here], self.combine[here], compute, gather, self.unit, prompt_gather)
 
 
+class Load:
+    """The load of a placement: the copies that serve each token, the traffic for that, and the work of a pass.
+
+    Each part is computed when it is first asked for and kept as long as the load. At 320 GPUs the traffic of DeepSeek-R1 takes
+    48 MB and 0.1 s, so a caller that simulates, bounds and scores one plan holds one load of each model.
+
+    problem: of one model, with its tokens on the GPUs of their start (see `Problem.as_planned`)
+    placement: of that model
+    travel: how tokens travel; None: one row per token copy
+    execution: "vanilla" or "context-coherent"
+    """
+
+    def __init__(
+        self, problem: Problem, placement: Placement, travel: Travel | None = None, execution: Execution = "vanilla"
+    ) -> None:
+        self.problem, self.placement, self.travel, self.execution = problem, placement, travel or PLAIN, execution
+
+    @property
+    def chooses_copies(self) -> bool:
+        """True if each token chooses among the copies of an expert by its destinations, False if they serve equal shares."""
+        wanted = self.travel.replicas is not None and self.execution == "vanilla"
+        return wanted and not self.placement.single and isinstance(self.problem.workload, RoutingTrace)
+
+    @cached_property
+    def hosts(self) -> np.ndarray:
+        """int32[layer, token, k]: the GPU that serves each choice of a token of a routing trace, -1 = none."""
+        problem, experts = self.problem, self.problem.workload.experts
+        source = problem.gpu_of_token
+        hosts = np.empty(experts.transpose(1, 0, 2).shape, dtype=np.int32)
+        for layer, of_layer in enumerate(hosts):
+            of_layer[:] = serving_gpus(self.placement, layer, experts[:, layer], self.travel, source, problem.stops)
+        return hosts
+
+    @cached_property
+    def served(self) -> np.ndarray:
+        """float64[layer, expert, gpu]: token copies of every expert that each GPU serves."""
+        if not self.chooses_copies:
+            return self.problem.demand.sum(axis=1)[:, :, None] * self.placement.share
+        served = np.zeros(self.placement.share.shape)
+        for layer, hosts in enumerate(self.hosts):
+            real = hosts >= 0
+            np.add.at(served[layer], (self.problem.workload.experts[:, layer][real], hosts[real]), 1.0)
+        return served
+
+    @cached_property
+    def traffic(self) -> np.ndarray:
+        """float64[layer, src, dst], read-only: bytes of the dispatch if tokens return to their rank after every layer; the
+        diagonal stays. With `node` travel every hop is an entry, see `engine.communication.travel`; rows of a recording without
+        tokens are an estimate, see there."""
+        traffic = self._rows()
+        traffic *= self.travel.row_bytes(self.problem.model)[0]
+        traffic.flags.writeable = False
+        return traffic
+
+    def _rows(self) -> np.ndarray:
+        """float64[layer, src, dst] rows of the dispatch."""
+        problem, share, unit = self.problem, self.placement.share, self.travel.unit
+        if unit == "copies":
+            return problem.demand @ share
+        stops, workload = problem.stops, problem.workload
+        if isinstance(workload, RoutingTrace):
+            source = problem.gpu_of_token
+            return np.array([rows_of_tokens(hosts, source, stops, unit) for hosts in self.hosts])
+        share = places_of(share, stops) if unit == "node" else share
+        k, tokens = problem.model.experts_per_token, problem.tokens_of_rank
+        if isinstance(workload, ExpertLoad):  # every source sends alike
+            touched = touched_by_chance(workload.load, k, share)[:, None]
+            touched = np.broadcast_to(touched, (*tokens.shape, touched.shape[2]))
+        else:
+            touched = (touched_by_chance(problem.demand[layer], k, share[layer]) for layer in range(workload.layers))
+        return np.array([rows_by_chance(*layer, stops, unit) for layer in zip(touched, tokens, strict=True)])
+
+    @property
+    def traffic_back(self) -> np.ndarray:
+        """float64[layer, src, dst] bytes of the combine: the dispatch backwards (Aurora §2.2) in its own number format."""
+        out, back = self.travel.row_bytes(self.problem.model)
+        combine = self.traffic.transpose(0, 2, 1)
+        return combine if out == back else combine * (back / out)
+
+    @cached_property
+    def copies_moved(self) -> np.ndarray:
+        """float64[layer, src, dst] bytes if every copy of a token travelled on its own to the GPU that serves it; the diagonal
+        stays."""
+        if self.chooses_copies:
+            source, stops = self.problem.gpu_of_token, self.problem.stops
+            rows = np.array([rows_of_tokens(of_layer, source, stops, "copies") for of_layer in self.hosts])
+            return rows * self.problem.model.bytes_per_token
+        plain = self if self.travel == PLAIN else Load(self.problem, self.placement, PLAIN, self.execution)
+        return plain.traffic if self.execution == "vanilla" else plain.work.dispatch
+
+    @cached_property
+    def work(self) -> Work:
+        """The work of a pass. Raises InputError for a context-coherent one of a workload without tokens."""
+        if self.execution == "context-coherent":
+            return _context_coherent(self)
+        held = self.problem.tokens_of_rank
+        return Work(self.traffic, self.traffic_back, compute_seconds(self, held, held), unit=self.travel.unit)
+
+
 def work_of(
     placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None
 ) -> Work:
-    """The work of one model. travel: None: every copy of a token on its own. Raises InputError for a context-coherent pass of a
-    workload without tokens."""
-    if execution == "context-coherent":
-        return _context_coherent(placement, problem, travel or Travel())
-    held, unit = problem.tokens_of_rank, (travel or Travel()).unit
-    compute = compute_seconds(placement, problem, held, held, travel)
-    return Work(*traffic_both_ways(placement, problem, travel), compute, unit=unit)
+    """The work of one model. Raises InputError as `Load.work` does.
+
+    travel: how tokens travel; None: every copy on its own
+    """
+    return Load(problem, placement, travel, execution).work
 
 
-def traffic_both_ways(placement: Placement, problem: Problem, travel: Travel | None) -> tuple[np.ndarray, np.ndarray]:
-    """float64[layer, src, dst] bytes of dispatch and of combine where tokens return to their rank after every layer."""
-    out, back = (travel or Travel()).row_bytes(problem.model)
-    dispatch = problem.traffic(placement, travel)
-    combine = dispatch.transpose(0, 2, 1)
-    return dispatch, combine if out == back else combine * (back / out)
+def loads_of(plan: Plan, problem: Problem) -> tuple[Load, ...]:
+    """The load of every model of a plan, as it is executed: tokens start on the GPUs that the plan has for them."""
+    problem = problem.as_planned(plan)
+    first = Load(problem, plan.placement, plan.travel, plan.execution)
+    if plan.placement_b is None:
+        return (first,)
+    return first, Load(problem.second, plan.placement_b, plan.travel)
 
 
 def works_of(plan: Plan, problem: Problem) -> tuple[Work, ...]:
     """The work of every model of a plan, as it is executed."""
-    first = work_of(plan.placement, problem, plan.execution, plan.travel)
-    if plan.placement_b is None:
-        return (first,)
-    return first, work_of(plan.placement_b, problem.second, travel=plan.travel)
+    return tuple(load.work for load in loads_of(plan, problem))
 
 
-def compute_seconds(
-    placement: Placement, problem: Problem, before: np.ndarray, after: np.ndarray, travel: Travel | None = None
-) -> dict[str, np.ndarray]:
-    """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` under a placement.
+def compute_seconds(load: Load, before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
+    """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate`.
 
-    before, after: float64[layer, gpu], the tokens that a GPU gates and those that it aggregates; travel: says which copies of
-    an expert serve them, None: all alike.
+    before: float64[layer, gpu], the tokens that a GPU gates
+    after: float64[layer, gpu], the tokens that it aggregates
     """
-    cost, model = problem.cost, problem.model
-    layer, expert, host = np.nonzero(placement.share)
-    tokens = problem.served(placement, travel)[layer, expert, host]
+    cost, model, gpus = load.problem.cost, load.problem.model, load.problem.cluster.gpus
+    layer, expert, host = np.nonzero(load.placement.share)
+    tokens = load.served[layer, expert, host]
     seconds = {kind: np.zeros(before.shape) for kind in ("gate", "ffn", "aggregate")}
-    for gpu, ranks in _ranks_of_kinds(problem.cluster.gpus):
+    for gpu, ranks in ranks_of_gpu(gpus).items():
         mine = np.isin(host, ranks)
         seconds["gate"][:, ranks] = cost.gate(gpu, before[:, ranks], model)
         np.add.at(seconds["ffn"], (layer[mine], host[mine]), cost.expert_ffn(gpu, tokens[mine], model))
@@ -126,19 +208,19 @@ def compute_seconds(
     return {kind: cost.together(step) for kind, step in seconds.items()}
 
 
-def _ranks_of_kinds(gpus: Sequence[Gpu]) -> Iterable[tuple[Gpu, list[int]]]:
-    """Every kind of GPU and its ranks."""
+def ranks_of_gpu(gpus: Sequence[Gpu]) -> dict[Gpu, list[int]]:
+    """The ranks of the GPUs of each kind, which are priced together."""
     ranks: dict[Gpu, list[int]] = {}
     for rank, gpu in enumerate(gpus):
         ranks.setdefault(gpu, []).append(rank)
-    return ranks.items()
+    return ranks
 
 
 def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarray:
     """int64[layer + 1, token]: the GPU that carries a token into every layer, and out of the last one.
 
     A token starts on its source rank and goes on from the GPU of its first-listed expert (with top-1 gating its only
-    one, ExFlow §IV-A); where it chose nothing it stays.
+    one, ExFlow §IV-A); if it chose nothing it stays.
     """
     home = placement.gpu_of_expert
     carrier = np.empty((trace.layers + 1, trace.tokens), dtype=np.int64)
@@ -149,12 +231,13 @@ def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarra
     return carrier
 
 
-def _context_coherent(placement: Placement, problem: Problem, travel: Travel) -> Work:
+def _context_coherent(load: Load) -> Work:
     """Tokens hop from carrier to carrier; with more than one expert per token the others' outputs are combined there.
 
     Top-1 has no second all-to-all at all. Before the first layer every GPU gives the tokens of its prompts to all others, and
     after the last one those that it carries (ExFlow §IV-A; Table I counts the second, G·N tokens to G GPUs).
     """
+    problem, placement, travel = load.problem, load.placement, load.travel
     trace, gpus = problem.workload, len(problem.cluster.gpus)
     if not isinstance(trace, RoutingTrace):
         raise InputError(
@@ -177,8 +260,34 @@ def _context_coherent(placement: Placement, problem: Problem, travel: Travel) ->
         rows_to_all(np.bincount(holder[real], minlength=gpus), problem.stops) * problem.model.bytes_per_token
         for holder in (carrier[0], carrier[-1])
     )
-    compute = compute_seconds(placement, problem, *held)
+    compute = compute_seconds(load, *held)
     if problem.runs_attention:
         carried = np.array([np.bincount(holder[real], minlength=gpus) for holder in carrier[:-1]], dtype=np.float64)
         compute["attention"] = attention_excess(problem, carried)
     return Work(rows[0] * out, rows[1] * back, compute, gather, travel.unit, prompt_gather)
+
+
+def attention_excess(problem: Problem, tokens: np.ndarray) -> np.ndarray:
+    """float64[layer, gpu]: seconds that attention takes longer on a GPU than on the slowest one with tokens at home, in that
+    MoE layer and the dense ones before it; 0 if it takes less.
+
+    tokens: float64[layer, gpu], the tokens that every GPU carries; those of the first layer are at home
+    """
+    cost, keys = problem.cost, keys_of_token(problem.workload, problem.model.sequence_length)
+    of_gpu = [
+        cost.attention(gpu, mine, keys, problem.model) for gpu, mine in zip(problem.cluster.gpus, tokens.T, strict=True)
+    ]
+    seconds = cost.together(np.stack(of_gpu, axis=1))
+    between = np.diff(problem.model.moe_layers, prepend=-1)
+    return np.maximum(seconds - seconds[0].max(), 0.0) * between[:, None]
+
+
+def keys_of_token(trace: RoutingTrace, sequence_length: int) -> int:
+    """Mean number of tokens that a token attends to, itself included.
+
+    sequence_length: tokens, of a recording without sequences
+    """
+    length = np.array([sequence_length], dtype=np.float64)
+    if trace.sequence is not None and trace.tokens:
+        length = np.unique(trace.sequence, return_counts=True)[1].astype(np.float64)
+    return max(1, round((length * (length + 1) / 2).sum() / length.sum()))

@@ -1,4 +1,4 @@
-"""Aurora (Li et al., 2024): four scenarios, chosen by what is open.
+"""Aurora (Li et al., 2024): four scenarios, told by the open models and cluster.
 
 One model (exclusive) or two (colocating), on equal GPUs (homogeneous) or mixed ones (heterogeneous). Equal GPUs are the
 special case of mixed ones in which the paper's own, simpler rules hold; the kernels are the same.

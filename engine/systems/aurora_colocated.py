@@ -1,9 +1,8 @@
-"""Aurora, two models on one cluster (§6, §7): which experts share a GPU, and in which order both models' bytes move.
+"""Aurora, two models on one cluster (§6, §7): the experts that share a GPU, and the order in which both models' bytes move.
 
 The paper has one expert of each model to a GPU. With more, the experts that suit a GPU together in an exclusive plan form
-a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts.
-
-The joint order of two colocated models: table 2 of Aurora walked once, with every all-to-all beside the one before it.
+a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts. The joint order of
+both models is table 2 of Aurora walked once, with every all-to-all fitted to the one before it.
 """
 
 import math
@@ -24,7 +23,7 @@ from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Advance, Limits, Provenance, Stop, unwatched
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Load, Work
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.pieces import Ordered, fastest_plan, phased_order, slots_of_gpu, spread_evenly, to_placement
@@ -36,23 +35,23 @@ layers together up to which `best` tries one: 64 GPUs and 61 layers, some 40 sec
 DISPATCH_A, DISPATCH_B, COMBINE_A, COMBINE_B = range(4)
 
 
-def joint_orders(
-    placements: Sequence[Placement], problem: Problem, stop: Stop, advance: Advance = unwatched
-) -> tuple[SendOrder, SendOrder]:
-    """The send orders of both models as one schedule a layer (see `JointOrder`). advance: called with the share that is done.
+def joint_orders(loads: Sequence[Load], stop: Stop, advance: Advance = unwatched) -> tuple[SendOrder, SendOrder]:
+    """The send orders of both models as one schedule a layer (see `JointOrder`). Raises InputError above `LARGEST` GPUs.
 
-    When computation lets each all-to-all start is taken from the model's own recursion with the times that come out here, so
-    on the traffic that it was made for the order is carried out as planned. Raises InputError above `LARGEST` GPUs.
+    The start that computation allows each all-to-all is taken from the model's own recursion with the times that come out here,
+    so on the traffic that it was made for the order is carried out as planned.
+
+    loads: of both models
+    advance: called with the share that is done
     """
-    if problem.network.gpus > LARGEST:
+    network = loads[0].problem.network
+    if network.gpus > LARGEST:
         raise InputError(f"a joint order is made for {LARGEST} GPUs at most; use matched or concurrent")
-    sides = zip(placements, (problem, problem.second), strict=True)
-    works = [work_of(placement, side, travel=problem.travel) for placement, side in sides]
-    lane = np.zeros(problem.network.gpus)
-    layers = []
-    for layer in range(placements[0].layers):
-        advance(layer / placements[0].layers)
-        schedules, lane = layer_order(works, layer, problem.network, lane, stop)
+    works = [load.work for load in loads]
+    lane, count, layers = np.zeros(network.gpus), len(works[0].dispatch), []
+    for layer in range(count):
+        advance(layer / count)
+        schedules, lane = layer_order(works, layer, network, lane, stop)
         layers.append(schedules)
     parts = [tuple(schedules[exchange] for schedules in layers) for exchange in range(4)]
     return (
@@ -62,7 +61,7 @@ def joint_orders(
 
 
 def worth_trying(problem: Problem) -> bool:
-    """Whether `best` has the time for a joint order."""
+    """True if `best` has the time for a joint order."""
     gpus = problem.network.gpus
     return gpus <= LARGEST and problem.workload.layers * gpus**2 <= MOST_PAIRS
 
@@ -162,42 +161,36 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         placement_b=placements[1],
         send_order_b=ordered.plan.send_order_b,
         timeline=ordered.timeline,
+        loads=ordered.loads,
     )
 
 
 def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
     """The best send orders of both models, or those of the mode that is wanted."""
-    sides = list(zip(placements, (problem, problem.second), strict=True))
+    sides = zip((problem, problem.second), placements, strict=True)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
 
     def orders_of(mode: str, advance: Advance) -> Sequence[SendOrder]:
         if mode == "joint":
-            return joint_orders(placements, problem, stop, advance)
+            return joint_orders(loads, stop, advance)
         return [
-            phased_order(placement, side, mode, stop, lambda share, number=number: advance((number + share) / 2))
-            for number, (placement, side) in enumerate(sides)
+            phased_order(load, mode, stop, lambda share, number=number: advance((number + share) / 2))
+            for number, load in enumerate(loads)
         ]
 
     def plan_with(mode: str, advance: Advance) -> Plan:
         orders = orders_of(mode, advance)
-        return Plan(
-            name="trial",
-            placement=placements[0],
-            send_order=orders[0],
-            travel=problem.travel,
-            placement_b=placements[1],
-            send_order_b=orders[1],
-            provenance=Provenance(optimiser=""),
-        )
+        draft = Draft(placements[0], orders[0], placement_b=placements[1], send_order_b=orders[1])
+        return draft.plan("trial", Provenance(optimiser=""), problem.travel)
 
     tried = ("joint", "matched", "concurrent") if worth_trying(problem) else ("matched", "concurrent")
     modes = tried if mode == "best" else (mode,)
-    works = [work_of(placement, side, travel=problem.travel) for placement, side in sides]
-    return fastest_plan(modes, plan_with, works, problem, stop, report)
+    return fastest_plan(modes, plan_with, loads, problem, stop, report)
 
 
 def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, np.ndarray], float]:
-    """Seconds of one layer of both models under placements int64[expert] each: Table 2 with every all-to-all at its
-    busiest port. What the search goes by; `simulate` has the last word."""
+    """Seconds of one layer of both models under placements int64[expert] each: table 2 with every all-to-all at its busiest
+    port. It guides the search; `simulate` has the last word."""
     network, together = problem.network, problem.cost.together
     away = ~np.eye(network.gpus, dtype=bool)
     over_link, over_fabric = network.linked & away, ~network.linked & away
@@ -278,7 +271,7 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
 def _match(
     sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
 ) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and whether ours is proven."""
+    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and True if ours is proven."""
     limit, seed = options.time_limit / layers, options.seed
     bundles = []
     for side, taken in zip(sides, slots, strict=True):
@@ -293,7 +286,7 @@ def _match(
             )
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
     cost = layer_weight(a, b)
-    # The paper's pairs know no GPU: what a bundle sends and receives is taken at the mean over all GPUs.
+    # The paper's pairs know no GPU: the bytes of a bundle are taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
     result = colocate_heterogeneous(cost, Limits(limit / 4, wall=math.inf, seed=seed), stop)
     answers = []

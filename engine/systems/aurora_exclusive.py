@@ -1,14 +1,13 @@
 """Aurora, exclusive models: one model's experts on a homogeneous (§4) or heterogeneous (§5) cluster.
 
-Two decisions: which GPU takes which experts, and in which order the bytes of every all-to-all move. The printed rules
+Two decisions: the experts of each GPU, and the order in which the bytes of every all-to-all move. The printed rules
 (Theorem 5.1, Algorithm 1, Theorem 5.2) are not optimal in general; `exclusive` solves both problems exactly or with
 a proven bound and says how far the printed rules, kept as `exclusive_printed`, are from it.
-
-What a placement of one layer takes, kept up to date while a search exchanges experts.
 """
 
 import contextlib
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -25,13 +24,21 @@ from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Guard, Limits, Stop, never
+from engine.simulate.work import Load, ranks_of_gpu
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
 
+EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
+"""Exchanges tried in a layer, and the seconds of one on 1024 GPUs, which only divide a time limit."""
+MOST_PRINTED_GPUS, MOST_PRINTED_PAIRS = 64, 20_000
+"""Algorithm 1 looks at every pair in every phase, half a second a layer of 64 GPUs: it is compared on so many GPUs at most, and
+in so many layers that all their pairs together are no more than this."""
+PlacementTime = Annotated[TimeLimit, Field(description="seconds for the placement of all layers together")]
+
 
 def expert_seconds(problem: Problem, layer: int) -> np.ndarray:
-    """float64[gpu, expert]: what every GPU would need for every expert's tokens."""
+    """float64[gpu, expert]: seconds that every GPU would need for every expert's tokens."""
     tokens = problem.demand[layer].sum(axis=0)
     gpus = problem.cluster.gpus
     of_kind = {gpu: problem.cost.expert_ffn(gpu, tokens, problem.model) for gpu in dict.fromkeys(gpus)}
@@ -55,11 +62,11 @@ def linked_group(problem: Problem) -> np.ndarray:
 
 
 class LayerSeconds:
-    """What a placement int64[expert] of one layer takes, start-up times left out: the slowest GPU's FFNs, and dispatch and
+    """Seconds of a placement int64[expert] of one layer, start-up times left out: the slowest GPU's FFNs, and dispatch and
     combine each at its busiest port.
 
     Called with placements that differ little from one another, as those of a search do, it only moves the experts that
-    moved since the last call: microseconds where all pairs of GPUs would take tens of milliseconds.
+    moved since the last call: microseconds instead of tens of milliseconds for all pairs of GPUs.
     """
 
     def __init__(self, problem: Problem, layer: int) -> None:
@@ -90,7 +97,7 @@ class LayerSeconds:
         return self._seconds()
 
     def afresh(self, gpu_of_expert: np.ndarray) -> float:
-        """The same without the round-off of calls before."""
+        """The seconds of a placement without the round-off of calls before."""
         self._begin(gpu_of_expert)
         return self._seconds()
 
@@ -121,18 +128,8 @@ class LayerSeconds:
         self.sent_inside[self.peers[gpu]] += sign * size[self.peers[gpu]]
 
 
-EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
-"""Exchanges tried in a layer, and what one takes on 1024 GPUs, which only divides a time limit."""
-
-MOST_PRINTED_GPUS, MOST_PRINTED_PAIRS = 64, 20_000
-"""Algorithm 1 looks at every pair in every phase, half a second a layer of 64 GPUs: it is compared on so many GPUs at most, and
-in so many layers that all their pairs together are no more than this."""
-
-PlacementTime = Annotated[TimeLimit, Field(description="seconds for the placement of all layers together")]
-
-
 class AuroraOptions(Options):
-    """Of all four scenarios."""
+    """The options of all four scenarios."""
 
     slots: Slots = "even"
     order: Literal["best", "matched", "joint", "shared", "two-tier", "concurrent"] = Field(
@@ -153,7 +150,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     )
     placement = to_placement(gpu_of_expert, problem)
     if problem.travel is not None:
-        bound = None  # where one row serves several experts, what a placement sends is not the sum over its experts
+        bound = None  # if one row serves several experts, the bytes of a placement are not the sum over its experts
     elif not problem.network.direct:
         bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
     if stop():
@@ -163,7 +160,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     if not stop():
         with contextlib.suppress(StoppedError):
             notes |= compare_with_printed(gpu_of_expert, problem, stop)
-    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), limited=guard.cut, timeline=ordered.timeline)
+    return replace(ordered.draft(notes, stop(), guard.cut), bound=bound)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
@@ -177,16 +174,19 @@ def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Re
     def advance(done: float) -> None:
         report(done, "ordering sends by Algorithm 1", None, None)
 
-    return Draft(placement, order_by(kernel, placement, problem, "matched", advance))
+    load = Load(problem, placement, problem.travel)
+    return Draft(placement, order_by(kernel, load, "matched", advance), loads=(load,))
 
 
 def instance_of_layer(problem: Problem, layer: int, slots: np.ndarray | None = None) -> AssignmentInstance:
-    """The assignment problem of one layer (Aurora §5.1), as a relaxation where needed so that its bound always holds.
+    """The assignment problem of one layer (Aurora §5.1), relaxed if needed so that its bound always holds.
 
     Dispatch and combine together take max(sent, received) · (1/send + 1/receive) at a GPU, hence the harmonic mean.
-    On nodes with links of their own only what arrives from other nodes is sure to load the fabric, whatever the rest of
-    the placement, and what a GPU sends to more experts than its node has `slots` for (int64[gpu]; None: for all); a
-    cluster that is one such node uses its links as the fabric.
+    On nodes with links of their own only two parts are sure to load the fabric in any placement of the rest: the bytes that
+    arrive from other nodes, and those that a GPU sends to more experts than its node has slots for. A cluster that is one such
+    node uses its links as the fabric.
+
+    slots: int64[gpu]; None: for all experts
     """
     network, bytes_per_token = problem.network, problem.model.bytes_per_token
     size = problem.demand[layer] * bytes_per_token
@@ -213,8 +213,9 @@ def assign_layers(
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
     any order in which bytes go straight, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
 
-    kind: see `slots_of_gpu`; time_limit: seconds of work for all layers together; stop: where it is
-    a `Guard`, every layer has an equal part of the time.
+    kind: see `slots_of_gpu`
+    time_limit: seconds of work for all layers together
+    stop: a `Guard` gives every layer an equal part of the time
     """
     slots = slots_of_gpu(problem, kind)
     layers, experts = problem.workload.layers, problem.workload.num_experts
@@ -226,7 +227,7 @@ def assign_layers(
     for layer in range(layers):
         instance = instance_of_layer(problem, layer, slots)
         if stop():
-            # Of a layer that was not planned all that is known is what its heaviest expert takes on the best GPU.
+            # A layer that was not planned takes at least the time of its heaviest expert on the best GPU.
             bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
             continue
         report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
@@ -275,9 +276,7 @@ def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
     """float64[layer, gpu] seconds of `gate` and `aggregate`, which no placement changes."""
     cost, model, held = problem.cost, problem.model, problem.tokens_of_rank
     seconds = {"gate": np.empty(held.shape), "aggregate": np.empty(held.shape)}
-    gpus = problem.cluster.gpus
-    for kind in dict.fromkeys(gpus):
-        ranks = [rank for rank, gpu in enumerate(gpus) if gpu == kind]
+    for kind, ranks in ranks_of_gpu(problem.cluster.gpus).items():
         seconds["gate"][:, ranks] = cost.gate(kind, held[:, ranks], model)
         seconds["aggregate"][:, ranks] = cost.aggregate(kind, held[:, ranks], model)
     return {name: cost.together(step) for name, step in seconds.items()}
@@ -295,8 +294,8 @@ def _fixed_seconds(problem: Problem) -> np.ndarray:
 
 
 def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop = never) -> Notes:
-    """How far the paper's rules are from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by
-    the makespan of the dispatches of our placement. Raises StoppedError once `stop` answers True."""
+    """Distance of the paper's rules from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by the
+    makespan of the dispatches of our placement. Raises StoppedError once `stop` answers True."""
     load, speed = problem.demand.sum(axis=1), problem.cluster.values("flops_fp16")
     held = np.full(len(speed), -(-problem.workload.num_experts // len(speed)))
     notes: Notes = {}
@@ -313,9 +312,8 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
     layers = len(gpu_of_expert)
     compared = min(layers, max(1, MOST_PRINTED_PAIRS // problem.network.gpus**2))
-    traffic = problem.traffic(to_placement(gpu_of_expert, problem), problem.travel)[
-        np.arange(compared) * layers // compared
-    ]
+    load = Load(problem, to_placement(gpu_of_expert, problem), problem.travel)
+    traffic = load.traffic[np.arange(compared) * layers // compared]
     printed = [results_on(problem.network, matrix, partial(algorithm1, stop=stop)) for matrix in traffic]
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)

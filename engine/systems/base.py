@@ -1,8 +1,8 @@
-"""What a system is: a named recipe from a problem to a plan, with options."""
+"""A system: a named recipe from a problem to a plan, with options."""
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from engine.errors import InputError
@@ -11,7 +11,8 @@ from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Pr
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.simulate import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, loads_of, simulate
+from engine.simulate.work import Load
 from engine.systems.options import Options, Value
 from engine.timeline import Timeline
 from engine.units import share
@@ -26,22 +27,25 @@ CUT_SHORT = (
 
 
 def silent(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
-    """The `Report` of work that nobody watches."""
+    """The `Report` of unwatched work."""
 
 
 class Note(NamedTuple):
-    """One thing a recipe found out. unit: "s", "×" (a ratio) or "" (the value is a text)."""
+    """A finding of a recipe.
+
+    unit: "s", "×" (a ratio) or "" (the value is a text)
+    """
 
     value: str | float
     unit: str = ""
 
 
 Notes = dict[str, Note]
-"""By what they are about, in words that can stand before a colon."""
+"""Notes by their subject, in words that can stand before a colon."""
 
 
 def proof_of(result: Result) -> str:
-    """How far an objective is proven, in words."""
+    """The proof of an objective, in words."""
     if result.status is Status.OPTIMAL:
         return "proven optimal"
     return (
@@ -53,11 +57,13 @@ def proof_of(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
+    """The answer of a recipe: the parts of a plan and a bound (None: only the send order was a choice).
 
-    notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
-    predicted one, where the recipe has simulated just these parts; limited: a time limit cut the work short;
-    name: of the plan, where it is only a part of what the system does (None: the system's title).
+    notes: findings for people, such as the paper's own rule compared with ours
+    limited: True if a time limit cut the work short
+    timeline: the predicted one, if the recipe has simulated just these parts
+    loads: of the placements (see `loads_of`), if the recipe has them
+    name: of the plan, if it is only a part of the system's work; None: the system's title
     """
 
     placement: Placement
@@ -76,50 +82,52 @@ class Draft:
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
     timeline: Timeline | None = None
+    loads: tuple[Load, ...] | None = None
     name: str | None = None
 
     def plan(self, title: str, provenance: Provenance, travel: Travel | None = None) -> Plan:
-        """The plan that these parts make. title: of the system; travel: how its tokens do"""
-        return Plan(
-            name=self.name or title,
-            placement=self.placement,
-            send_order=self.send_order,
-            execution=self.execution,
-            travel=travel,
-            placement_b=self.placement_b,
-            send_order_b=self.send_order_b,
-            token_gpus=self.token_gpus,
-            token_gpus_b=self.token_gpus_b,
-            reaction=self.reaction,
-            priority=self.priority,
-            pipeline=self.pipeline,
-            overlap=self.overlap,
-            provenance=provenance,
-        )
+        """The plan that these parts make.
+
+        title: of the system
+        travel: of its tokens
+        """
+        parts = {part: getattr(self, part) for part in PARTS}
+        return Plan(name=self.name or title, travel=travel, provenance=provenance, **parts)
+
+
+PARTS = tuple(own.name for own in fields(Draft) if own.name in Plan.model_fields and own.name != "name")
+"""Fields of a plan that a recipe fills in."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A system's answer: the result (its solution is the plan), the recipe's notes and the plan's simulated timeline."""
+    """A system's answer: the result (its solution is the plan), the recipe's notes, the plan's simulated timeline and loads."""
 
     result: Result[Plan]
     notes: Notes
     timeline: Timeline
+    loads: tuple[Load, ...] = ()
 
 
 Recipe = Callable[[Problem, Any, Stop, Report], Draft]
-"""What a system does: for a problem and its own options (an instance of `System.options`) the parts of a plan. It asks `stop`
-now and then, hands back the best it has once that answers True, and tells `report` how far it is; a quick one needs neither."""
+"""The work of a system: from a problem and its own options (an instance of `System.options`) to the parts of a plan. It asks
+`stop` now and then, returns the best it has once that answers True, and tells `report` the share done; a quick one needs
+neither."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A recipe under the name that users know, and all that the command line and the pages say of it.
+    """A recipe under the name that users know, with all that the command line and the pages say of it.
 
-    name: in commands and in plans; title: for people; summary: one line for people; paper: the source
-    options: the model of what can be set
-    goals: what it can plan for; baseline: others are compared with it
-    preselected: ticked on the page until a person chooses; shown_beside: its plan stands beside the open one until then
+    name: in commands and in plans
+    title: for people
+    summary: one line for people
+    paper: the source
+    options: the model of its settings
+    goals: the goals that it can plan for
+    baseline: others are compared with it
+    preselected: ticked on the page until a person chooses
+    shown_beside: its plan is shown with the open one until then
     """
 
     name: str
@@ -144,7 +152,7 @@ class System:
 
 
 def _wrong_goal(system: System, goal: Goal) -> str:
-    """Why a system cannot plan for a goal, and what would help."""
+    """Message for a goal that a system cannot plan for, with the remedy."""
     if goal is Goal.TWO_MODELS and Goal.INFERENCE in system.goals:
         return f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
     if goal is Goal.INFERENCE and Goal.TWO_MODELS in system.goals:
@@ -166,11 +174,12 @@ def run(
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
     plan = draft.plan(system.title, _provenance(system, settings, problem), problem.travel)
+    loads = draft.loads or loads_of(plan, problem)
     timeline = draft.timeline or simulate(
-        plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
+        plan, problem, stop, lambda share: report(share, "simulating the plan", None, None), loads
     )
     objective = timeline.total
-    bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
+    bound = bound_of_plan(plan, problem, loads=loads) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)
@@ -186,7 +195,7 @@ def run(
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, plan.provenance)
-    return Outcome(result, notes, timeline)
+    return Outcome(result, notes, timeline, loads)
 
 
 def usual_plan(system: System, problem: Problem) -> tuple[Plan, Timeline | None]:

@@ -1,7 +1,5 @@
-"""What Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing nothing.
-
-What Aurora's colocation is compared with (§8.1): random colocation, and Lina's packing of one model's experts.
-"""
+"""The systems that Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing
+nothing; its colocation with random colocation, and with Lina's packing of one model's experts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,7 @@ from engine.placement.baselines import linear_assignment, random_assignment, rou
 from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.simulate.work import work_of
+from engine.simulate.work import Load
 from engine.systems.aurora_exclusive import PlacementTime, assign_layers
 from engine.systems.base import Draft, Report, System
 from engine.systems.options import Options, Seed, Slots
@@ -33,7 +31,7 @@ class RandomPlacementOptions(SlotOptions):
 
 
 class SequentialOptions(Options):
-    """Of systems that send to one peer after another."""
+    """The options of systems that send to one peer after another."""
 
     placement: Literal["linear", "aurora"] = Field(
         "linear",
@@ -49,7 +47,7 @@ class SeedOptions(Options):
 
 
 def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
-    """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
+    """Contiguous blocks of experts and a plain all-to-all, the default of serving engines."""
     if problem.goal is not Goal.TWO_MODELS:
         return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
     rows = [linear_placement(model_problem, options.slots) for model_problem in (problem, problem.second)]
@@ -82,7 +80,8 @@ def sjf(problem: Problem, options: SequentialOptions, stop: Stop, report: Report
 def rga(problem: Problem, options: SeedOptions, stop: Stop, report: Report) -> Draft:
     """Random GPU assignment with Aurora's order, as in Figure 11b."""
     placement = random_placement(problem, options.seed)
-    return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
+    load = Load(problem, placement, problem.travel)
+    return Draft(placement, phased_order(load, "matched", stop), cancelled=stop(), loads=(load,))
 
 
 def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placement:
@@ -106,12 +105,77 @@ def _sequential(
         placement = to_placement(gpu_of_expert, problem)
     else:
         placement = linear_placement(problem, options.slots)
-    work = work_of(placement, problem, travel=problem.travel)
-    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(work.dispatch))
-    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(work.combine))
-    return Draft(
-        placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop(), limited=guard.cut
+    load = Load(problem, placement, problem.travel)
+    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(load.work.dispatch))
+    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(load.work.combine))
+    order = SendOrder(mode="sequential", dispatch=dispatch, combine=combine)
+    return Draft(placement, order, cancelled=stop(), limited=guard.cut, loads=(load,))
+
+
+class RandomColocationOptions(Options):
+    gpus: Literal["in order", "random"] = Field(
+        "in order",
+        title="Order of GPUs",
+        description="the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
     )
+    seed: Seed = 0
+
+
+def random_colocation(problem: Problem, options: RandomColocationOptions, stop: Stop, report: Report) -> Draft:
+    """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
+    seed, placements = options.seed, []
+    for turn, model_problem in enumerate((problem, problem.second)):
+        taken, experts = experts_per_gpu(model_problem), model_problem.workload.num_experts
+        if turn == 0 and options.gpus == "in order":
+            rows = [linear_assignment(experts, taken)] * model_problem.workload.layers
+        else:
+            rows = [
+                random_assignment(experts, taken, seed + 2 * layer + turn)
+                for layer in range(model_problem.workload.layers)
+            ]
+        placements.append(to_placement(np.array(rows), model_problem))
+    return _in_matched_order(placements, problem, stop)
+
+
+def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
+    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular with the least; each
+    model and its tokens are alone on every second GPU: none of its bytes cross to the other's GPUs."""
+    gpus = len(problem.cluster.gpus)
+    if gpus < 2:
+        raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
+    placements, starts = [], []
+    for model_problem, mine in zip(
+        (problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True
+    ):
+        experts = model_problem.workload.num_experts
+        each = -(-experts // len(mine))
+        fits = model_problem.expert_slots_of_gpu()[mine]
+        if np.any(fits < each):
+            raise InputError(
+                f"{each} experts per layer of {model_problem.model.name} on each of {len(mine)} GPUs do not fit a memory for "
+                f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
+            )
+        rows = []
+        for load in model_problem.workload.load:
+            # Dealt back and forth, the heaviest meets the lightest.
+            turns = np.tile(np.r_[mine, mine[::-1]], -(-experts // (2 * len(mine))) + 1)[:experts]
+            row = np.empty(experts, dtype=np.int64)
+            row[np.argsort(-load, kind="stable")] = turns
+            rows.append(row)
+        placements.append(to_placement(np.array(rows), model_problem))
+        starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
+    moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
+    draft = _in_matched_order(placements, moved, stop)
+    return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
+
+
+def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
+    problem.check_memory(*placements)
+    sides = zip((problem, problem.second), placements, strict=True)
+    loads = tuple(Load(side, placement, problem.travel) for side, placement in sides)
+    orders = [phased_order(load, "matched", stop) for load in loads]
+    two = {"placement_b": placements[1], "send_order_b": orders[1], "loads": loads}
+    return Draft(placements[0], orders[0], cancelled=stop(), **two)
 
 
 SYSTEMS = (
@@ -176,69 +240,3 @@ SYSTEMS = (
         baseline=True,
     ),
 )
-
-
-class RandomColocationOptions(Options):
-    gpus: Literal["in order", "random"] = Field(
-        "in order",
-        title="Order of GPUs",
-        description="the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
-    )
-    seed: Seed = 0
-
-
-def random_colocation(problem: Problem, options: RandomColocationOptions, stop: Stop, report: Report) -> Draft:
-    """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
-    seed, placements = options.seed, []
-    for turn, model_problem in enumerate((problem, problem.second)):
-        taken, experts = experts_per_gpu(model_problem), model_problem.workload.num_experts
-        if turn == 0 and options.gpus == "in order":
-            rows = [linear_assignment(experts, taken)] * model_problem.workload.layers
-        else:
-            rows = [
-                random_assignment(experts, taken, seed + 2 * layer + turn)
-                for layer in range(model_problem.workload.layers)
-            ]
-        placements.append(to_placement(np.array(rows), model_problem))
-    return _in_matched_order(placements, problem, stop)
-
-
-def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
-    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
-    each model is alone on every second GPU, and so are its tokens: nothing of it crosses to the other's GPUs."""
-    gpus = len(problem.cluster.gpus)
-    if gpus < 2:
-        raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
-    placements, starts = [], []
-    for model_problem, mine in zip(
-        (problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True
-    ):
-        experts = model_problem.workload.num_experts
-        each = -(-experts // len(mine))
-        fits = model_problem.expert_slots_of_gpu()[mine]
-        if np.any(fits < each):
-            raise InputError(
-                f"{each} experts per layer of {model_problem.model.name} on each of {len(mine)} GPUs do not fit a memory for "
-                f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
-            )
-        rows = []
-        for load in model_problem.workload.load:
-            # Dealt back and forth, the heaviest meets the lightest.
-            turns = np.tile(np.r_[mine, mine[::-1]], -(-experts // (2 * len(mine))) + 1)[:experts]
-            row = np.empty(experts, dtype=np.int64)
-            row[np.argsort(-load, kind="stable")] = turns
-            rows.append(row)
-        placements.append(to_placement(np.array(rows), model_problem))
-        starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
-    moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
-    draft = _in_matched_order(placements, moved, stop)
-    return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
-
-
-def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
-    problem.check_memory(*placements)
-    orders = [
-        phased_order(placement, side, "matched", stop)
-        for placement, side in zip(placements, (problem, problem.second), strict=True)
-    ]
-    return Draft(placements[0], orders[0], cancelled=stop(), placement_b=placements[1], send_order_b=orders[1])

@@ -1,8 +1,8 @@
 """Experts that fire together in one place, so that a token's row goes to few GPUs or nodes.
 
-Where an engine sends one row of a token to each GPU (or node) that has one of its experts, what a placement sends is how many
-of those there are. Experts of which tokens choose several at once then belong together, with a cap on the load of a GPU:
-without one the same few GPUs get all popular experts.
+If an engine sends one row of a token to each GPU (or node) that has one of its experts, a placement sends as many rows as there
+are such GPUs. So experts that tokens choose together belong together, with a cap on the load of a GPU: without one the
+same few GPUs get all popular experts.
 """
 
 import math
@@ -16,6 +16,7 @@ from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Limits, Result, Stop
+from engine.simulate.work import Load
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.eplb import slots_per_gpu
 from engine.systems.options import Options, Order, Seed, TimeLimit
@@ -25,7 +26,7 @@ from engine.units import digits, share
 from engine.workload import RoutingTrace
 
 PORT_WEIGHT = 0.3
-"""What the busiest port counts beside all rows: it decides how long an all-to-all takes."""
+"""Weight of the busiest port against all rows: it decides the seconds of an all-to-all."""
 BUSIEST = "busiest GPU's tokens, against the mean"
 
 
@@ -51,7 +52,7 @@ class CoactivationOptions(Options):
 
 def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, report: Report) -> Draft:
     """Fewest rows under a cap on load, on nodes between nodes first and then inside them, and in spare slots the copies that
-    save most of what is left."""
+    save most of the rest."""
     instance = instance_of(problem, options.cap)
     spare = int(slots_per_gpu(problem, options.redundant, "even")[0]) - instance.expert_count // instance.gpus
     report(0.1, "bringing experts together that fire together", None, None)
@@ -74,7 +75,10 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
 
 
 def placement_of(holds: np.ndarray, problem: Problem) -> Placement:
-    """holds: bool[layer, expert, gpu], where copies are."""
+    """The placement with these copies.
+
+    holds: bool[layer, expert, gpu]
+    """
     rows = tuple(tuple(tuple(np.flatnonzero(gpu).tolist()) for gpu in layer.T) for layer in holds)
     return Placement(experts=holds.shape[1], experts_of_gpu=rows, model_layers=problem.model.moe_layers)
 
@@ -95,19 +99,16 @@ def instance_of(problem: Problem, cap: float | None) -> CoactivationInstance:
         raise InputError(f"{trace.num_experts} experts do not divide equally over {gpus} GPUs")
     sizes = set(problem.stops.sizes.tolist())
     if travel.unit == "node" and len(sizes) > 1:
-        raise InputError("one row per node needs nodes of equal size here; the cluster's have " + _sizes(sizes))
+        listed = ", ".join(map(str, sorted(sizes)))
+        raise InputError(f"one row per node needs nodes of equal size here; the cluster's have {listed} GPUs")
     experts = np.ascontiguousarray(trace.experts.transpose(1, 0, 2))
-    # Of a cluster in one node all rows stay inside it: what counts are GPUs.
+    # In a cluster of one node all rows stay inside it: GPUs count.
     unit = "gpu" if problem.stops.count == 1 else travel.unit
     return CoactivationInstance(experts, problem.gpu_of_token, gpus, sizes.pop(), unit, cap, trace.num_experts)
 
 
-def _sizes(sizes: set[int]) -> str:
-    return f"{', '.join(map(str, sorted(sizes)))} GPUs"
-
-
 def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -> Notes:
-    """What is saved against contiguous blocks, how near to the best it is, and what it does to balance."""
+    """Rows saved against contiguous blocks, the distance to the fewest, and the effect on balance."""
     linear = linear_placement(problem).gpu_of_expert
     before, rows = float(instance.rows(linear).sum()), result.objective
     where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
@@ -128,7 +129,10 @@ def _busiest(load: np.ndarray) -> Note:
 def notes_of_copies(
     holds: np.ndarray, spare: int, placement: Placement, instance: CoactivationInstance, problem: Problem
 ) -> Notes:
-    """How many copies there are (holds: bool[layer, expert, gpu]) and what they are good for, by how tokens travel."""
+    """The number of copies and their use, by how tokens travel.
+
+    holds: bool[layer, expert, gpu]
+    """
     count = int(holds.sum()) - holds.shape[0] * holds.shape[1]
     text = f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound"
     if problem.travel.replicas is None:
@@ -138,7 +142,7 @@ def notes_of_copies(
         tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
         where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
         text += f"; with them {digits(rows / tokens)} per token to other {where}"
-    load = problem.served(placement, problem.travel).sum(axis=1)
+    load = Load(problem, placement, problem.travel).served.sum(axis=1)
     return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load))}
 
 

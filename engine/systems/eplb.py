@@ -1,6 +1,6 @@
 """Replication of popular experts: DeepSeek's EPLB, and a stronger search on the same problem.
 
-Spare slots take second and third copies of the experts with the most tokens, whose work then divides over them. EPLB
+Spare slots take second and third copies of the experts with the most tokens, so that their work divides over several GPUs. EPLB
 counts and packs greedily; `replicate` improves on that under the true objective, for GPUs of unequal speed, unequal
 numbers of slots, and several recordings at once, and proves how far it can be from the best.
 """

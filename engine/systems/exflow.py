@@ -1,11 +1,12 @@
-"""ExFlow (Yao et al., 2024): experts that follow each other on the same GPU, and tokens that stay where they are.
+"""ExFlow (Yao et al., 2024): experts that follow each other on the same GPU, and tokens that stay with them.
 
 Two ideas. Placement (§IV-B to D): experts of neighbouring layers between which many tokens pass share a GPU, or failing
 that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so a token need not return to its rank after
-every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of what comes out.
+every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of the outputs.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,10 +16,10 @@ from engine.errors import InputError
 from engine.network import off_diagonal
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import executed_hops, kept, transitions
-from engine.plan import Placement, SendOrder
+from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Limits, Result, Status, Stop
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Load, Work
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Seed, TimeLimit
 from engine.systems.pieces import linear_placement, to_placement
@@ -63,7 +64,9 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     )
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)
-    notes = hop_notes(result, instance, staged) | compare_executions(placement, problem)
+    executions = "vanilla", "context-coherent"
+    loads = {execution: Load(problem, placement, problem.travel, execution) for execution in executions}
+    notes = hop_notes(result, instance, staged) | compare_executions(loads, problem)
     return Draft(
         placement,
         SendOrder(mode="concurrent"),
@@ -72,19 +75,20 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
         cancelled=stop(),
         limited=guard.cut,
         execution=options.execution,
+        loads=(loads[options.execution],),
     )
 
 
 def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:
-    """Whether the copies of the execution are what is minimised: with one expert per token they are all hops that there are,
-    and where hops have two prices the search knows only hops between layers."""
+    """True if the copies of the execution are minimised: with one expert per token hops are all that there is, and if hops have
+    two prices the search knows only hops between layers."""
     several = problem.workload.k is not None and problem.workload.k > 1
     return options.hops == "executed" and options.execution == "context-coherent" and several and instance.nodes == 1
 
 
 def executed_instance(problem: Problem) -> AffinityInstance:
     """The copies that context-coherent execution sends (see `executed_hops`), of the open recording and of the others that the
-    plan must serve, each weighing the same. What a placement costs is how many of them change GPU."""
+    plan must serve, each weighing the same. The cost of a placement is the number of them that change GPU."""
     tables = [executed_hops(other.experts, other.num_experts) for other in (problem.workload, *problem.others)]
     between, within = tables[0]
     if len(tables) > 1:
@@ -145,7 +149,7 @@ def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityIn
 
 
 def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes:
-    """How many hops stay, and how many could at most."""
+    """The share of hops that stay, and the largest possible one."""
     counts, place = instance.transitions, result.solution
     total = instance.total
     if not total:
@@ -168,12 +172,9 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
     return {"affinity": Note(text), "cost of hops": Note(proof)}
 
 
-def compare_executions(placement: Placement, problem: Problem) -> Notes:
+def compare_executions(loads: Mapping[Execution, Load], problem: Problem) -> Notes:
     """Table I on this plan: bytes that leave their GPU under both executions, the all-gathers and their memory."""
-    both = {
-        execution: work_of(placement, problem, execution, problem.travel)
-        for execution in ("vanilla", "context-coherent")
-    }
+    both = {execution: load.work for execution, load in loads.items()}
     crossing = {name: crossing_bytes(work) for name, work in both.items()}
     coherent = both["context-coherent"]
     gathered = off_diagonal(coherent.prompt_gather) + off_diagonal(coherent.gather)

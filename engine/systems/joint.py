@@ -113,7 +113,7 @@ def _in_the_worst(problem: Problem) -> str:
 
 
 def _rows_and_balance(instance: RowsInstance, gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
-    """Both aims of a placement int64[layer, expert] where rows count, with what is proven of each alone."""
+    """Both aims of a placement int64[layer, expert] for rows, with the proof of each alone."""
     balancedness = float(instance.figures(gpu_of_expert).balancedness.min())
     most = float(most_balancedness(instance).min())
     where = {"gpu": "GPUs", "node": "nodes"}[instance.recordings[0].travel]
@@ -133,8 +133,8 @@ def _rows_and_balance(instance: RowsInstance, gpu_of_expert: np.ndarray, problem
 
 
 def rows_saved(instance: RowsInstance, gpu_of_expert: np.ndarray, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """(share of the rows of contiguous blocks that a placement saves, what none saves more than): float64[recording] each, of
-    recordings with tokens; 0 where contiguous blocks send no rows."""
+    """(share of the rows of contiguous blocks that a placement saves, share that none exceeds): float64[recording] each, of
+    recordings with tokens; 0 if contiguous blocks send no rows."""
     known = instance.blind_rows > 0
     before = instance.rows(linear_placement(problem).gpu_of_expert)[known]
     nothing = before == 0
@@ -146,8 +146,8 @@ def rows_saved(instance: RowsInstance, gpu_of_expert: np.ndarray, problem: Probl
 
 
 def instance_of(problem: Problem, execution: Execution = "vanilla") -> JointInstance:
-    """The placement problem of the open recording and the others it must serve, of rows where they are what counts, else of
-    hops. Recordings without tokens have neither, so that only balance counts."""
+    """The placement problem of the open recording and the others it must serve, of rows if they count, else of hops. Recordings
+    without tokens have neither, so that only balance counts."""
     recordings = (problem.workload, *problem.others)
     load = np.array([recording.load for recording in recordings])
     if execution == "vanilla" and _sends_shared_rows(problem):
@@ -163,7 +163,7 @@ def instance_of(problem: Problem, execution: Execution = "vanilla") -> JointInst
 
 
 def _sends_shared_rows(problem: Problem) -> bool:
-    """Whether a row serves several experts and how many are sent is known: of the open recording's tokens, on a cluster that
+    """True if a row serves several experts and the number of rows is known: from the open recording's tokens, on a cluster that
     `coactivation` plans for."""
     if len(problem.cluster.gpus) == 1 or not problem.workload.load.any():
         return False
@@ -175,7 +175,7 @@ def _sends_shared_rows(problem: Problem) -> bool:
 
 
 def _choices(problem: Problem, recording: Workload) -> CoactivationInstance:
-    """What the tokens of a recording choose; of a recording without tokens, no token."""
+    """The choices of the tokens of a recording; no token for one without tokens."""
     if isinstance(recording, RoutingTrace):
         return coactivation.instance_of(problem.with_workload(recording), None)
     return replace(
@@ -201,8 +201,8 @@ def moves_to(gpu_of_expert: np.ndarray, problem: Problem) -> int:
 
 
 def moves_left(problem: Problem, start: np.ndarray, most: int) -> int | None:
-    """How many of `most` moves (0: any number, answered with None) are left at `start`. Raises InputError when even that is
-    further from the placement in use."""
+    """The number of `most` moves (0: any number, answered with None) that are left at `start`. Raises InputError if even that
+    is further from the placement in use."""
     needed = moves_to(start, problem)
     if most and most < needed:
         raise InputError(
@@ -213,7 +213,7 @@ def moves_left(problem: Problem, start: np.ndarray, most: int) -> int | None:
 
 
 def _held(problem: Problem) -> np.ndarray:
-    """bool[layer, expert, gpu]: what the placement in use (linear where none is) has where."""
+    """bool[layer, expert, gpu]: the copies of the placement in use, linear if there is none."""
     return (problem.in_use or linear_placement(problem)).share > 0
 
 

@@ -1,8 +1,8 @@
 """Lina at inference (Li et al., 2023, §5): experts on as many devices as their popularity asks for, predicted from the
-experts that a batch's tokens have just been to, and corrected where the forecast was wrong.
+experts that a batch's tokens have just been to, and corrected if the forecast was wrong.
 
-The plan holds the hosting for the recording as a whole, which is where the run-time scheduler starts from, and the
-scheduler's settings; what the scheduler does batch by batch is simulated by `engine.simulate.two_phase`.
+The plan holds the hosting for the recording as a whole, from which the run-time scheduler starts, and the scheduler's
+settings; its work batch by batch is simulated by `engine.simulate.two_phase`.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ DEFAULT = TwoPhaseOptions()
 STATIC = "Lina's hosting, unscheduled"
 """The plan's name: its time is that of its placement, which the scheduler of its `reaction` only starts from."""
 SCHEDULED = "with its scheduler, against contiguous blocks"
-"""What the note is about that says how the plan runs with its scheduler: the ratio of the median batch's times."""
+"""Subject of the note on the plan with its scheduler: the ratio of the median batch's times."""
 
 SECONDS_A_LAYER = 1.0
-"""Of work on a proof that a layer's experts are hosted best."""
+"""Seconds of work on a proof that a layer's experts are hosted best."""
 
 
 class LinaOptions(Options):
@@ -147,7 +147,7 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
 
 
 def notes_of(result: TwoPhaseResult) -> Notes:
-    """What a person should know of a two-phase simulation."""
+    """Notes for people on a two-phase simulation."""
     titles = {
         "baseline": "no scheduling",
         "lina": "both phases",

@@ -1,4 +1,4 @@
-"""What a person can set of a system: one small frozen model a system, from which the command line and the pages make theirs."""
+"""The settings of a system: one small frozen model a system, from which the command line and the pages make theirs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -17,15 +17,15 @@ class Options(Frozen):
     """The options of a system, none as it stands here.
 
     A subclass has a field an option: a bool, an int or float with limits (`ge`, `le`), or a `Literal` of texts; each with a
-    default and a description for people; a title, with its unit, where its name does not say as much.
+    default and a description for people, and a title with its unit unless its name says as much.
     """
 
     model_config = ConfigDict(field_title_generator=lambda name, _: name.replace("_", " ").capitalize())
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Values by option, typed by a person or already of their type; the others have their defaults. Raises InputError that
-        names the option, the value and what is allowed."""
+        """Options from values by name, typed by a person or already of their type; the others have their defaults. Raises
+        InputError that names the option, the value and the allowed ones."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -50,17 +50,17 @@ _KIND_NAMES = {"boolean": "true or false", "integer": "a whole number", "number"
 
 
 def _complaint(fault: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What is wrong with a value, from pydantic's fault and the schema of its option."""
+    """The fault of a value, from pydantic's fault and the schema of its option."""
     value, kind = fault["input"], fault["type"]
     if "enum" in schema:
         return f"'{value}' is not one of {', '.join(schema['enum'])}"
-    # NaN and infinity are numbers to whoever types them, but within no limits.
+    # NaN and infinity are numbers, but within no limits.
     if kind in ("greater_than_equal", "less_than_equal") or (kind == "finite_number" and schema["type"] == "number"):
         return f"{value} is not between {schema.get('minimum', -float('inf')):g} and {schema.get('maximum', float('inf')):g}"
     return f"'{value}' is not {_KIND_NAMES[schema['type']]}"
 
 
-# Options that several systems have. Each chooses its own default, and where a word more is needed its own description.
+# Options that several systems have. Each chooses its own default, and if a word more is needed its own description.
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1, description="the same seed gives the same plan")]
 Slots = Annotated[
@@ -82,4 +82,4 @@ Execution = Annotated[
     Field(description="tokens stay where their expert was, or return after every layer"),
 ]
 TimeLimit = Annotated[float, Field(title="Time limit (s)", ge=0.1, le=3600)]
-"""Seconds; of what, a system's description says."""
+"""Seconds of work that a system's description names."""

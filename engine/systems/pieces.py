@@ -1,4 +1,4 @@
-"""What recipes share: experts into slots, and the order of an all-to-all's bytes."""
+"""The pieces that recipes share: experts into slots, and the order of an all-to-all's bytes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from engine.communication.two_tier import Kernel, fewest_seconds, order_on, two_
 from engine.errors import InputError, StoppedError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
-from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder, Travel
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Advance, Provenance, Stop, never, unwatched
 from engine.simulate import simulate
-from engine.simulate.work import Work, traffic_both_ways, work_of
+from engine.simulate.work import Load, Work
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.timeline import Timeline
 from engine.units import seconds
@@ -57,13 +57,19 @@ def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
 
 
 def experts_per_gpu(problem: Problem, kind: str = "even") -> np.ndarray:
-    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide; with `kind` "uneven" as equally
-    as the memory allows. Raises InputError when they do not fit it."""
+    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide. Raises InputError if they do
+    not fit the memory.
+
+    kind: "even"; "uneven": as equally as the memory allows
+    """
     return spread_evenly(slots_of_gpu(problem, kind), problem.workload.num_experts)
 
 
 def linear_placement(problem: Problem, kind: str = "even") -> Placement:
-    """Experts in contiguous blocks, the same in every layer; kind: see `experts_per_gpu`."""
+    """Experts in contiguous blocks, the same in every layer.
+
+    kind: see `experts_per_gpu`
+    """
     row = linear_assignment(problem.workload.num_experts, experts_per_gpu(problem, kind))
     return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
 
@@ -73,11 +79,12 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The fastest of the plans that differ in their send orders, its timeline, and what of each order there is to say."""
+    """The fastest of the plans that differ in their send orders, its timeline, a note on each order, and the loads."""
 
     plan: Plan
     timeline: Timeline
     notes: Notes
+    loads: tuple[Load, ...]
 
     @property
     def order(self) -> SendOrder:
@@ -97,24 +104,19 @@ class Ordered:
             cancelled=cancelled,
             limited=limited,
             timeline=self.timeline,
+            loads=self.loads,
         )
 
 
 def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
     """The best send order of a placement, or the one of the mode that is wanted (see `modes_of`)."""
+    load = Load(problem, placement, problem.travel)
 
     def plan_with(mode: str, advance: Advance) -> Plan:
-        send_order = phased_order(placement, problem, mode, stop, advance)
-        return Plan(
-            name="trial",
-            placement=placement,
-            send_order=send_order,
-            travel=problem.travel,
-            provenance=Provenance(optimiser=""),
-        )
+        send_order = phased_order(load, mode, stop, advance)
+        return Draft(placement, send_order).plan("trial", Provenance(optimiser=""), problem.travel)
 
-    works = [work_of(placement, problem, travel=problem.travel)]
-    return fastest_plan(modes_of(mode, problem), plan_with, works, problem, stop, report)
+    return fastest_plan(modes_of(mode, problem), plan_with, (load,), problem, stop, report)
 
 
 def modes_of(wanted: str, problem: Problem) -> tuple[str, ...]:
@@ -133,16 +135,18 @@ def modes_of(wanted: str, problem: Problem) -> tuple[str, ...]:
 def fastest_plan(
     modes: Sequence[str],
     plan_with: Callable[[str, Advance], Plan],
-    works: Sequence[Work],
+    loads: tuple[Load, ...],
     problem: Problem,
     stop: Stop,
     report: Report,
 ) -> Ordered:
-    """The fastest plan of those with an order of each mode, the first of equally fast ones. works: of each model; plan_with:
-    calls what it is handed with the share of the orders that is there.
+    """The fastest plan of those with an order of each mode, the first of equally fast ones.
 
-    The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose
-    bound is above the best time so far is neither made nor simulated, and of several one that is refused is passed over.
+    The last of several modes, a plain all-to-all, comes first, because it needs no schedule; one with a bound above the best
+    time so far is neither made nor simulated, and of several one that is refused is passed over.
+
+    plan_with: makes the plan of a mode; calls its `Advance` with the share of the orders that are there
+    loads: of each model
     """
     plans: dict[str, Plan] = {}
     timelines: dict[str, Timeline] = {}
@@ -153,7 +157,8 @@ def fastest_plan(
         fastest = min((timeline.total for timeline in timelines.values()), default=None)
         begin, half = 0.8 + 0.2 * step / len(modes), 0.1 / len(modes)
         report(begin, f"ordering sends: {mode}", fastest, None)
-        if fastest is not None and (least := least_seconds(works, problem.network, mode)) > fastest * (1 + TIE):
+        least = 0.0 if fastest is None else least_seconds([load.work for load in loads], problem.network, mode)
+        if fastest is not None and least > fastest * (1 + TIE):
             notes[mode] = Note(f"skipped, at least {seconds(least)} (proven)")
             continue
         give_up = stop if timelines else never
@@ -161,7 +166,7 @@ def fastest_plan(
         simulating = partial(_advance, report, begin + half, half, f"simulating the {mode} order", fastest, give_up)
         try:
             plans[mode] = plan_with(mode, ordering)
-            timelines[mode] = simulate(plans[mode], problem, stop, simulating)
+            timelines[mode] = simulate(plans[mode], problem, stop, simulating, loads)
         except StoppedError:
             if not timelines:
                 raise
@@ -174,7 +179,7 @@ def fastest_plan(
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"{mode} order": notes[mode] for mode in modes if mode in notes}
-    return Ordered(plans[best], timelines[best], in_turn)
+    return Ordered(plans[best], timelines[best], in_turn, loads)
 
 
 def _advance(
@@ -203,42 +208,32 @@ def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     )
 
 
-def phased_order(
-    placement: Placement, problem: Problem, mode: str, stop: Stop, advance: Advance = unwatched
-) -> SendOrder:
-    """Exact orders for every layer. advance: called with the share that is done. Raises InputError for a joint order, which is
-    one of two models."""
+def phased_order(load: Load, mode: str, stop: Stop, advance: Advance = unwatched) -> SendOrder:
+    """Exact orders for every layer. Raises InputError for a joint order, which is one of two models.
+
+    advance: called with the share that is done
+    """
     if mode == "joint":
         raise InputError("a joint order is one of two models; open a second one, or use matched")
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
     if mode == "two-tier":
-        return _every_layer(
-            lambda network, traffic: two_tier(traffic, network, stop).solution, placement, problem, mode, advance
-        )
-    return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode, advance)
+        return _every_layer(lambda network, traffic: two_tier(traffic, network, stop).solution, load, mode, advance)
+    return order_by(partial(order, mode=mode, stop=stop), load, mode, advance)
 
 
-def order_by(
-    kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode, advance: Advance = unwatched
-) -> SendOrder:
+def order_by(kernel: Kernel, load: Load, mode: OrderMode, advance: Advance = unwatched) -> SendOrder:
     """The kernel's orders for every layer."""
-    return _every_layer(
-        lambda network, traffic: order_on(network, traffic, kernel)[0], placement, problem, mode, advance
-    )
+    return _every_layer(lambda network, traffic: order_on(network, traffic, kernel)[0], load, mode, advance)
 
 
 def _every_layer(
-    schedule_of: Callable[[Network, np.ndarray], Schedule],
-    placement: Placement,
-    problem: Problem,
-    mode: OrderMode,
-    advance: Advance,
+    schedule_of: Callable[[Network, np.ndarray], Schedule], load: Load, mode: OrderMode, advance: Advance
 ) -> SendOrder:
-    """Schedules for every layer. Combine is dispatch backwards where every port is as fast out as in."""
-    network, travel = problem.network, problem.travel or Travel()
-    there, back = traffic_both_ways(placement, problem, travel)
-    rows_out, rows_back = travel.row_bytes(problem.model)
+    """Schedules for every layer. If every port is as fast out as in, the combine is the dispatch backwards."""
+    network, travel = load.problem.network, load.travel
+    there, back = load.traffic, load.traffic_back
+    rows_out, rows_back = travel.row_bytes(load.problem.model)
     alike = np.array_equal(network.send, network.receive) and network.measured is None
     dispatch, combine = [], []
     for layer, (out, into) in enumerate(zip(there, back, strict=True)):
@@ -253,7 +248,7 @@ def _every_layer(
 
 
 def reverse(schedule: Schedule, factor: float = 1.0) -> Schedule:
-    """The same schedule with every send turned round and so many times as large: the combine of a dispatch (Aurora §2.2)."""
+    """The schedule with every send reversed and so many times as large: the combine of a dispatch (Aurora §2.2)."""
     turned = {"src": schedule.dst, "dst": schedule.src}
     if factor != 1:
         turned |= {"bytes": schedule.bytes * factor, "duration": schedule.duration * factor}

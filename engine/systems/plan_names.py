@@ -1,7 +1,4 @@
-"""Names that tell plans apart: to a name that several have, what differs among them is added.
-
-What the options that a plan was made with mean, in words.
-"""
+"""Names that tell plans apart: a name that several have is followed by their differences. And options in words."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -42,6 +39,10 @@ _WORDS: dict[str, Callable[..., str]] = {
     "weight_gradients": lambda value: f"{value} weight gradients",
 }
 
+LONGEST = 120
+"""Characters of a plan's name."""
+AMONG, IN_ID = " · ", 8
+
 
 def in_words(option: str, value: Value, plan: Plan) -> str:
     """An option's value as it is said of a plan that was made with it: "288 slots (32 spare)"."""
@@ -54,15 +55,11 @@ def in_words(option: str, value: Value, plan: Plan) -> str:
     return f"{option.replace('_', ' ')} {said}"
 
 
-LONGEST = 120
-"""Characters of a plan's name."""
-AMONG, IN_ID = " · ", 8
-
-
 def names_of(plans: Mapping[str, Plan], chosen: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
     """The name of every plan, by id, none twice.
 
-    chosen: names that a person gave, by id; inputs: recordings, clusters, models, steps and costs in words, by digest
+    chosen: names that a person gave, by id
+    inputs: recordings, clusters, models, steps and costs in words, by digest
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for id, plan in plans.items():
@@ -84,7 +81,7 @@ def names_of(plans: Mapping[str, Plan], chosen: Mapping[str, str], inputs: Mappi
 
 
 def _facets(plan: Plan, inputs: Mapping[str, str]) -> dict[str, str]:
-    """What a plan was made from and how, in words, by what it is about."""
+    """The inputs and options of a plan in words, by their subject."""
     origin, travel = plan.provenance, plan.travel or Travel()
     made_from = {role: inputs[digest] for role, digest in origin.inputs.items() if digest in inputs}
     facets = {}

@@ -1,7 +1,4 @@
-"""All systems by name and by goal, and those that stand for what is proposed and for what is deployed.
-
-The first that plans for what is open is the one that is proposed.
-"""
+"""All systems by name and by goal, the proposed one (first of the goal's systems), and the one that counts as deployed."""
 
 from importlib import import_module
 
@@ -15,21 +12,21 @@ _EVERY: tuple[System, ...] = tuple(
 )
 
 SYSTEMS = {system.name: system for system in _EVERY if Goal.TRAINING not in system.goals}
-"""By name, for inference, of one model or two."""
+"""Systems by name, for inference of one model or two."""
 
 _OF_GOAL = {goal: {system.name: system for system in _EVERY if goal in system.goals} for goal in Goal}
 
 TRAINING = _OF_GOAL[Goal.TRAINING]
-"""By name, for a training step."""
+"""Systems by name, for a training step."""
 
 
 def systems_for(problem: Problem) -> dict[str, System]:
-    """Those that can plan for what is open, by name."""
+    """Systems that can plan for the problem's goal, by name."""
     return _OF_GOAL[problem.goal]
 
 
 def proposed_for(problem: Problem) -> System:
-    """The one that is proposed until a person chooses."""
+    """The system that is proposed until a person chooses."""
     return next(iter(systems_for(problem).values()))
 
 
@@ -37,8 +34,8 @@ _BASELINES = {Goal.INFERENCE: "linear", Goal.TWO_MODELS: "linear", Goal.TRAINING
 
 
 def baseline_for(problem: Problem) -> System:
-    """The one whose plan with the usual options counts as deployed until a person says what is: contiguous blocks of experts,
-    of a training step DeepSpeed's."""
+    """The system that counts as deployed, with its usual options, until a person says more: contiguous blocks of experts, for a
+    training step DeepSpeed's."""
     return systems_for(problem)[_BASELINES[problem.goal]]
 
 

@@ -19,7 +19,7 @@ from engine.problem import Problem, make_problem
 from engine.provenance import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
 from engine.simulate.training.pricing import expert_groups
-from engine.simulate.work import traffic_both_ways, work_of
+from engine.simulate.work import Load
 from engine.training import TrainingStep
 from engine.validate.schedules import (
     Ports,
@@ -168,11 +168,10 @@ def _check_carried(sends: Sends, traffic: np.ndarray, replicated: bool) -> None:
 
 def _traffic(part: _Part, plan: Plan) -> dict[str, np.ndarray]:
     """float64[layer, src, dst] bytes of `dispatch` and `combine`."""
+    load = Load(part.problem, part.placement, plan.travel, plan.execution)
     if plan.execution == "vanilla":
-        return dict(
-            zip(("dispatch", "combine"), traffic_both_ways(part.placement, part.problem, plan.travel), strict=True)
-        )
-    work = work_of(part.placement, part.problem, plan.execution, plan.travel)
+        return {"dispatch": load.traffic, "combine": load.traffic_back}
+    work = load.work
     return {"dispatch": work.dispatch, "combine": work.combine}
 
 

@@ -24,6 +24,7 @@ from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
+from engine.simulate.work import Load
 from engine.systems import run, systems_for
 from engine.units import seconds, size
 from engine.validate import refuse_broken
@@ -74,7 +75,7 @@ def save_and_open(plan: Plan, path: Path) -> None:
 
 
 def order_two_tier(plan: Plan, problem: Problem) -> None:
-    for matrix in problem.traffic(plan.placement)[:MATRICES]:
+    for matrix in Load(problem, plan.placement).traffic[:MATRICES]:
         two_tier(matrix, problem.network)
 
 

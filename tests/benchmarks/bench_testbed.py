@@ -30,6 +30,7 @@ from engine.launch.running.local import run_here
 from engine.plan import Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import never
+from engine.simulate.work import Load
 from engine.systems import SYSTEMS
 from engine.systems.base import run, silent
 from engine.systems.pieces import phased_order
@@ -67,9 +68,8 @@ def two_nodes() -> Cluster:
 def tiered_plans_of(problem: Problem) -> list[Plan]:
     """Everything at once, matched and two-tier, all with the same placement."""
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
-    orders = {
-        mode: phased_order(linear.placement, problem, mode, never) for mode in ("concurrent", "matched", "two-tier")
-    }
+    load = Load(problem, linear.placement, problem.travel)
+    orders = {mode: phased_order(load, mode, never) for mode in ("concurrent", "matched", "two-tier")}
     return [
         linear.model_copy(update={"name": mode, "send_order": order, "claim": None}) for mode, order in orders.items()
     ]

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from engine.communication.order import random_order
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
+from engine.simulate.work import Load
 from engine.systems.pieces import phased_order
 from tests.cases.launch_plans import plan_with
 from tests.strategies import placements, problems
@@ -13,12 +14,12 @@ from tests.strategies import placements, problems
 def plan_of(problem: Problem, placement, mode: str) -> Plan:
     """A plan with an exact, a plain or a random one-by-one order."""
     if mode == "sequential":
-        traffic = problem.traffic(placement)
+        traffic = Load(problem, placement).traffic
         dispatch = tuple(random_order(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
         combine = tuple(random_order(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
         order = SendOrder(mode=mode, dispatch=dispatch, combine=combine)
     else:
-        order = phased_order(placement, problem, mode, lambda: False)
+        order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
     return plan_with(placement, send_order=order, travel=problem.travel)
 
 

@@ -7,6 +7,7 @@ from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
+from engine.simulate.work import Load
 from engine.systems.pieces import phased_order
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
@@ -30,7 +31,7 @@ def pairs(draw, **options) -> Problem:
 
 def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
     orders = [
-        phased_order(model_placement, side, mode, lambda: False)
+        phased_order(Load(side, model_placement, problem.travel), mode, lambda: False)
         for model_placement, side in ((placement, problem), (placement_b, problem.second))
     ]
     return Plan(

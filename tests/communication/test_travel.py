@@ -13,6 +13,7 @@ from engine.costs import Datasheet
 from engine.network import Network, off_diagonal
 from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
+from engine.simulate.work import Load
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
 from tests.cases.samples import in_nodes
@@ -119,7 +120,7 @@ def test_loads_alone_give_nearly_the_rows_of_tokens_that_choose_independently(un
     placement = Placement.from_gpu_of_expert(np.arange(64)[None] // 16, 4, model.moe_layers)
     travel, cluster = Travel(unit=unit), in_nodes(4, 2, 4e6)
     exact, estimate = (
-        off_diagonal(make_problem(workload, cluster, model, Datasheet()).traffic(placement, travel)[0])
+        off_diagonal(Load(make_problem(workload, cluster, model, Datasheet()), placement, travel).traffic[0])
         for workload in (trace, ExpertLoad("loads", trace.load, model.moe_layers))
     )
     assert np.array_equal(exact > 0, estimate > 0)

@@ -11,8 +11,8 @@ import pandas as pd
 
 from engine.catalogue import gpu, node_types
 from engine.cluster import Cluster, Gpu, Node
-from engine.costs.alpha_beta import AlphaBeta, Datasheet, fit_line
-from engine.costs.base import CostModel
+from engine.costs.alpha_beta import AlphaBeta, fit_line
+from engine.costs.base import CostModel, Datasheet
 from engine.costs.gemm_table import Curve, GemmTable
 from engine.costs.measured import GemmTimes, MeasuredTimes, fit_profile
 from engine.costs.profiled import Profiled

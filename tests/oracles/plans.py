@@ -15,6 +15,7 @@ from engine.plan import Placement, Plan, Schedule, Travel
 from engine.problem import Problem
 from engine.simulate import simulate_layers
 from engine.simulate.flows import all_to_all
+from engine.simulate.work import Load
 from engine.timeline import STREAMS, Timeline
 from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
 from engine.workload import RoutingTrace
@@ -76,7 +77,7 @@ def _traffic(placement: Placement, problem: Problem, layer: int, travel: Travel)
         sources = problem.gpu_of_token.tolist()
         rows = rows_of_layer(placement, problem, layer, travel, sources)
     else:
-        rows = problem.traffic(placement, travel)[layer] / out  # an estimate has no tokens to count
+        rows = Load(problem, placement, travel).traffic[layer] / out  # an estimate has no tokens to count
     return rows * out, rows.T * back
 
 

@@ -18,7 +18,7 @@ from engine.problem import Problem
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.events import waits
 from engine.simulate.inference import bound_of_work
-from engine.simulate.work import traffic_both_ways, work_of
+from engine.simulate.work import Load
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement
 from engine.timeline import COLUMNS, INFERENCE_KINDS, KINDS, NETWORK_KINDS, STREAMS, Timeline, balancedness
@@ -94,7 +94,8 @@ def test_steps_follow_one_another_and_add_up(case):
 def test_network_lanes_show_the_all_to_alls(case):
     plan, problem = case
     timeline = simulate(plan, problem)
-    there, back = traffic_both_ways(plan.placement, problem, plan.travel)
+    load = Load(problem, plan.placement, plan.travel)
+    there, back = load.traffic, load.traffic_back
     sends = timeline.events[timeline.events["stream"] == "network"]
     for layer, matrices in enumerate(zip(there, back, strict=True)):
         for kind, wanted in zip(("dispatch", "combine"), matrices, strict=True):
@@ -116,9 +117,9 @@ def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
 def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
     plan, problem = case
     network, events = problem.network, simulate(plan, problem).events
-    work = work_of(plan.placement, problem, travel=plan.travel)
-    both_ways = traffic_both_ways(plan.placement, problem, plan.travel)
-    for layer, (bound, *matrices) in enumerate(zip(bound_of_work(work, network), *both_ways, strict=True)):
+    load = Load(problem, plan.placement, plan.travel)
+    both_ways = load.traffic, load.traffic_back
+    for layer, (bound, *matrices) in enumerate(zip(bound_of_work(load.work, network), *both_ways, strict=True)):
         steps = events[(events["layer"] == layer) & (events["stream"] == "compute")]
         wanted = sum(step["end"].max() - step["start"].min() for _, step in steps.groupby("kind", observed=True))
         for matrix in map(off_diagonal, matrices):
@@ -240,16 +241,17 @@ def test_a_plan_for_other_sizes_is_refused(case):
 @given(planned())
 def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
     plan, problem = case
-    traffic = problem.traffic(plan.placement)
-    assert problem.traffic(plan.placement) is traffic and not traffic.flags.writeable
+    load = Load(problem, plan.placement)
+    traffic = load.traffic
+    assert load.traffic is traffic and not traffic.flags.writeable
     again = plan.placement.model_copy()
-    np.testing.assert_array_equal(problem.traffic(again), traffic)
+    np.testing.assert_array_equal(Load(problem, again).traffic, traffic)
     reversed_gpus = plan.placement.model_copy(
         update={"experts_of_gpu": tuple(row[::-1] for row in plan.placement.experts_of_gpu)}
     )
     # Rows of replicas are added up in another order.
-    np.testing.assert_allclose(problem.traffic(reversed_gpus), traffic[:, :, ::-1], rtol=1e-12)
-    np.testing.assert_array_equal(problem.traffic(plan.placement), traffic)
+    np.testing.assert_allclose(Load(problem, reversed_gpus).traffic, traffic[:, :, ::-1], rtol=1e-12)
+    np.testing.assert_array_equal(Load(problem, plan.placement).traffic, traffic)
 
 
 # Waits.

@@ -12,6 +12,7 @@ from engine.goal import Goal
 from engine.plan import Plan, SendOrder
 from engine.problem import make_problem
 from engine.simulate import bound_of_plan, simulate
+from engine.simulate.work import Load
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement
@@ -183,7 +184,7 @@ def test_same_model_packing_takes_as_long_as_the_slower_model_alone_on_its_half(
         here = make_problem(recorded, half, model, Datasheet())
         rows = placement.share.argmax(axis=2)
         own = to_placement(np.searchsorted(mine, rows), here)
-        order = phased_order(own, here, "matched", lambda: False)
+        order = phased_order(Load(here, own), "matched", lambda: False)
         alone.append(
             simulate(Plan(name="half", placement=own, send_order=order, provenance=plan.provenance), here).total
         )

@@ -13,7 +13,7 @@ from engine.problem import Problem, make_problem
 from engine.result import never
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.colocated import colocated_bound, colocated_timeline
-from engine.simulate.work import Work
+from engine.simulate.work import Load, Work
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import best_orders, joint_orders, layer_order, worth_trying
 from engine.systems.base import silent
@@ -175,4 +175,4 @@ def test_the_default_leaves_a_joint_order_out_where_it_would_take_minutes(gpus, 
     assert worth_trying(problem) is tried
     if gpus > 128:
         with pytest.raises(InputError, match="128 GPUs at most"):
-            joint_orders([linear_placement(problem)], problem, never)
+            joint_orders([Load(problem, linear_placement(problem))], never)

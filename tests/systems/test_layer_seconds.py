@@ -11,7 +11,7 @@ from engine.cluster import Cluster, Node
 from engine.compare.synthetic import Recipe, synthetic
 from engine.costs import Datasheet
 from engine.problem import Problem
-from engine.simulate.work import compute_seconds
+from engine.simulate.work import Load, compute_seconds
 from engine.systems.aurora_exclusive import LayerSeconds, assign_layers, fixed_compute, instance_of_layer
 from engine.systems.pieces import slots_of_gpu, to_placement
 from tests.cases.examples import examples
@@ -66,7 +66,7 @@ def test_no_placement_within_the_slots_is_under_its_instance(problem, seed, spar
 def test_gate_and_aggregation_are_those_of_a_pass(problem):
     home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
     held = problem.tokens_of_rank
-    wanted = compute_seconds(to_placement(home, problem), problem, held, held)
+    wanted = compute_seconds(Load(problem, to_placement(home, problem)), held, held)
     for kind, seconds in fixed_compute(problem).items():
         np.testing.assert_allclose(seconds, wanted[kind])
 

@@ -22,7 +22,7 @@ from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.work import work_of
+from engine.simulate.work import Load, work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_exclusive import instance_of_layer
 from engine.systems.pieces import least_seconds, modes_of, phased_order, slots_of_gpu, spread_evenly, to_placement
@@ -67,8 +67,8 @@ def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
 def every_order(placement: Placement, problem: Problem) -> Iterator[SendOrder]:
     """The exact and the plain orders, shortest first, and with one expert to a GPU every sequence of every sender."""
     for mode in ("matched", "shared", "concurrent"):
-        yield phased_order(placement, problem, mode, lambda: False)
-    (traffic,) = problem.traffic(placement)
+        yield phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
+    (traffic,) = Load(problem, placement).traffic
     yield SendOrder(mode="sequential", dispatch=(shortest_first(traffic),), combine=(shortest_first(traffic.T),))
     if problem.workload.num_experts <= len(traffic):
         peers = [[peer for peer in range(len(traffic)) if peer != gpu] for gpu in range(len(traffic))]
@@ -155,7 +155,7 @@ def test_bound_holds_against_random_placements(problem, seed):
         rows = [rng.permutation(slots)[:experts] for _ in range(problem.workload.layers)]
         placement = to_placement(np.array(rows), problem)
         for mode in ("matched", "shared", "concurrent"):
-            order = phased_order(placement, problem, mode, lambda: False)
+            order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
             assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 
@@ -217,7 +217,7 @@ def test_best_order_is_the_best_of_those_tried(problem):
     for mode in ("matched", "shared", "concurrent"):
         label = f"{mode} order"
         if label in tried:
-            order = phased_order(outcome.result.solution.placement, problem, mode, lambda: False)
+            order = phased_order(Load(problem, outcome.result.solution.placement), mode, lambda: False)
             again = simulate(plan_of(outcome.result.solution.placement, order), problem).total
             if isinstance(tried[label], str):  # ruled out by its bound
                 assert again > outcome.result.objective
@@ -237,7 +237,7 @@ def test_shared_order_is_tried_wherever_it_can_win(alike, seed):
     trace = RoutingTrace("log", rng.integers(0, 3, (12, 1, 1)).astype(np.int16), 3, source_rank=sources)
     problem = Problem(trace, cluster, make_model(1, 3), Datasheet())
     result = solve("aurora", problem)
-    order = phased_order(result.solution.placement, problem, "shared", lambda: False)
+    order = phased_order(Load(problem, result.solution.placement), "shared", lambda: False)
     shared = simulate(plan_of(result.solution.placement, order), problem).total
     assert result.objective <= shared * ROUND_OFF
 
@@ -346,7 +346,9 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
     plan, problem = outcome.result.solution, two_nodes(1e8)
     assert plan.send_order.mode == "two-tier"
     times = {
-        mode: simulate(plan_of(plan.placement, phased_order(plan.placement, problem, mode, lambda: False)), problem)
+        mode: simulate(
+            plan_of(plan.placement, phased_order(Load(problem, plan.placement), mode, lambda: False)), problem
+        )
         for mode in ("matched", "two-tier")
     }
     # What GPU 0 has for the other node leaves by two ports, and what is left of the gap are the links.
@@ -361,7 +363,7 @@ def test_no_order_of_a_mode_beats_what_it_is_left_out_by(problem, seed, mode):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
     homes = np.random.default_rng(seed).integers(0, gpus, (problem.workload.layers, experts))
     placement = to_placement(homes, problem)
-    order = phased_order(placement, problem, mode, lambda: False)
+    order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
     least = least_seconds([work_of(placement, problem)], problem.network, mode)
     assert least <= simulate(plan_of(placement, order), problem).total * (1 + 1e-7)
 
@@ -386,7 +388,7 @@ def test_a_bound_of_the_best_order_holds_for_every_mode_and_placement(problem, s
     homes = np.random.default_rng(seed).permuted(np.repeat(np.arange(len(slots)), slots))
     placement = to_placement(np.tile(homes[: problem.workload.num_experts], (problem.workload.layers, 1)), problem)
     for mode in ("matched", "shared", "two-tier", "concurrent"):
-        order = phased_order(placement, problem, mode, lambda: False)
+        order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
         assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 

@@ -17,7 +17,7 @@ from engine.launch.rank.links import Links, known_links, links_of
 from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
-from engine.simulate import simulate
+from engine.simulate import loads_of, simulate
 from engine.simulate.colocated import simulate_colocated
 from engine.timeline import Timeline
 
@@ -62,7 +62,7 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
         events = with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
     else:  # the all-to-alls of two models overlap as far as the backend lets them
         problem.check_plan(plan)
-        timeline = simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
+        timeline = simulate_colocated(plan, loads_of(plan, problem), in_turn=in_turn(instructions, plan))
         events = timeline.events
     source = f"{AlphaBeta(profile).source}; {links.text}"
     if plan.travel is not None:

@@ -1,7 +1,5 @@
-"""How long every operator of a training step takes, whole and cut into parts, on every kind of GPU.
-
-Where the tokens of a training step go under a placement: what every GPU sends, and how many rows every expert gets.
-"""
+"""Seconds of every operator of a training step, whole and cut into parts, on every kind of GPU; and the routing of its tokens
+under a placement: the bytes that every GPU sends, and the rows that every expert gets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,16 +15,19 @@ from engine.plan import Placement
 from engine.problem import Problem
 from engine.workload import RoutingTrace
 
+MAX_PARTS = 16
+"""No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
+
 
 @dataclass(frozen=True, eq=False)
 class Routing:
     """One step's tokens, layer by layer.
 
-    groups: how many copies of all experts there are; the GPUs of a copy are neighbours and exchange tokens only among
-        themselves (expert packing, Lina §4.2)
-    traffic: float64[layer, src, dst] bytes of the dispatch, the diagonal is what stays
+    groups: number of copies of all experts; the GPUs of a copy are neighbours and exchange tokens only among themselves
+        (expert packing, Lina §4.2)
+    traffic: float64[layer, src, dst] bytes of the dispatch, the diagonal stays
     rows: float64[layer, gpu, slot]: token copies that every slot's expert gets; nan = no such slot
-    even: whether every GPU sends every other of its group as much, and every expert gets as many
+    even: True if every GPU sends every other of its group as much, and every expert gets as many
     """
 
     groups: int
@@ -36,7 +37,7 @@ class Routing:
 
 
 def expert_groups(placement: Placement) -> int:
-    """How many groups of neighbouring GPUs hold every expert exactly once in every layer; 1 where replicas lie otherwise."""
+    """Number of groups of neighbouring GPUs that hold every expert exactly once in every layer; 1 for other replicas."""
     slots, gpus = placement.slots, placement.gpus
     copies = slots[0].sum() / placement.experts
     groups = int(copies)
@@ -54,8 +55,8 @@ def expert_groups(placement: Placement) -> int:
 def route(problem: Problem, placement: Placement, irregular: bool) -> Routing:
     """The routing of `problem.step` under a placement.
 
-    Balanced, or as recorded and scaled to the step's tokens, every rank by itself. No more than the capacity is kept of
-    what one GPU has for one expert; unless `irregular`, buffers are filled up to the capacity and sent whole (Lancet §6).
+    Balanced, or as recorded and scaled to the step's tokens, every rank by itself. No more than the capacity is kept of one
+    GPU's tokens for one expert; unless `irregular`, buffers are filled up to the capacity and sent whole (Lancet §6).
     """
     step, model, gpus = problem.step, problem.model, len(problem.cluster.gpus)
     copies = step.tokens * model.experts_per_token
@@ -128,20 +129,16 @@ def _same(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max(initial=0))
 
 
-MAX_PARTS = 16
-"""No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
-
-
 @dataclass(frozen=True, eq=False)
 class PricedStep:
     """A training step with its times.
 
-    seconds: float64[operator, parts - 1, group]: time of ONE part when the operator is cut into `parts` equal ones. Of a
-        network operator it is the same for all groups: it is over when the slowest GPU is.
+    seconds: float64[operator, parts - 1, group]: time of ONE part when the operator is cut into `parts` equal ones. A network
+        operator has the same for all groups: it is over when the slowest GPU is
     sent: float64[operator]: bytes in the fullest GPU's buffer of a network operator, as routed
     groups: the GPUs of every group; all GPUs of a group take the same time for everything
     expert_groups: copies of all experts, see `Routing`
-    uneven: operators of recorded routing whose parts differ, by name and number of parts: float64[part, group]
+    uneven: operators of recorded routing with unlike parts, by name and number of parts: float64[part, group]
     """
 
     graph: OperatorGraph
@@ -292,7 +289,7 @@ class _Pricer:
         return start_up + network.paced_seconds(src, dst, traffic[src, dst]) / self.cut
 
     def _routed(self, operator: Operator) -> bool:
-        """Whether it works on as many tokens as the routing sends."""
+        """True if the number of its tokens is that of the routing."""
         return operator.kind == "experts" and operator.layer in self.moe_layer and self.problem.graph is None
 
     def _compute(self, operator: Operator, gpu: Gpu, rank: int) -> np.ndarray:
@@ -333,5 +330,5 @@ class _Pricer:
 
 
 def _goes_back(operator: Operator) -> bool:
-    """Whether an all-to-all brings tokens home: combine goes the other way round, and so does the gradient of a dispatch."""
+    """True if an all-to-all brings tokens home: the combine, and the gradient of a dispatch."""
     return (operator.kind == "combine") != (operator.phase == "dx")

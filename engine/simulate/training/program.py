@@ -20,8 +20,13 @@ from engine.simulate.training.pricing import MAX_PARTS, PricedStep, all_reduce_s
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient. sent: bytes; after: the tasks that make it; groups: among how many expert groups it is summed (1: over
-    all GPUs); seconds: how long that takes, where it was measured."""
+    """One gradient.
+
+    sent: bytes
+    after: the tasks that make it
+    groups: number of expert groups among which it is summed; 1: over all GPUs
+    seconds: the measured time of the sum; None: not measured
+    """
 
     name: str
     sent: float
@@ -32,8 +37,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Piece:
-    """What the network is given at once: several whole gradients, or one of `parts` equal parts of a single one, counted
-    from 0."""
+    """A unit for the network: several whole gradients, or one of `parts` equal parts of a single one, counted from 0."""
 
     label: str
     gradients: tuple[Gradient, ...]
@@ -55,8 +59,8 @@ class Piece:
 def gradients_of(graph: OperatorGraph, problem: Problem, groups: int, task_of: dict[str, int]) -> list[Gradient]:
     """All gradients that are summed over GPUs, in the order in which the backward pass makes them.
 
-    groups: expert groups of the placement, over which the gradients of packed experts are summed too; task_of: the last
-    task of every operator.
+    groups: expert groups of the placement, over which the gradients of packed experts are summed too
+    task_of: the last task of every operator
     """
     before: dict[str, list[str]] = {}
     for dependency in graph.dependencies:
@@ -108,10 +112,12 @@ def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Tasks, and what each of them is: the operator, and a name with its part.
+    """Tasks with the operator and the name of each.
 
-    operators: int64[task], -1 for an all-reduce; pieces: what each of these reduces, by task
-    part, parts: int64[task], which part of the operator, counted from 0, and of how many
+    operators: int64[task], -1 for an all-reduce
+    pieces: the gradients of each all-reduce, by task
+    part: int64[task], the part of the operator, counted from 0
+    parts: int64[task], the number of its parts
     stretch: int64[task]: tasks of operators that are cut together have the same number; -1: not cut
     """
 
@@ -197,7 +203,7 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
         ]
         _block(build, tasks)
         waiting += [gradient for operator in stretch for gradient in moved.get(operator.name, ())]
-        # A weight gradient goes right behind its all-to-all, but never before what it reads is issued.
+        # A weight gradient goes right behind its all-to-all, but never before its inputs are issued.
         ready = [gradient for gradient in waiting if all(name in build.last for name in before[gradient.name])]
         for gradient in ready:
             build.add(gradient)
@@ -215,7 +221,7 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
 
 
 def check_step_parts(plan: Plan, problem: Problem, graph: OperatorGraph) -> None:
-    """Raise InputError unless what the plan cuts and moves are operators of the step (`graph`) that may be cut and moved so."""
+    """Raise InputError unless the plan cuts and moves operators of the step (`graph`) that may be cut and moved so."""
     _check_ranges(plan, problem, graph)
     under = plan.overlap.under if plan.overlap else {}
     _check_moves(under, graph)
@@ -233,7 +239,7 @@ def _issued(graph: OperatorGraph, under: dict[str, str]) -> list[Operator]:
 
 
 Cut = tuple[str, str, int, bool]
-"""First and last operator, parts, and whether the network takes the parts interleaved."""
+"""First and last operator, parts, and True if the network takes the parts interleaved."""
 
 
 def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
@@ -314,7 +320,7 @@ def _emission(stretch: list[Operator], parts: int, interleaved: bool) -> Iterato
 
 
 def _block(build: _Builder, tasks: list[int]) -> None:
-    """Frameworks let the compute stream wait for an all-to-all as soon as it is issued: what comes next in the program starts
+    """Frameworks let the compute stream wait for an all-to-all as soon as it is issued: the next task of the program starts
     after it, needed or not, except for weight gradients that a plan moves under it and the parts of its own stretch."""
     first = next((task for task in tasks if build.stream[task] == COMPUTE), None)
     if build.blocking is not None and first is not None:
@@ -384,7 +390,7 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
             pair.append(pairs.setdefault((operator.layer, operator.phase), len(pairs)))
         else:
             pair.append(-1)
-        # The gradient of the aggregation is what Lina calls the combine of the backward pass: an all-to-all is imminent.
+        # Lina's combine of the backward pass is the gradient of the aggregation: an all-to-all is imminent.
         holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
     edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
     tasks = Tasks(

@@ -1,9 +1,5 @@
-"""The predicted timeline of a training step: every group of alike GPUs computes, all share one network.
-
-A time below which no schedule can bring a training step.
-
-What a training step keeps in every GPU's memory.
-"""
+"""The predicted timeline of a training step, on which every group of alike GPUs computes and all share one network; the time
+below which no schedule can bring it; and the bytes that it keeps in every GPU's memory."""
 
 from typing import TYPE_CHECKING
 
@@ -22,6 +18,9 @@ from engine.simulate.training.program import Program, program_of
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 FORWARD_KINDS = {
     "gate": "gate",
     "dispatch": "dispatch",
@@ -29,6 +28,9 @@ FORWARD_KINDS = {
     "combine": "combine",
     "aggregate": "aggregate",
 }
+
+GRID = 2 ** (1 / 256)
+"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
 
 
 def simulate_step(plan: Plan, problem: Problem) -> Timeline:
@@ -103,16 +105,9 @@ def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
     return names[members[0]] + (f" and {alike} like it" if alike else "")
 
 
-if TYPE_CHECKING:
-    import networkx as nx
-
-GRID = 2 ** (1 / 256)
-"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
-
-
 def bound_of_step(problem: Problem, placement: Placement) -> float:
     """Seconds that every schedule of the step takes under this placement, however its operators are cut (into at most
-    `MAX_PARTS` equal parts), fused, ordered and overlapped, whether full buffers or only real tokens are sent.
+    `MAX_PARTS` equal parts), fused, ordered and overlapped, with full buffers or only real tokens sent.
 
     No GPU computes two things at once, and the network carries one collective's worth at a time: both have a least total,
     before the loss, which needs the whole forward pass, and after it. A collective after the loss waits for the loss of all
@@ -161,8 +156,9 @@ def _least(priced: PricedStep) -> np.ndarray:
 
 
 def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarray, np.ndarray]:
-    """bool[operator] twice: what must be over before the backward pass begins, and what cannot begin before. Without a loss
-    nothing is before; what neither leads to the loss nor follows from it may run on either side and is left out."""
+    """bool[operator] twice: operators that must be over before the backward pass begins, and those that cannot begin before.
+    Without a loss none is before; one that neither leads to the loss nor follows from it may run on either side and is left
+    out."""
     import networkx as nx
 
     loss = next(
@@ -179,7 +175,7 @@ def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarra
 
 
 def _among(priced: PricedStep, *names: set[str]) -> np.ndarray:
-    """bool[operator]: whether its name is in one of the sets."""
+    """bool[operator]: True if its name is in one of the sets."""
     return np.array([any(operator.name in some for some in names) for operator in priced.graph.operators], dtype=bool)
 
 
@@ -195,12 +191,11 @@ def _all_reduced(problem: Problem, priced: PricedStep) -> float:
 
 
 def _least_all_reduce(problem: Problem, sent: float, groups: int = 1) -> float:
-    """Seconds that all-reduces of `sent` bytes take at the very least, in whatever pieces of at least a byte: at the best
-    rate of any size. More bytes never take less time, so that a size takes at least as long as the one below it on a grid.
-    """
+    """Seconds that all-reduces of `sent` bytes take at the very least, in any pieces of at least a byte: at the best rate of
+    any size. More bytes never take less time, so that a size takes at least as long as the one below it on a grid."""
     if sent <= 1:
         return 0.0
-    # What a measured source does not tell cannot be simulated either; half of its reach is already at its last rate.
+    # Sizes beyond a measured source cannot be simulated either; half of its reach is already at its last rate.
     largest = sent
     while not _is_priced(problem, largest, groups):
         largest /= 2
@@ -217,14 +212,14 @@ def _is_priced(problem: Problem, size: float, groups: int) -> bool:
 
 
 def bytes_per_parameter(model: MoEModel) -> float:
-    """Weight and gradient in the model's numbers, and for SGD with momentum a momentum in 32 bits, beside a copy of the
-    weight in 32 bits where the model's numbers are shorter."""
+    """Bytes of weight and gradient in the model's numbers, and for SGD with momentum a momentum in 32 bits, plus a copy of the
+    weight in 32 bits if the model's numbers are shorter."""
     number = model.bytes_per_number
     return 2 * number + 4 + (4 if number < 4 else 0)
 
 
 def step_state_bytes(problem: Problem, placement: Placement) -> np.ndarray:
-    """float64[gpu]: weights, gradients and momentum; activations, which depend on what is recomputed, are not counted."""
+    """float64[gpu]: bytes of weights, gradients and momentum; activations depend on recomputation and do not count."""
     model = problem.model
     graph = problem.graph or transformer_step(model, problem.step, len(problem.cluster.gpus))
     dense = sum(operator.parameters for operator in graph.of_phase("forward") if operator.kind != "experts")

@@ -1,4 +1,4 @@
-"""What the training systems are compared with: DeepSpeed, Tutel, FasterMoE, and a compiler that cuts nothing (RAF).
+"""The systems that the training systems are compared with: DeepSpeed, Tutel, FasterMoE, and a compiler that cuts nothing (RAF).
 
 These are their policies on our simulated step, not their programs: kernels and communication take the same time in all.
 """
@@ -41,7 +41,7 @@ def fixed_degree(problem: Problem, degree: int, policy: str, bucket: float) -> D
 
 
 def deepspeed(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
-    """All-to-alls wait for experts and experts for all-to-alls; gradients are reduced beside the backward pass."""
+    """All-to-alls wait for experts and experts for all-to-alls; gradients are reduced during the backward pass."""
     return fixed_degree(problem, 1, "fair", options.bucket_mb * 1e6)
 
 

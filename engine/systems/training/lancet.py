@@ -133,7 +133,7 @@ class BackwardExchanges:
 
 
 def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
-    """Which weight gradients could run under which all-to-alls of the backward pass (Lancet §4.1)."""
+    """Weight gradients that could run under each all-to-all of the backward pass (Lancet §4.1)."""
     graph = priced.graph
     exchanges = tuple(operator.name for operator in graph.of_phase("dx") if operator.network)
     gradients = tuple(operator.name for operator in graph.of_phase("dw"))
