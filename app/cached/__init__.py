@@ -34,11 +34,11 @@ from app.cached.inputs import (
 )
 from app.cached.plans import (
     Answer,
+    Baseline,
     Candidate,
-    Deployed,
     answer_of,
+    baseline,
     candidates,
-    deployed,
     forget_saved_plans,
     jobs,
     made_for,

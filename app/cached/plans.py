@@ -1,7 +1,4 @@
-"""The plans of the session and what jobs have kept.
-
-What is deployed now: what every plan is held against.
-"""
+"""The plans of the session, those that jobs have kept, and the one against which all are held."""
 
 import math
 from contextlib import suppress
@@ -12,6 +9,7 @@ import streamlit as st
 from app import state
 from engine import store
 from engine.cluster import Cluster
+from engine.compare.baseline import baseline_of
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs import runner
@@ -23,7 +21,6 @@ from engine.provenance import input_digests
 from engine.result import Status
 from engine.store import team
 from engine.store.database import LostError, database
-from engine.systems import baseline_for, usual_plan
 from engine.systems.plan_names import names_of
 from engine.training import TrainingStep
 
@@ -231,36 +228,38 @@ def open_plan() -> Plan | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Deployed:
-    """chosen: a person said that it is; else it is what `baseline_for` says. is_candidate: it is among the plans of the
-    session, under its id."""
+class Baseline:
+    """The plan that every other is held against.
+
+    chosen: True if a person said that it is deployed; else it is the usual one, see `engine.compare.baseline_of`
+    is_candidate: True if it is among the plans of the session, under its id
+    """
 
     plan: Plan
     chosen: bool
     is_candidate: bool
 
 
-def deployed(problem: Problem) -> Deployed:
-    """What counts as deployed for a problem; its tokens travel as the problem's do, because how an engine sends is no part of
-    what a plan could win. Raises InputError where nothing was chosen and experts do not fit the GPUs."""
+def baseline(problem: Problem) -> Baseline:
+    """The baseline of a problem, by the name that the session knows it by. Raises InputError if nothing was chosen and experts
+    do not fit the GPUs."""
     known = candidates()
-    chosen = known.get(state.in_use() or "") if problem.in_use is not None else None
-    if chosen is not None:
-        if chosen.plan.travel == problem.travel:
-            return Deployed(chosen.plan, True, True)
-        return Deployed(chosen.plan.model_copy(update={"travel": problem.travel}), True, False)
+    chosen = known.get(state.in_use() or "")
+    if chosen is not None and problem.in_use is not None:
+        plan = baseline_of(problem, chosen.plan)
+        return Baseline(plan, True, plan is chosen.plan)
     usual = _usual(tuple(input_digests(problem).items()), problem)
     if usual.id in known:
-        return Deployed(known[usual.id].plan, False, True)
+        return Baseline(known[usual.id].plan, False, True)
     # The same plan, made when another recording was open.
     alike = (candidate.plan for candidate in known.values() if _is_alike(candidate.plan, usual))
     plan = next(alike, None)
-    return Deployed(plan or usual, False, plan is not None)
+    return Baseline(plan or usual, False, plan is not None)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _usual(key: tuple, _problem: Problem) -> Plan:
-    return usual_plan(baseline_for(_problem), _problem)[0]
+    return baseline_of(_problem)
 
 
 def _is_alike(plan: Plan, usual: Plan) -> bool:

@@ -115,14 +115,14 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
-    return (None if problem.goal is Goal.TRAINING else cached.deployed(problem).plan), False
+    return (None if problem.goal is Goal.TRAINING else cached.baseline(problem).plan), False
 
 
 def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
     """What a plan can be shown beside, by id: what is deployed, then the session's other plans that fit, the usual baselines
     before the others."""
     try:
-        now = cached.deployed(problem).plan
+        now = cached.baseline(problem).plan
         deployed = {now.id: now}
     except InputError:  # contiguous blocks do not fit the GPUs
         deployed = {}

@@ -7,8 +7,6 @@ The system that made a plan, to be run again on other recordings.
 The gain of a plan on recordings that it was not made from, beside the deployed plan, no plan at all, and no replicas.
 
 Which recordings a plan was made from, and which it has not seen.
-
-The plan that runs now, where only its placement is known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +16,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.judge import Judge, gain_of, ratio_gain, same_work
 from engine.errors import InputError, StoppedError
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Provenance, Stop
 from engine.schema import Frozen
 from engine.serving.step import recording_of_step
-from engine.systems import SYSTEMS, System, usual_plan
+from engine.systems import SYSTEMS, System
 from engine.systems.base import Report
 from engine.systems.options import Options
 from engine.workload import ExpertLoad, RoutingTrace, Workload
@@ -199,7 +198,7 @@ def candidates_of(
     if replicas_of(plan):
         bare = (maker and maker.without_replicas()) or replicating_without_replicas(plan, problem)
     try:
-        linear, _ = usual_plan(SYSTEMS["linear"], replace(problem, travel=plan.travel))
+        linear = baseline_of(travelling_like(plan, replace(problem, in_use=None)))
     except InputError:  # contiguous blocks do not fit every cluster
         linear = None
     return Candidates(plan, deployed, own, others, maker, bare, linear)
@@ -360,16 +359,3 @@ def _digests(recording: Workload, judge: Judge) -> list[str]:
         gpus = len(judge.problem.cluster.gpus)
         digests.append(recording_of_step(recording, judge.serving.step, judge.problem.model, gpus).digest)
     return digests
-
-
-def running(placement: Placement, plan: Plan, name: str = "deployed") -> Plan:
-    """A bare placement as a plan that differs from the one in question in nothing that engines settle elsewhere: its tokens
-    travel alike, and where it has no replicas they are carried or return alike. All GPUs send at once, as engines do."""
-    return Plan(
-        name=name,
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        execution=plan.execution if placement.single else "vanilla",
-        travel=plan.travel,
-        provenance=Provenance(optimiser="file"),
-    )

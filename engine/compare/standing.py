@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.compare.figures import Metrics, Migration, gap_over_placements, speedup
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
+from engine.serving.figures import ServingFigures
 from engine.units import ratio, seconds, share
 
 Span = Literal["pass", "step", "token", "prompt"]
@@ -73,6 +75,45 @@ class Standing:
         if self.placement_gap is None:
             return f"Above the {kind} bound", share(self.gap)
         return f"Above {kind} · placement bound", f"{share(self.gap)} · {share(self.placement_gap)}"
+
+
+def standing_of(
+    plan: Plan,
+    own: Metrics | ServingFigures,
+    baseline: Plan,
+    base: Metrics | ServingFigures,
+    problem: Problem,
+    move: Migration | None,
+    risks: tuple[Risk, ...] | None = (),
+) -> Standing:
+    """Return how a plan stands against its baseline, the same for every page, command and goal.
+
+    own, base: figures of the plan and of the baseline; those of a serving step say nothing of placements in general
+    move: from the baseline to the plan; None: not counted
+    risks: on other recordings, worst first; None: not scored yet
+    """
+    if isinstance(own, ServingFigures):
+        span, total, base_total = ("token" if own.step.phase == "decode" else "prompt"), own.seconds, base.seconds
+        rate, bound, gap = own.tokens_per_second, own.bound, None
+        covers = f"No order of sends brings this placement below {seconds(bound)}."
+    else:
+        span, total, base_total = ("step" if problem.goal is Goal.TRAINING else "pass"), own.total, base.total
+        rate, bound, gap = tokens_per_second(problem, total), own.order_bound, gap_over_placements(plan, own)
+        covers = bound_sentence(plan, own)
+    return Standing(
+        plan=plan.name,
+        deployed=baseline.name,
+        is_deployed=plan.id == baseline.id,
+        span=span,
+        seconds=total,
+        deployed_seconds=base_total,
+        tokens_per_second=rate,
+        bound=bound,
+        bound_covers=covers,
+        move=move,
+        risks=risks,
+        placement_gap=gap,
+    )
 
 
 def is_loss(gain: float) -> bool:

@@ -1,11 +1,11 @@
 """One verdict a plan: do it, try it, not now, or cannot say yet."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
 from pydantic import Field
 
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.evidence import Criterion, Evidence, Thresholds, Word, decide, gather
 from engine.compare.held_out import HeldOut, candidates_of, split_by_origin
 from engine.compare.judge import Judge, Serving
@@ -16,7 +16,6 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
 from engine.schema import Frozen
-from engine.systems import SYSTEMS, usual_plan
 from engine.systems.base import Report, silent
 from engine.workload import Workload
 
@@ -112,7 +111,7 @@ def evidence_of(
         raise InputError(
             "a verdict is on a plan for inference of one model; close the second model or the training step"
         )
-    deployed = deployed or usual_plan(SYSTEMS["linear"], replace(problem, travel=plan.travel))[0]
+    deployed = deployed or baseline_of(travelling_like(plan, problem))
     for checked in (plan, deployed):
         problem.check_plan(checked)
     judge = Judge(problem, serving)
