@@ -10,10 +10,12 @@ from app import state
 from engine import store
 from engine.cluster import Cluster
 from engine.compare.baseline import baseline_of
+from engine.compare.comparison import PlanRow
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
-from engine.jobs import runner
+from engine.jobs import kinds, runner
 from engine.jobs.protocol import RESULT
+from engine.jobs.tasks import OptimiseAnswer
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
@@ -165,12 +167,12 @@ def forget_saved_plans() -> None:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, _job: runner.Job) -> Candidate:
-    """One plan of a sweep, which once found stays in its job's result. Raises InputError where that is damaged."""
-    try:
-        candidates = (_job.result or {}).get("candidates", [])
-        return _candidate(next(candidate for candidate in candidates if candidate["point"]["plan_id"] == id))
-    except (StopIteration, LookupError, TypeError, AttributeError):
-        raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})") from None
+    """One plan of a sweep, which once found stays in its job's result. Raises InputError if that is damaged."""
+    answer = result_of(_job)
+    for row in () if answer is None else answer.candidates:
+        if row.point.plan_id == id:
+            return _candidate(row)
+    raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})")
 
 
 def answer_of(job: runner.Job) -> Answer:
@@ -180,28 +182,23 @@ def answer_of(job: runner.Job) -> Answer:
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
 def _answer(id: str, written: int, _job: runner.Job) -> Answer:
-    try:
-        result = _job.result or {}
-        return Answer([_candidate(candidate) for candidate in result["candidates"]], dict(result.get("refused", {})))
-    except InputError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise InputError(f"{_job.folder / RESULT} is damaged (its plans cannot be read); run the job again") from None
+    answer = kinds.read_answer(_job)
+    refused = answer.refused if isinstance(answer, OptimiseAnswer) else {}
+    return Answer([_candidate(row) for row in answer.candidates], refused)
 
 
-def result_of(job: runner.Job) -> dict | None:
-    """What a job has kept so far; None while it is nothing. Raises InputError where it is damaged. Not to be changed: other
-    runs and sessions share it."""
+def result_of(job: runner.Job) -> kinds.Answer | None:
+    """The answer of a job so far, by its kind; None while there is none. Raises InputError if it is damaged."""
     return _result(job.id, written, job) if (written := job.result_written) else None
 
 
 @st.cache_resource(max_entries=16, show_spinner="Reading results")
-def _result(id: str, written: int, _job: runner.Job) -> dict:
-    return _job.result
+def _result(id: str, written: int, _job: runner.Job) -> kinds.Answer | None:
+    return kinds.read_answer(_job)
 
 
-def _candidate(data: dict) -> Candidate:
-    return Candidate(Plan.from_dict(data["plan"], "plan"), data["status"], data["runtime"], data["notes"])
+def _candidate(row: PlanRow) -> Candidate:
+    return Candidate(row.plan, row.status, row.runtime, row.notes)
 
 
 @st.cache_resource(show_spinner=False)

@@ -229,68 +229,6 @@ def comparison(answer: dict[str, Any]) -> str:
     return table(header, rows) + OVERLOAD
 
 
-def launched(answer: dict[str, Any]) -> str:
-    lines = [_launched_plan(run) for run in answer["runs"]]
-    if (preference := answer["preference"]) is not None:
-        lines.append(_launched_together(answer["runs"], preference))
-    lines.append(f"{answer['tokens']:,} tokens on {answer['device']}")
-    if (testbed := answer.get("testbed")) is not None:
-        rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed["bandwidth"])
-        lines.append(
-            f"links of {testbed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed['scale'])}"
-        )
-        if near := sorted({rate for rate in testbed.get("near", ()) if rate}):
-            inside = ", ".join(digits(rate * 8 / 1e6) for rate in near)
-            lines[-1] += f"; inside nodes {inside} Mbit/s"
-    return "\n".join(lines)
-
-
-def _launched_plan(run: dict[str, Any]) -> str:
-    kinds = run["by_kind"]
-    rows = [
-        [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
-        for kind, predicted, measured, factor in zip(
-            kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
-        )
-    ]
-    total = run["measured_seconds"] / run["predicted_seconds"]
-    rows.append(
-        ["waiting between steps", seconds(run["predicted_waiting_seconds"]), seconds(run["waiting_seconds"]), ""]
-    )
-    rows.append(["total", seconds(run["predicted_seconds"]), seconds(run["measured_seconds"]), ratio(total)])
-    spread = f"{seconds(min(run['pass_seconds']))} to {seconds(max(run['pass_seconds']))}"
-    return "\n".join(
-        [
-            f"{run['name']}: median of {len(run['pass_seconds'])} passes ({spread})",
-            table(["step", "predicted", "measured", "measured / predicted"], rows),
-            *_launched_layers(run["by_layer"]),
-            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number (rounding explains up to "
-            f"{run['allowed_difference']:.2g})",
-            f"predicted with {run['predicted']['cost_source']}",
-        ]
-    )
-
-
-def _launched_layers(layers: dict[str, list]) -> list[str]:
-    """Between what the layers' factors lie, where there are several."""
-    factors = {layer: factor for layer, factor in zip(layers["layer"], layers["ratio"], strict=True) if factor}
-    if len(factors) < 2:
-        return []
-    least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
-    return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
-
-
-def _launched_together(runs: list[dict[str, Any]], preference: dict[str, Any]) -> str:
-    rows = []
-    for place in preference["order"]:
-        run = runs[place]
-        passes, predicted, measured = run["pass_seconds"], run["predicted_seconds"], run["measured_seconds"]
-        spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
-        rows.append([run["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
-    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0]['pass_seconds'])} passes"]
-    return "\n".join([table(header, rows), *preference["lines"]])
-
-
 def detected(answer: dict[str, Any]) -> str:
     lines = [answer["summary"]] if answer["summary"] else []
     if answer["gpus"]:

@@ -13,7 +13,7 @@ from engine.parallel import in_order
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
-from engine.systems import SYSTEMS, run
+from engine.systems import named_for, run
 from engine.systems.base import Report, silent
 from engine.systems.options import Value
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
@@ -199,7 +199,7 @@ def _point_of_size(
     (problem, part, system, options), sizes = common
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
     try:
-        outcome = run(SYSTEMS[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
+        outcome = run(named_for(problem)[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
     except InputError as error:
         return CapacityPoint(count, gpus, refused=str(error))
     if outcome.result.status is Status.CANCELLED:

@@ -1,19 +1,71 @@
 """Systems run side by side on one problem, and the rows that tell of their plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from pydantic import ConfigDict, JsonValue, PlainSerializer, PlainValidator, field_serializer
 
-from engine.compare.figures import metrics, proof_of_plan
+from engine.compare.figures import Metrics, metrics, proof_of_plan
 from engine.errors import InputError, StoppedError
 from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
+from engine.schema import Frozen
 from engine.systems.base import Notes, Outcome, Report, System, run, silent
 from engine.systems.options import Value
 from engine.timeline import Timeline
+
+
+class PlanRow(Frozen):
+    """A plan and how it came about, as jobs keep it.
+
+    status: of the search, see `Status`; runtime: seconds that the optimiser took, NaN: not known
+    notes: what the recipe found out, by what it is about: fields of a `Note`; the first version kept bare values
+    """
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
+
+    plan: Plan
+    status: str
+    runtime: float
+    notes: dict[str, JsonValue]
+
+    @cached_property
+    def written_plan(self) -> dict[str, JsonValue]:
+        """The plan as JSON. Kept: a job writes all its rows again with every new one."""
+        return self.plan.model_dump(mode="json", exclude_none=True)
+
+    @field_serializer("plan")
+    def _write_plan(self, plan: Plan) -> dict[str, JsonValue]:
+        return self.written_plan
+
+
+def _read_metrics(data: object) -> Metrics | None:
+    if data is None or isinstance(data, Metrics):
+        return data
+    try:
+        return Metrics.from_dict(data)
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+KeptMetrics = Annotated[
+    Metrics | None,
+    PlainValidator(_read_metrics),
+    PlainSerializer(lambda figures: None if figures is None else figures.to_dict()),
+]
+"""Figures of a plan; None of those that another version kept, of which a page simulates them again."""
+
+
+class Candidate(PlanRow):
+    """One row of the candidate table: a plan with what its optimiser says (`proof`) and what the simulation says."""
+
+    proof: str = ""
+    metrics: KeptMetrics = None
+
 
 Choice = tuple[System, Mapping[str, Value]]
 """A system to run, and its options."""
@@ -22,12 +74,12 @@ Choice = tuple[System, Mapping[str, Value]]
 class Comparison:
     """What has come so far of systems on a problem.
 
-    candidates: a row for every plan, see `candidate`; refused: by the title of a system that cannot plan for this, why
+    candidates: a row for every plan; refused: by the title of a system that cannot plan for this, why
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.candidates: list[dict[str, Any]] = []
+        self.candidates: list[Candidate] = []
         self.refused: dict[str, str] = {}
 
     def run(
@@ -45,7 +97,7 @@ class Comparison:
         parts /= parts.sum()
 
         def report_of(finished: int, index: int) -> Report:
-            fastest = min((row["metrics"]["total"] for row in self.candidates), default=None)
+            fastest = min((row.metrics.total for row in self.candidates), default=None)
             # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
             others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
             done = float(parts[:index].sum() + others.sum())
@@ -69,13 +121,10 @@ class Comparison:
                 self.candidates.append(row)
                 yield outcome
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"candidates": self.candidates, "refused": self.refused}
-
 
 def _run_choice(
     common: tuple[Problem, tuple[Choice, ...]], index: int, stop: Stop, report: Report
-) -> tuple[Outcome, dict[str, Any]] | InputError:
+) -> tuple[Outcome, Candidate] | InputError:
     """The outcome of a system and its row, or why it refuses."""
     problem, choices = common
     system, options = choices[index]
@@ -97,20 +146,20 @@ def _report_of_turn(report: Report, before: float, part: float, system: System, 
     return report_turn
 
 
-def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
-    """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
+def candidate(outcome: Outcome, problem: Problem) -> Candidate:
+    """The row of an outcome."""
     result = outcome.result
     return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline)
 
 
-def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> dict[str, Any]:
-    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
+def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> Candidate:
+    """The row of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
     figures = metrics(plan, problem, timeline)
-    return {
-        "plan": plan.model_dump(mode="json", exclude_none=True),
-        "status": plan.claim.status.value,
-        "proof": proof_of_plan(plan, figures).in_words,
-        "runtime": runtime,
-        "notes": {about: note._asdict() for about, note in notes.items()},
-        "metrics": figures.to_dict(),
-    }
+    return Candidate(
+        plan=plan,
+        status=plan.claim.status.value,
+        proof=proof_of_plan(plan, figures).in_words,
+        runtime=runtime,
+        notes={about: note._asdict() for about, note in notes.items()},
+        metrics=figures,
+    )

@@ -203,16 +203,17 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def replace_result(folder: Path, result: dict[str, Any]) -> None:
-    """Put another result in the place of that of a job that has ended. Raises InputError when it cannot be written."""
+def replace_result(folder: Path, result: Frozen) -> None:
+    """Replace the answer of a job that has ended. Raises InputError if it cannot be written."""
     try:
         write_atomically(folder / RESULT, _as_text(result))
     except OSError as error:
         raise InputError(f"{folder / RESULT} cannot be written: {error.strerror or error}") from None
 
 
-def _as_text(result: dict[str, Any]) -> bytes:
-    return to_json({"version": VERSION, **result}, inf_nan_mode="constants")  # plans may have millions of sends
+def _as_text(result: Frozen) -> bytes:
+    fields = result.model_dump(mode="json")
+    return to_json({"version": VERSION, **fields}, inf_nan_mode="constants")  # plans may have millions of sends
 
 
 class Context:
@@ -257,15 +258,15 @@ class Context:
         with contextlib.suppress(OSError):
             append_progress(self.folder, progress)
 
-    def keep(self, result: dict[str, Any]) -> None:
-        """Store the best result so far, so that it outlives a cancel, a crash or a kill."""
+    def keep(self, result: Frozen) -> None:
+        """Store the best answer so far, so that it outlives a cancel, a crash or a kill."""
         self._store(result, closing=False)
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Store what the work returned: the final result, or the best so far when it was asked to stop."""
+    def finish(self, result: Frozen) -> None:
+        """Store the answer that the work returned: the final one, or the best so far if it was asked to stop."""
         self._store(result, closing=True)
 
-    def _store(self, result: dict[str, Any], closing: bool) -> None:
+    def _store(self, result: Frozen, closing: bool) -> None:
         text = _as_text(result)
         with self._lock:
             if self._closed:  # a thread that was left behind must not overwrite the final result

@@ -24,6 +24,7 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.files import write_atomically
 from engine.jobs import runner, tasks
+from engine.jobs.kinds import answered
 from engine.jobs.launches import BRIEF, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
@@ -38,6 +39,7 @@ from engine.timeline import Timeline
 from engine.training import usual_step
 from tests.app.test_pages import ROOT, open_sample, press, visit
 from tests.app.test_step_page import enter, field, said
+from tests.jobs.asking import in_json
 from tests.jobs.launched import fail, finish, request_of
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
@@ -61,7 +63,7 @@ def plan(problem: Problem, name: str, *systems: str | dict) -> list[Plan]:
     }
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
-    context.finish(tasks.optimise(arguments, context))
+    context.finish(answered(tasks.optimise, arguments, context))
     return [Plan.from_dict(candidate["plan"], "plan") for candidate in Job(folder.name, folder).result["candidates"]]
 
 
@@ -501,12 +503,10 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     assert "prediction is for this machine, not for the drawn cluster" in said(app.caption)
     assert metrics(app)["Measured / predicted"] == "1.2×" and metrics(app)["Output differs by"] == "1e-07"
     preference = job.result["preference"]
-    title, details = report.finding(preference)
+    title, details = report.finding(preference["lines"])
     assert title.startswith("Measured, ") and details and details in said(app.caption)
     close = ["too close to call: a and b differ by less than the noise", "b", "as predicted: within 10 % of each other"]
-    assert report.finding({"lines": close})[0].startswith(
-        "Too close to call: a and b differ by less than the noise, as pred"
-    )
+    assert report.finding(close)[0].startswith("Too close to call: a and b differ by less than the noise, as pred")
     before = metrics(app)["Measured"]
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
     app.run()
@@ -599,7 +599,7 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=step)
     arguments = problem_arguments(problem) | {"systems": [{"name": "deepspeed"}]}
     (folder := store.data_folder() / "scratch").mkdir()
-    (candidate,) = tasks.optimise(arguments, Context(folder))["candidates"]
+    (candidate,) = in_json(tasks.optimise)(arguments, Context(folder))["candidates"]
     predicted = simulate_step(Plan.from_dict(candidate["plan"], "plan"), problem)
     measured = Timeline(predicted.events, predicted.resources, "measured", "CPU", predicted.labels)
     job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), store.data_folder()), 1.2, monkeypatch)

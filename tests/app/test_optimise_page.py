@@ -8,6 +8,7 @@ from app import state
 from app.visitor import roles
 from engine import store
 from engine.jobs import protocol, runner
+from engine.jobs.tasks import OptimiseAnswer
 from engine.workload import ExpertLoad
 from tests.app.test_pages import ROOT, chooser, open_sample, plan_the_sample, press, visit
 
@@ -238,10 +239,10 @@ def test_a_plan_is_in_the_table_before_the_others_are_found(app: AppTest, monkey
     everything = job.result
     some = everything | {"candidates": everything["candidates"][1:2]}
     monkeypatch.setattr(runner.Job, "state", runner.State.RUNNING)
-    protocol.replace_result(job.folder, some)
+    protocol.replace_result(job.folder, OptimiseAnswer(**some))
     app.run()
     assert list(app.dataframe[0].value["Plan"]) == [some["candidates"][0]["plan"]["name"]]
-    protocol.replace_result(job.folder, everything)
+    protocol.replace_result(job.folder, OptimiseAnswer(**everything))
     app.run()
     assert len(app.dataframe[0].value) == len(everything["candidates"])
 

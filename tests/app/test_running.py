@@ -9,9 +9,9 @@ from streamlit.testing.v1 import AppTest
 from app import running
 from engine import store
 from engine.jobs import runner
+from engine.jobs.kinds import HANDLERS
 from engine.jobs.protocol import Progress
 from engine.jobs.runner import Job, State
-from engine.jobs.worker import HANDLERS
 from tests.jobs.test_jobs import LONG, WORKER, until
 
 pytestmark = pytest.mark.slow

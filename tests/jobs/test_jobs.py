@@ -18,6 +18,7 @@ from engine.files import write_atomically
 from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress, Request
 from engine.jobs.runner import Job, State
+from tests.jobs.handlers import LooseAnswer
 
 pytestmark = pytest.mark.slow
 
@@ -231,8 +232,8 @@ def test_lines_of_many_threads_do_not_mix(tmp_path):
 
 def test_a_thread_left_behind_does_not_overwrite_the_final_result(tmp_path):
     context = Context(tmp_path)
-    context.finish({"best": 1})
-    context.keep({"best": 2})
+    context.finish(LooseAnswer(best=1))
+    context.keep(LooseAnswer(best=2))
     assert protocol.read_result(tmp_path) == {"best": 1}
 
 

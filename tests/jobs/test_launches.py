@@ -21,6 +21,7 @@ from engine.launch.running import clusters, local
 from engine.launch.running.clusters import Status
 from engine.launch.running.local import run_on_cluster
 from engine.result import never
+from tests.jobs.asking import in_json
 from tests.jobs.launched import request_of, simulated
 from tests.launch.cluster_fakes import install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for
@@ -47,7 +48,7 @@ def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatc
 
     monkeypatch.setattr(launches, "run", run)
     assert brief_of(job) == Brief(plans=("matched", "concurrent"), on="local", ranks=2)
-    result = launches.launch(job.request.arguments, Context(job.folder))
+    result = in_json(launches.launch)(job.request.arguments, Context(job.folder))
     assert before == [Brief(plans=("matched", "concurrent"), on="local", ranks=2, tokens=TRACE.tokens)]
     after = brief_of(job)
     assert after.predicted == tuple(run["predicted_seconds"] for run in result["runs"]) and min(after.predicted) > 0
