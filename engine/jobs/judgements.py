@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import PlainSerializer, PlainValidator
+from pydantic import PlainSerializer, PlainValidator, field_validator
 
 from engine import store
 from engine.compare import Evidence, Judgement, Thresholds, evidence_of
@@ -135,6 +135,12 @@ class RedundancyAnswer(Answer):
     limit: str
     unit: str
     cost_source: str
+
+    @field_validator("knee", mode="before")
+    @classmethod
+    def _without_bare_number(cls, advised: object) -> object:
+        """The first versions kept the number of slots alone."""
+        return None if isinstance(advised, int) else advised
 
 
 def redundancy_study(ask: RedundancyAsk, context: Context) -> RedundancyAnswer:
