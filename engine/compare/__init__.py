@@ -1,6 +1,5 @@
-"""Is a plan worth it? Its gain on recordings that it was not made from, its price, and one word on both.
-
-Studies: how far a plan can be trusted, answered by making many plans from parts of recordings and scoring each on others.
+"""Comparison of plans: one baseline, one standing, one verdict (the gain on recordings that a plan was not made from, its
+price, and one word on both), and studies that make many plans and score each.
 """
 
 from engine.compare.baseline import baseline_of, plan_of_placement, running

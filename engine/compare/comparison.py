@@ -23,7 +23,7 @@ class PlanRow(Frozen):
     """A plan and how it came about, as jobs keep it.
 
     status: of the search, see `Status`; runtime: seconds that the optimiser took, NaN: not known
-    notes: what the recipe found out, by what it is about: fields of a `Note`; the first version kept bare values
+    notes: findings of the recipe by subject, as fields of a `Note`; the first version kept bare values
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
@@ -61,7 +61,7 @@ KeptMetrics = Annotated[
 
 
 class Candidate(PlanRow):
-    """One row of the candidate table: a plan with what its optimiser says (`proof`) and what the simulation says."""
+    """One row of the candidate table: a plan with the words of its optimiser (`proof`) and the figures of the simulation."""
 
     proof: str = ""
     metrics: KeptMetrics = None
@@ -72,7 +72,7 @@ Choice = tuple[System, Mapping[str, Value]]
 
 
 class Comparison:
-    """What has come so far of systems on a problem.
+    """The answers of systems on a problem so far.
 
     candidates: a row for every plan; refused: by the title of a system that cannot plan for this, why
     """
@@ -92,7 +92,7 @@ class Comparison:
         """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
         the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
         large a part as the seconds that it is expected to take; None: all alike. Raises InputError when the only system of
-        `choices` refuses; with several, what refuses is noted."""
+        `choices` refuses; with several, the one that refuses is noted."""
         parts = np.array(seconds or [1.0] * len(choices), dtype=np.float64)
         parts /= parts.sum()
 
@@ -136,8 +136,8 @@ def _run_choice(
 
 
 def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
-    """The report of one system among several, whose plans so far take `fastest` seconds at the least. before, part: shares of
-    the work that were done before it, and that it is."""
+    """The report of one system among several; the fastest of their plans so far takes `fastest` seconds. before, part: shares
+    of the work that were done before it, and that it is."""
 
     def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)

@@ -1,12 +1,7 @@
-"""Recordings cut into a half to plan on and a half to score on, and samples of a half.
+"""The gain of a plan on recordings that it was not made from, over the deployed plan, no plan at all, and no replicas.
 
-Tokens of one text resemble each other, so where a recording names its sequences these stay whole.
-
-The system that made a plan, to be run again on other recordings.
-
-The gain of a plan on recordings that it was not made from, beside the deployed plan, no plan at all, and no replicas.
-
-Which recordings a plan was made from, and which it has not seen.
+Recordings are cut into a half to plan on and a half to score on. Tokens of one text resemble each other, so sequences stay
+whole if a recording names them. On the earlier half the system that made the plan is run again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +119,7 @@ def maker_of(plan: Plan, problem: Problem) -> Maker | None:
 
 
 def replicating_without_replicas(plan: Plan, problem: Problem) -> Maker:
-    """EPLB's balance without spare slots, for plans with replicas whose maker cannot do without."""
+    """EPLB's balance without spare slots, for plans with replicas that their maker cannot leave out."""
     return _maker(REPLICATING, {"redundant": 0}, problem, plan)
 
 
@@ -192,7 +187,7 @@ class Part:
 def candidates_of(
     plan: Plan, deployed: Plan, own: tuple[Workload, ...], others: tuple[Workload, ...], judge: Judge
 ) -> Candidates:
-    """The plan with the plans and makers that stand beside it."""
+    """The plan with the plans and makers that it is compared with."""
     problem = replace(judge.problem, in_use=deployed.placement)
     maker, bare = maker_of(plan, problem), None
     if replicas_of(plan):
@@ -232,7 +227,7 @@ def parts_of(candidates: Candidates) -> list[Part]:
 
 
 def _report_of(part: Part, share: float, report: Report) -> Report:
-    """Of the systems that are run again for a part, of which nobody knows how much of it they are."""
+    """The report of systems that are run again for a part; their share of its work is not known."""
 
     def report_part(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         report(share, f"{part.recording.name}: {message}", None, None)

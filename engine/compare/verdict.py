@@ -21,8 +21,11 @@ from engine.workload import Workload
 
 
 class Beside(Frozen):
-    """A plan that the judged one stands beside. gain: held out, over the deployed plan, None where it is unknown;
-    replica_bytes: of its slots beyond one for every expert"""
+    """A plan for comparison with the judged one.
+
+    gain: held out, over the deployed plan; None: unknown
+    replica_bytes: of its slots beyond one for every expert
+    """
 
     name: str
     gain: float | None
@@ -30,14 +33,14 @@ class Beside(Frozen):
 
 
 class Verdict(Frozen):
-    """What to do with a plan, and every figure that says so. Shares, bytes, seconds; None where something is unknown.
+    """The verdict on a plan, and every figure behind it. Shares, bytes, seconds; None: unknown.
 
     plan, deployed, unit: see `Evidence`
     gain_held_out: mean over `parts`; gain_low, gain_high: its interval at this `confidence`; gain_worst: on the worst part
     persistence: see `engine.compare.held_out.persistence_of`
     memory_bytes: of replicas, on all GPUs; memory_bytes_per_gpu: most that a GPU holds more than now; memory_share: of the
         fullest GPU
-    break_even_steps, break_even_minutes: until the move has paid; None also where it never does
+    break_even_steps, break_even_minutes: until the move has paid; None also if it never does
     """
 
     verdict: Word
@@ -100,12 +103,14 @@ def evidence_of(
     stop: Stop = never,
     report: Report = silent,
 ) -> Evidence:
-    """All that a verdict on a plan is decided from, whatever the thresholds.
+    """The evidence for a verdict on a plan, whatever the thresholds.
 
-    problem: cluster, model and costs; its recording does not count. recordings: of the model, those that the plan was made
-    from among them as far as they are there; which these are, its provenance says. deployed: the plan that runs now; None:
-    experts in contiguous blocks. serving: the step whose time counts; None: a pass through the MoE layers. Raises InputError
-    where something does not fit, StoppedError when asked to stop.
+    problem: cluster, model and costs; its recording does not count
+    recordings: of the model, with those that the plan was made from (its provenance names them) as far as they are here
+    deployed: the baseline; None: see `baseline_of`
+    serving: the step that is timed; None: a pass through the MoE layers
+
+    Raises InputError if something does not fit, StoppedError when asked to stop.
     """
     if problem.goal is not Goal.INFERENCE or plan.goal is not Goal.INFERENCE:
         raise InputError(

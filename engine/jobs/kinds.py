@@ -1,8 +1,9 @@
-"""The kinds of jobs: how each is asked, how it answers, and which function does it.
+"""The kinds of jobs: the question, the answer and the handler of each.
 
 A kind is a handler `handler(ask, context) -> answer`. The annotations of its parameter `ask` and of its return value name two
 frozen models, an `Ask` and an `Answer`, which stand in the handler's module. The job folder holds both as JSON
-(`engine.jobs.protocol`). A handler is named here rather than imported: a worker, and a page, loads what it needs and no more.
+(`engine.jobs.protocol`). A handler is named here rather than imported: a worker, and a page,
+loads the modules that it needs and no more.
 """
 
 import importlib
@@ -41,13 +42,13 @@ Document = dict[str, JsonValue]
 
 
 class Ask(Frozen):
-    """What a job is asked to do. Keys that it does not know are notes of whoever asked, or of another version."""
+    """The question that a job is given. Keys that it does not know are notes of whoever asked, or of another version."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Answer(Frozen):
-    """What a job has found so far, or found. Keys of other versions are passed over; numbers may be infinite."""
+    """The findings of a job, so far or final. Keys of other versions are passed over; numbers may be infinite."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
 
@@ -74,13 +75,13 @@ def answer_type(handler: Handler) -> type[Answer]:
 
 
 def answered(handler: Handler, arguments: Document, context: Context) -> Answer:
-    """Do a job whose question is still JSON. Raises InputError if the question is faulty."""
+    """Do a job from its question in JSON. Raises InputError if the question is faulty."""
     return handler(ask_type(handler).from_dict(arguments, REQUEST), context)
 
 
 def read_answer(job: Job) -> Answer | None:
-    """The answer of a job so far; None while there is none. Raises InputError if it is damaged, or of a version whose answers
-    had other fields."""
+    """The answer of a job so far; None while there is none. Raises InputError if it is damaged, or of a version that
+    kept other fields."""
     if (result := job.result) is None:
         return None
     try:

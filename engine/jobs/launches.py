@@ -29,7 +29,7 @@ from engine.units import digits, seconds, share, size
 from engine.validate import refuse_broken_launch
 
 RUN = "run"
-"""Folder in a job's folder: the ranks' own. For a launch on a cluster it has what was seen of the job there."""
+"""Folder in a job's folder: the ranks' own. For a launch on a cluster it has the signs of the job there."""
 
 BRIEF = "brief.json"
 

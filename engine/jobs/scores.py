@@ -43,7 +43,7 @@ class FrontAsk(ProblemAsk):
 class FrontRow(Candidate):
     """A plan of the front; weight, kept_share and balancedness are as the search counts them.
 
-    rows: that a token sends in a layer, if rows are what counts; else None, as of the first versions
+    rows: that a token sends in a layer, if rows count and not hops; else None, as of the first versions
     moves: experts that move from the placement in use
     """
 
@@ -95,7 +95,7 @@ def find_front(ask: FrontAsk, context: Context) -> FrontAnswer:
         wall_limit=wall_limit,
     )
     for point in final:
-        # Simulating what is not known yet would keep whoever cancelled waiting.
+        # Simulating further points would keep whoever cancelled waiting.
         if id(point) not in candidates and not context.stop():
             candidates[id(point)] = _point(point, instance, problem, ask)
     return FrontAnswer(candidates=tuple(candidates[id(point)] for point in final if id(point) in candidates))

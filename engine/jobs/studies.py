@@ -61,7 +61,7 @@ class AffinityAnswer(Answer):
 
 
 def affinity_study(ask: AffinityAsk, context: Context) -> AffinityAnswer:
-    """How many tokens an affinity plan needs, and if it holds on other recordings."""
+    """Find the number of tokens that an affinity plan needs, and if the plan holds on other recordings."""
     traces = [_trace(digest) for digest in (ask.workload, *ask.others)]
     common = {"gpus": ask.gpus, "first_choice": ask.first_choice, "stop": context.stop, "time_limit": ask.time_limit}
     # A plan of the second study takes as long as one of the first, which makes about a dozen.
@@ -336,7 +336,7 @@ class ReplanPoint(Frozen):
 
 
 class ReplanRow(PlanRow):
-    """A plan made for a change; its claim is the time that it takes on what is open now."""
+    """A plan made for a change; its claim is the time that it takes on the open problem."""
 
     point: ReplanPoint
 

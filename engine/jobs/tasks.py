@@ -60,7 +60,7 @@ def optimise(ask: OptimiseAsk, context: Context) -> OptimiseAnswer:
     known = seconds if None not in seconds else None
     for outcome in comparison.run(choices, context.stop, report, known):
         context.keep(_as_asked(comparison, ask))
-        if not context.stop():  # what was simulated in a hurry is simulated again
+        if not context.stop():  # a timeline of a hurried end is simulated again
             with contextlib.suppress(InputError):  # a full disk: pages simulate it again
                 _keep(outcome, comparison)
     if comparison.refused and not comparison.candidates:

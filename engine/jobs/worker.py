@@ -83,7 +83,7 @@ def _heed_marker(folder: Path, context: Context) -> None:
 
 
 def _leave_error(folder: Path, message: str) -> None:
-    # On a full disk, without the reserve, the exit code and what the log still takes have to do.
+    # On a full disk, without the reserve, the exit code and the rest of the log have to do.
     with contextlib.suppress(OSError):
         (folder / RESERVE).unlink(missing_ok=True)
         write_atomically(folder / ERROR, Failure(message=" ".join(message.split())).to_json())
@@ -91,5 +91,5 @@ def _leave_error(folder: Path, message: str) -> None:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
-    gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
+    gc.freeze()  # or the interpreter looks for half a second through objects that end with it anyway
     sys.exit(code)

@@ -95,7 +95,7 @@ def test_a_bound_says_what_is_certain() -> None:
     assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
-    assert CapacityPoint.from_dict(points[0].to_dict()) == points[0]
+    assert CapacityPoint(**points[0].to_dict()) == points[0]
 
 
 def test_parts_and_larger_clusters() -> None:

@@ -92,7 +92,7 @@ def test_most_saved_is_a_bound_and_an_order_that_never_pays_says_so():
     then = seconds_at(0.5, problem_that_pays, ordered(plan, problem_that_pays))
     most = most_saved(plan, problem_that_pays, then.seconds["concurrent"]) * then.seconds["concurrent"]
     assert 0 < then.saved <= most == pytest.approx(2 * 0.5 * 4 * 0.5)
-    assert ContentionPoint.from_dict(points[0].to_dict()) == points[0]
+    assert ContentionPoint(**points[0].to_dict()) == points[0]
 
 
 def test_orders_that_pay_as_things_are_pay_from_there():

@@ -30,7 +30,7 @@ def test_a_point_is_a_plan_from_the_recorded_traffic_on_noisy_one() -> None:
     for point in points:
         plan = run(SYSTEMS[point.system], problem, BRIEF.get(point.system, {})).result.solution
         assert point.total == simulate(plan, noisy(problem, 0.75, point.seed, "experts")).total
-        assert ImprecisionPoint.from_dict(point.to_dict()) == point
+        assert ImprecisionPoint(**point.to_dict()) == point
 
 
 def test_two_models_are_compared_with_random_gpus_and_random_colocation() -> None:

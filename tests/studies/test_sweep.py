@@ -106,7 +106,7 @@ def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
         assert point.forward == max(ends)
         after = [start for start, label in zip(events["start"], labels, strict=True) if label.startswith("dx.loss")]
         assert all(start >= point.forward for start in after)
-        assert SweepPoint.from_dict(point.to_dict()) == point
+        assert SweepPoint(**point.to_dict()) == point
         plan = outcome.result.solution
         assert plan.id == point.plan_id and simulate(plan, problem).total == point.total
         assert point.experts_per_gpu == max(len(slots) for slots in plan.placement.experts_of_gpu[0])
