@@ -33,9 +33,9 @@ from app.cached.inputs import (
     workload,
 )
 from app.cached.plans import (
-    Answer,
     Baseline,
     Candidate,
+    Planned,
     answer_of,
     baseline,
     candidates,

@@ -15,6 +15,8 @@ from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs import kinds, runner
 from engine.jobs.protocol import RESULT
+from engine.jobs.scores import FrontAnswer
+from engine.jobs.studies import ReplanAnswer, SweepAnswer
 from engine.jobs.tasks import OptimiseAnswer
 from engine.model import MoEModel
 from engine.plan import Plan
@@ -41,8 +43,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a job that plans has kept so far. refused: systems that cannot plan for this, by title, with the reason."""
+class Planned:
+    """The plans of a job so far. refused: systems that cannot plan for this, by title, with the reason."""
 
     candidates: list[Candidate]
     refused: dict[str, str]
@@ -169,22 +171,24 @@ def forget_saved_plans() -> None:
 def _taken(id: str, _job: runner.Job) -> Candidate:
     """One plan of a sweep, which once found stays in its job's result. Raises InputError if that is damaged."""
     answer = result_of(_job)
-    for row in () if answer is None else answer.candidates:
+    for row in answer.candidates if isinstance(answer, SweepAnswer | ReplanAnswer) else ():
         if row.point.plan_id == id:
             return _candidate(row)
     raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})")
 
 
-def answer_of(job: runner.Job) -> Answer:
-    """What a job that plans has kept so far. Raises InputError where that is damaged."""
-    return _answer(job.id, written, job) if (written := job.result_written) else Answer([], {})
+def answer_of(job: runner.Job) -> Planned:
+    """The plans of a job so far. Raises InputError if its result is damaged, or of a kind that makes no plans."""
+    return _planned(job.id, written, job) if (written := job.result_written) else Planned([], {})
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
-def _answer(id: str, written: int, _job: runner.Job) -> Answer:
-    answer = kinds.read_answer(_job)
+def _planned(id: str, written: int, _job: runner.Job) -> Planned:
+    answer = result_of(_job)
+    if not isinstance(answer, OptimiseAnswer | FrontAnswer | SweepAnswer | ReplanAnswer):
+        raise InputError(f"{_job.folder / RESULT} is damaged (it has no plans); run the job again")
     refused = answer.refused if isinstance(answer, OptimiseAnswer) else {}
-    return Answer([_candidate(row) for row in answer.candidates], refused)
+    return Planned([_candidate(row) for row in answer.candidates], refused)
 
 
 def result_of(job: runner.Job) -> kinds.Answer | None:

@@ -1,7 +1,7 @@
 """The sensitivity of a plan's time: every parameter a little less and a little more, everything else and the plan as they are.
 
 A curve changes one thing over a whole range, for plans as they are and for a plan made for each value.
-The operators of a training step are summed up here too, since both views price the same graph.
+The operators of a training step are summed up here too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
