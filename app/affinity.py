@@ -17,9 +17,9 @@ from app import cached, failing, kept, layer_hops, samples, state, widgets
 from app.charts import affinity as charts
 from engine import formats, units
 from engine.cluster import Cluster
-from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.studies import AffinityAnswer
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.workload import RoutingTrace
@@ -228,18 +228,18 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
             )
         else:
             with failing.saying():
-                if result := cached.result_of(job):
-                    _show(result, job.id)
+                if answer := cached.result_of(job):
+                    _show(answer, job.id)
         if running and finished:
             st.rerun()
 
     newest()
 
 
-def _show(result: dict[str, Any], id: str) -> None:
+def _show(answer: AffinityAnswer, id: str) -> None:
     left, right = st.columns(2, gap="large")
-    if result["tokens"]:
-        tokens = TokensEnough.from_dict(result["tokens"])
+    tokens, others = answer.tokens, answer.others
+    if tokens:
         with left:
             widgets.chart(charts.tokens_enough(tokens), "tokens-enough")
             halves = "every second sequence" if tokens.unit == "sequences" else "the later half of the recording"
@@ -247,8 +247,7 @@ def _show(result: dict[str, Any], id: str) -> None:
                 f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others: {halves}. "
                 "The share of hops that stay is counted, not timed."
             )
-    if result["others"]:
-        others = OutOfDistribution.from_dict(result["others"])
+    if others:
         with right:
             view = "share"
             if len(others.names) > 1:
@@ -269,10 +268,10 @@ def _show(result: dict[str, Any], id: str) -> None:
             st.caption(f"{VIEWS[view][1]} Every recording is scored on its held-out half.")
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
-    if result["tokens"]:
+    if tokens:
         st.download_button(
             "Study as JSON",
-            json.dumps(result),
+            json.dumps(answer.model_dump(mode="json")),
             f"affinity-{id}.json",
             "application/json",
             icon=":material/download:",

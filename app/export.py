@@ -142,10 +142,6 @@ def _kept_layers(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem
         return str(error)
 
 
-WANTED = {"predicted", "measured"}
-"""Timelines of a run; those of older versions may lack them."""
-
-
 def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
     """The choice of a measured run where there is one, and the download."""
     runs = _runs(plan)
@@ -190,12 +186,12 @@ def _runs(plan: Plan) -> list[tuple[Launched, int]]:
         if launch.state is not State.DONE:
             continue
         try:
-            measured = (cached.result_of(launch.job) or {}).get("runs", [])
+            answer = cached.result_of(launch.job)
         except InputError:
             continue
-        runs += [
-            (launch, place) for place, run in enumerate(measured) if run.get("plan") == plan.id and set(run) >= WANTED
-        ]
+        measured = () if answer is None else answer.runs
+        whole = [(place, run) for place, run in enumerate(measured) if run.predicted and run.measured]
+        runs += [(launch, place) for place, run in whole if run.plan == plan.id]
     return runs
 
 

@@ -13,6 +13,7 @@ from app import cached, model_catalogue, state, uploads
 from app.tables import plain
 from engine import formats, store
 from engine.catalogue.nvidia import type_of
+from engine.compare.baseline import plan_of_placement
 from engine.costs import AlphaBeta, CostProfile, Profiled, choice
 from engine.costs.pair_cluster import MeasuredPairs, draw_pairs
 from engine.errors import InputError
@@ -21,8 +22,7 @@ from engine.formats.nvidia_topo import read_topology
 from engine.formats.placements import Deployed, open_plan_file
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan import Plan, SendOrder
-from engine.result import Provenance
+from engine.plan import Plan
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
@@ -268,13 +268,7 @@ def _plan(part: formats.Part, _: Known) -> str:
 
 def plan_of(deployed: Deployed, name: str) -> Plan:
     """A placement of a serving engine, which sends all at once, as a plan."""
-    return Plan(
-        name=name[:120],
-        placement=deployed.placement,
-        send_order=SendOrder(mode="concurrent"),
-        travel=state.travel(),
-        provenance=Provenance(optimiser="file"),
-    )
+    return plan_of_placement(deployed.placement, name, travel=state.travel())
 
 
 _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {

@@ -18,6 +18,8 @@ from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
+from engine.jobs.kinds import Answer
+from engine.jobs.scores import FrontAnswer, MatrixAnswer
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance
 from engine.placement.robust import score_matrix
@@ -49,7 +51,7 @@ def is_running(kind: str) -> bool:
     return job is not None and not job.state.finished
 
 
-def watch_study(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None:
+def watch_study(kind: str, show: Callable[[Answer], None], empty: str) -> None:
     """The newest study of a kind: its progress, and `show` of its result so far."""
     job = newest(kind)
     if job is None:
@@ -98,24 +100,24 @@ def front(problem: Problem) -> None:
     watch_study("front", show, "No front yet: press Find the front. On the sample it takes about 20 seconds.")
 
 
-def _show_front(problem: Problem, beside: str | None, where: str, result: dict[str, Any]) -> None:
+def _show_front(problem: Problem, beside: str | None, where: str, answer: FrontAnswer) -> None:
     """The front so far, and also on the recording with the digest `beside`, called `where`."""
-    candidates = result["candidates"]
+    candidates = answer.candidates
     if not candidates:
         return
     plans_of_session = cached.candidates()
-    candidates = [candidate for candidate in candidates if candidate["plan_id"] in plans_of_session]
-    plans = [plans_of_session[candidate["plan_id"]].plan for candidate in candidates]
+    candidates = [candidate for candidate in candidates if candidate.plan_id in plans_of_session]
+    plans = [plans_of_session[candidate.plan_id].plan for candidate in candidates]
     # A front of an older version has no rows.
-    by_rows = bool(candidates) and candidates[0].get("rows") is not None
+    by_rows = bool(candidates) and candidates[0].rows is not None
     across = charts.ROWS if by_rows else charts.HOPS
     points = [
         {
-            across.key: candidate[across.key],
-            "balancedness": candidate["balancedness"],
-            "weight": candidate["weight"],
-            "seconds": candidate["metrics"]["total"],
-            "overload": candidate["metrics"].get("balance", {}).get("overload_factor"),  # older versions kept none
+            across.key: getattr(candidate, across.key),
+            "balancedness": candidate.balancedness,
+            "weight": candidate.weight,
+            "seconds": candidate.plan.claim.objective,
+            "overload": candidate.metrics and candidate.metrics.balance.factors,  # older versions kept none
         }
         for candidate in candidates
     ]
@@ -251,10 +253,10 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         or "seconds"
     )
 
-    def show(result: dict[str, Any]) -> None:
-        st.caption(f"Plans by {plain(result['system'])}")
-        dark, overload = st.context.theme.type == "dark", result.get("overload")  # results of older versions have none
-        widgets.chart(charts.matrix(result["names"], result[what], what, dark, overload), "matrix")
+    def show(answer: MatrixAnswer) -> None:
+        st.caption(f"Plans by {plain(answer.system)}")
+        dark = st.context.theme.type == "dark"
+        widgets.chart(charts.matrix(answer.names, getattr(answer, what), what, dark, answer.overload), "matrix")
 
     watch_study("matrix", show, "Nothing scored yet: press Score.")
 
@@ -271,7 +273,7 @@ def start_and_rerun(kind: str, problem: Problem, more: dict[str, Any]) -> None:
 
 
 def watch_of_problem(
-    kind: str, problem: Problem, wanted: dict[str, Any], show: Callable[[dict[str, Any], bool], None], empty: str
+    kind: str, problem: Problem, wanted: dict[str, Any], show: Callable[[Answer, bool], None], empty: str
 ) -> None:
     """The newest study of a kind, if it is about what is open now; wanted: further arguments that it must have had."""
     job = newest(kind)

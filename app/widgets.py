@@ -192,10 +192,10 @@ def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) ->
     return [*([deployed] if deployed in plans and deployed != plan.id else []), *newest.values()]
 
 
-def deployed_id(problem: Problem) -> str | None:
+def baseline_id(problem: Problem) -> str | None:
     """The id of what is deployed; None where nothing was chosen and experts do not fit the GPUs."""
     try:
-        return cached.deployed(problem).plan.id
+        return cached.baseline(problem).plan.id
     except InputError:
         return None
 

@@ -28,7 +28,7 @@ if plan is None:
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     st.stop()
 
-deployed = widgets.deployed_id(problem)
+deployed = widgets.baseline_id(problem)
 
 
 def name_of(id: str) -> str:

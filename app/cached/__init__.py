@@ -33,12 +33,12 @@ from app.cached.inputs import (
     workload,
 )
 from app.cached.plans import (
-    Answer,
+    Baseline,
     Candidate,
-    Deployed,
+    Planned,
     answer_of,
+    baseline,
     candidates,
-    deployed,
     forget_saved_plans,
     jobs,
     made_for,

@@ -1,22 +1,21 @@
 """What plans are worth on a problem: timelines, figures, bounds, moves, and the rules that they break.
 
-How plans stand against what is deployed, see `engine.compare.standing`.
+How plans stand against their baseline, see `engine.compare.standing`.
 """
-
-from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
 
 from app import simulations, state
 from app.cached.inputs import recording
-from app.cached.plans import Deployed, deployed
+from app.cached.plans import baseline
 from engine import store
+from engine.compare.baseline import travelling_like
 from engine.compare.contention import AloneAndTogether, exclusive_and_colocated
-from engine.compare.figures import Metrics, Migration, balance_of, gap_over_placements
+from engine.compare.figures import Metrics, Migration, balance_of
 from engine.compare.figures import metrics as engine_metrics
 from engine.compare.figures import migration as engine_migration
-from engine.compare.standing import Risk, Standing, bound_sentence, tokens_per_second
+from engine.compare.standing import Risk, Standing, standing_of
 from engine.compare.what_if import is_quick
 from engine.errors import InputError
 from engine.goal import Goal
@@ -157,11 +156,11 @@ def _bound(
 
 
 def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
-    """What a move from what is deployed to a plan costs; None for two models and a training step, of which nothing is known to
-    be in use. seconds: that what is deployed and the plan take (None: as simulated)."""
+    """What a move from the baseline to a plan costs; None for two models and a training step, of which nothing is known to be
+    in use. seconds: of the baseline and of the plan; None: as simulated."""
     if problem.goal is not Goal.INFERENCE:
         return None
-    now = deployed(problem).plan
+    now = baseline(problem).plan
     seconds = seconds or (metrics(now, problem).total, metrics(plan, problem).total)
     return _migration(plan.id, now.id, key_of(problem), seconds, plan, now, problem)
 
@@ -188,37 +187,19 @@ FEW_EVENTS = 20_000
 
 
 def standing(plan: Plan, problem: Problem) -> Standing:
-    """How a plan stands. Raises InputError where it or what is deployed cannot be simulated on the problem."""
-    problem = _as_it_travels(plan, problem)
-    now, own = deployed(problem), metrics(plan, problem)
-    base = metrics(now.plan, problem)
-    return Standing(
-        plan=plan.name,
-        deployed=now.plan.name,
-        is_deployed=plan.id == now.plan.id,
-        span="step" if problem.goal is Goal.TRAINING else "pass",
-        seconds=own.total,
-        deployed_seconds=base.total,
-        tokens_per_second=tokens_per_second(problem, own.total),
-        bound=own.order_bound,
-        bound_covers=bound_sentence(plan, own),
-        move=migration(plan, problem),
-        risks=_risks(plan, now, problem),
-        placement_gap=gap_over_placements(plan, own),
-    )
+    """How a plan stands. Raises InputError if the plan or its baseline cannot be simulated on the problem."""
+    problem = travelling_like(plan, problem)
+    now = baseline(problem).plan
+    own, base = metrics(plan, problem), metrics(now, problem)
+    return standing_of(plan, own, now, base, problem, migration(plan, problem), _risks(plan, now, problem))
 
 
 def is_soon(plan: Plan, problem: Problem) -> bool:
-    """Whether how a plan stands is known, or simulated in a few seconds."""
-    problem = _as_it_travels(plan, problem)
+    """True if a plan's standing is known, or simulated in a few seconds."""
+    problem = travelling_like(plan, problem)
     if is_quick(problem):
         return True
-    return all(store.has_figures(Metrics, *metrics_digests(known, problem)) for known in (plan, deployed(problem).plan))
-
-
-def _as_it_travels(plan: Plan, problem: Problem) -> Problem:
-    """What is deployed travels like the plan."""
-    return problem if plan.travel == problem.travel else replace(problem, travel=plan.travel)
+    return all(store.has_figures(Metrics, *metrics_digests(known, problem)) for known in (plan, baseline(problem).plan))
 
 
 def other_recordings(problem: Problem) -> list[str]:
@@ -240,7 +221,7 @@ def _size(workload: Workload) -> tuple[int, int | None]:
     return workload.layers, getattr(workload, "num_experts", None)
 
 
-def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | None:
+def _risks(plan: Plan, now: Plan, problem: Problem) -> tuple[Risk, ...] | None:
     """On the other recordings that fit, where that is soon done."""
     others = other_recordings(problem)
     events = metrics(plan, problem).events
@@ -248,7 +229,7 @@ def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | No
         return None
     risks = []
     for digest in others:
-        seconds = _seconds_on(digest, (plan.id, now.plan.id), key_of(problem), (plan, now.plan), problem)
+        seconds = _seconds_on(digest, (plan.id, now.id), key_of(problem), (plan, now), problem)
         if seconds is not None:
             risks.append(Risk(state.workloads()[digest], *seconds))
     return tuple(sorted(risks, key=lambda risk: risk.gain))

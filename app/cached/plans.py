@@ -1,7 +1,4 @@
-"""The plans of the session and what jobs have kept.
-
-What is deployed now: what every plan is held against.
-"""
+"""The plans of the session, those that jobs have kept, and the one against which all are held."""
 
 import math
 from contextlib import suppress
@@ -12,10 +9,15 @@ import streamlit as st
 from app import state
 from engine import store
 from engine.cluster import Cluster
+from engine.compare.baseline import baseline_of
+from engine.compare.comparison import PlanRow
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
-from engine.jobs import runner
+from engine.jobs import kinds, runner
 from engine.jobs.protocol import RESULT
+from engine.jobs.scores import FrontAnswer
+from engine.jobs.studies import ReplanAnswer, SweepAnswer
+from engine.jobs.tasks import OptimiseAnswer
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
@@ -23,7 +25,6 @@ from engine.provenance import input_digests
 from engine.result import Status
 from engine.store import team
 from engine.store.database import LostError, database
-from engine.systems import baseline_for, usual_plan
 from engine.systems.plan_names import names_of
 from engine.training import TrainingStep
 
@@ -42,8 +43,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a job that plans has kept so far. refused: systems that cannot plan for this, by title, with the reason."""
+class Planned:
+    """The plans of a job so far. refused: systems that cannot plan for this, by title, with the reason."""
 
     candidates: list[Candidate]
     refused: dict[str, str]
@@ -168,43 +169,40 @@ def forget_saved_plans() -> None:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, _job: runner.Job) -> Candidate:
-    """One plan of a sweep, which once found stays in its job's result. Raises InputError where that is damaged."""
-    try:
-        candidates = (_job.result or {}).get("candidates", [])
-        return _candidate(next(candidate for candidate in candidates if candidate["point"]["plan_id"] == id))
-    except (StopIteration, LookupError, TypeError, AttributeError):
-        raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})") from None
+    """One plan of a sweep, which once found stays in its job's result. Raises InputError if that is damaged."""
+    answer = result_of(_job)
+    for row in answer.candidates if isinstance(answer, SweepAnswer | ReplanAnswer) else ():
+        if row.point.plan_id == id:
+            return _candidate(row)
+    raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})")
 
 
-def answer_of(job: runner.Job) -> Answer:
-    """What a job that plans has kept so far. Raises InputError where that is damaged."""
-    return _answer(job.id, written, job) if (written := job.result_written) else Answer([], {})
+def answer_of(job: runner.Job) -> Planned:
+    """The plans of a job so far. Raises InputError if its result is damaged, or of a kind that makes no plans."""
+    return _planned(job.id, written, job) if (written := job.result_written) else Planned([], {})
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
-def _answer(id: str, written: int, _job: runner.Job) -> Answer:
-    try:
-        result = _job.result or {}
-        return Answer([_candidate(candidate) for candidate in result["candidates"]], dict(result.get("refused", {})))
-    except InputError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise InputError(f"{_job.folder / RESULT} is damaged (its plans cannot be read); run the job again") from None
+def _planned(id: str, written: int, _job: runner.Job) -> Planned:
+    answer = result_of(_job)
+    if not isinstance(answer, OptimiseAnswer | FrontAnswer | SweepAnswer | ReplanAnswer):
+        raise InputError(f"{_job.folder / RESULT} is damaged (it has no plans); run the job again")
+    refused = answer.refused if isinstance(answer, OptimiseAnswer) else {}
+    return Planned([_candidate(row) for row in answer.candidates], refused)
 
 
-def result_of(job: runner.Job) -> dict | None:
-    """What a job has kept so far; None while it is nothing. Raises InputError where it is damaged. Not to be changed: other
-    runs and sessions share it."""
+def result_of(job: runner.Job) -> kinds.Answer | None:
+    """The answer of a job so far, by its kind; None while there is none. Raises InputError if it is damaged."""
     return _result(job.id, written, job) if (written := job.result_written) else None
 
 
 @st.cache_resource(max_entries=16, show_spinner="Reading results")
-def _result(id: str, written: int, _job: runner.Job) -> dict:
-    return _job.result
+def _result(id: str, written: int, _job: runner.Job) -> kinds.Answer | None:
+    return kinds.read_answer(_job)
 
 
-def _candidate(data: dict) -> Candidate:
-    return Candidate(Plan.from_dict(data["plan"], "plan"), data["status"], data["runtime"], data["notes"])
+def _candidate(row: PlanRow) -> Candidate:
+    return Candidate(row.plan, row.status, row.runtime, row.notes)
 
 
 @st.cache_resource(show_spinner=False)
@@ -231,36 +229,38 @@ def open_plan() -> Plan | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Deployed:
-    """chosen: a person said that it is; else it is what `baseline_for` says. is_candidate: it is among the plans of the
-    session, under its id."""
+class Baseline:
+    """The plan that every other is held against.
+
+    chosen: True if a person said that it is deployed; else it is the usual one, see `engine.compare.baseline_of`
+    is_candidate: True if it is among the plans of the session, under its id
+    """
 
     plan: Plan
     chosen: bool
     is_candidate: bool
 
 
-def deployed(problem: Problem) -> Deployed:
-    """What counts as deployed for a problem; its tokens travel as the problem's do, because how an engine sends is no part of
-    what a plan could win. Raises InputError where nothing was chosen and experts do not fit the GPUs."""
+def baseline(problem: Problem) -> Baseline:
+    """The baseline of a problem, by the name that the session knows it by. Raises InputError if nothing was chosen and experts
+    do not fit the GPUs."""
     known = candidates()
-    chosen = known.get(state.in_use() or "") if problem.in_use is not None else None
-    if chosen is not None:
-        if chosen.plan.travel == problem.travel:
-            return Deployed(chosen.plan, True, True)
-        return Deployed(chosen.plan.model_copy(update={"travel": problem.travel}), True, False)
+    chosen = known.get(state.in_use() or "")
+    if chosen is not None and problem.in_use is not None:
+        plan = baseline_of(problem, chosen.plan)
+        return Baseline(plan, True, plan is chosen.plan)
     usual = _usual(tuple(input_digests(problem).items()), problem)
     if usual.id in known:
-        return Deployed(known[usual.id].plan, False, True)
+        return Baseline(known[usual.id].plan, False, True)
     # The same plan, made when another recording was open.
     alike = (candidate.plan for candidate in known.values() if _is_alike(candidate.plan, usual))
     plan = next(alike, None)
-    return Deployed(plan or usual, False, plan is not None)
+    return Baseline(plan or usual, False, plan is not None)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _usual(key: tuple, _problem: Problem) -> Plan:
-    return usual_plan(baseline_for(_problem), _problem)[0]
+    return baseline_of(_problem)
 
 
 def _is_alike(plan: Plan, usual: Plan) -> bool:

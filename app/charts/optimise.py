@@ -3,7 +3,7 @@
 The gain of spare slots, and the memory that they take.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
 from engine.compare.judge import CONFIDENCE
 from engine.compare.redundancy import Knee, RedundancyPoint
+from engine.jobs.scores import LinaRun
+from engine.simulate.two_phase import Figures
 from engine.timeline import over_layers
 from engine.units import SIZE, TIME, digits, ratio, scale_of, seconds, share, signed, size
 
@@ -144,7 +146,7 @@ def _worst_elsewhere(worst: float) -> str:
 
 
 def matrix(
-    names: list[str],
+    names: Sequence[str],
     table: list[list[float | None]],
     what: str,
     dark: bool = False,
@@ -208,14 +210,14 @@ def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) ->
     return figure
 
 
-def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inference") -> go.Figure:
+def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -> go.Figure:
     """Times over the ideal, median and 95th percentile, by scheme (Lina, Figures 16 and 17).
 
     what: "inference" (a whole batch), "layer" or "all_to_all" (of the layers that Lina schedules).
     """
     figure = go.Figure()
     for scheme, (title, colour, pattern) in SCHEMES.items():
-        values = [figures[scheme][f"median_{what}"], figures[scheme][f"tail_{what}"]]
+        values = [getattr(figures[scheme], f"{part}_{what}") for part in ("median", "tail")]
         figure.add_bar(
             x=["median", "95th percentile"],
             y=values,
@@ -227,7 +229,7 @@ def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inferen
             hovertemplate=f"{title}: %{{y:.3f}}× ideal<extra></extra>",
         )
     figure.add_hline(y=1, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, annotation_text="ideal")
-    gain = figures["baseline"][f"median_{what}"] / figures["lina"][f"median_{what}"]
+    gain = getattr(figures["baseline"], f"median_{what}") / getattr(figures["lina"], f"median_{what}")
     verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
     figure.update_yaxes(title=f"{TIMES[what].lower()} / ideal", rangemode="tozero")
     return finish(
@@ -239,13 +241,13 @@ def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inferen
     )
 
 
-def accuracy(runs: list[dict]) -> go.Figure:
+def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
     """Share of right estimates by layer, one line a path length (Lina, Figure 19)."""
     figure = go.Figure()
     dashes = ("solid", "dash", "dot", "dashdot")
     for turn, run in enumerate(runs):
-        length = run["options"]["path_length"]
-        values = [None if accuracy is None else 100 * accuracy for accuracy in run["accuracy_of_layer"]]
+        length = run.options.path_length
+        values = [None if accuracy is None else 100 * accuracy for accuracy in run.accuracy_of_layer]
         figure.add_scatter(
             x=list(range(len(values))),
             y=values,
@@ -254,10 +256,10 @@ def accuracy(runs: list[dict]) -> go.Figure:
             line={"color": TEAL if turn == 0 else SECOND if turn == 1 else NEUTRAL, "dash": dashes[turn % len(dashes)]},
             hovertemplate=f"path length {length}, layer %{{x}}: %{{y:.0f}} %<extra></extra>",
         )
-    best = max(runs, key=lambda run: run["accuracy"])
+    best = max(runs, key=lambda run: run.accuracy)
     figure.update_xaxes(title="MoE layer", dtick=1)
     figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
-    title = f"Path length {best['options']['path_length']} is right most often: {share(best['accuracy'])}"
+    title = f"Path length {best.options.path_length} is right most often: {share(best.accuracy)}"
     return finish(figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
 
 

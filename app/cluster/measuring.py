@@ -107,16 +107,16 @@ def _watch() -> None:
 
 
 def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
-    result = job.result or {}
-    profile = DeviceProfile.from_dict(result.get("calibration"), f"job {job.id}, calibration")
+    answer = cached.result_of(job)
+    profile = answer.calibration
     rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(profile)]
     tables.show(rows, hide_index=True, key="calibration-fits")
-    for held_out in result["held_out"]:
+    for held_out in answer.held_out:
         st.markdown(
-            f"{held_out['shapes']} held-out shapes, {held_out['dtype']} on {plain(held_out['gpu'])}: mean error "
-            f"**{units.share(held_out['mean'])}**, worst {units.share(held_out['worst'])}."
+            f"{held_out.shapes} held-out shapes, {held_out.dtype} on {plain(held_out.gpu)}: mean error "
+            f"**{units.share(held_out.mean)}**, worst {units.share(held_out.worst)}."
         )
-    st.caption(plain(result["origin"]))
+    st.caption(plain(answer.origin))
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(

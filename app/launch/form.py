@@ -175,7 +175,7 @@ def _compared(plan: Plan, problem: Problem) -> list[Plan]:
     compared = kept.multiselect(
         "Compare with",
         list(others),
-        widgets.usual_baselines(others, plan, widgets.deployed_id(problem))[:1],
+        widgets.usual_baselines(others, plan, widgets.baseline_id(problem))[:1],
         lambda id: others[id].name,
         max_selections=MAX_PLANS - 1,
         disabled=not others,

@@ -3,6 +3,7 @@
 Launches that have ended, noted in the team's database, so that what was measured stands beside the plan.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from app.launch.history import Launched
 from app.tables import plain, sentence
 from engine import units
 from engine.errors import InputError
+from engine.jobs.launches import LaunchAnswer, LaunchedPlan
 from engine.jobs.runner import Job, State
 from engine.launch.preparation.launch import PLACES, Launch, plans_in
 from engine.launch.preparation.prepare import prepare
@@ -42,31 +44,34 @@ def note(launch: Launched) -> None:
 def _noted(address: str, id: str, _launch: Launched) -> int:
     """How many plans of a launch were noted; done once in the life of the server."""
     job, brief = _launch.job, _launch.brief
-    result = cached.result_of(job) or {}
-    runs = runs_of(job, result, brief.on, brief.ranks, _launch.started)
+    runs = runs_of(job, cached.result_of(job), brief.on, brief.ranks, _launch.started)
     for run in runs:
         team.note_run(database(), **run)
     return len(runs)
 
 
-def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:
-    """The arguments of `note_run` for every plan of a launch. result: its job's; started: seconds since the epoch."""
+def runs_of(
+    job: Job, answer: LaunchAnswer | None, place: str, ranks: int | None, started: float
+) -> list[dict[str, Any]]:
+    """The arguments of `note_run` for every plan of a launch. answer: of its job; started: seconds since the epoch."""
+    if answer is None:
+        return []
     asked = job.request.arguments
     plans = {plan.id: plan for plan in (Plan.from_dict(plan, "plan") for plan in plans_in(asked))}
-    about = {"device": result.get("device"), "tokens": result.get("tokens"), "ranks": ranks}
+    about = {"device": answer.device, "tokens": answer.tokens, "ranks": ranks}
     return [
         {
             "id": f"{job.id}-{number}",
-            "plan": plans[run["plan"]],
+            "plan": plans[run.plan],
             "place": place,
             "by": asked.get(history.BY) or NOBODY,
             "at": started,
-            "predicted": run["predicted_seconds"],
-            "measured": run["measured_seconds"],
-            "report": about | {"passes": run["pass_seconds"]},
+            "predicted": run.predicted_seconds,
+            "measured": run.measured_seconds,
+            "report": about | {"passes": list(run.pass_seconds)},
         }
-        for number, run in enumerate(result.get("runs", []))
-        if run.get("plan") in plans
+        for number, run in enumerate(answer.runs)
+        if run.plan in plans
     ]
 
 
@@ -133,20 +138,20 @@ def _relaunch(launch: Launched, past: list[Launched]) -> None:
 
 
 def _measured(launch: Launched) -> None:
-    report = cached.result_of(launch.job) or {}
-    runs = report.get("runs", [])
-    if "preference" not in report or not all("by_layer" in run for run in runs):
+    report = cached.result_of(launch.job)
+    if report is None or not report.is_of_now:
         st.warning(
             "Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it.",
             icon=":material/history:",
         )
         return
-    names = unlike([run["name"] for run in runs], [run["plan"] for run in runs])
+    runs = report.runs
+    names = unlike([run.name for run in runs], [run.plan for run in runs])
     chosen = 0
     if len(runs) > 1:
-        predicted = [run["predicted_seconds"] for run in runs]
-        title, details = finding(report["preference"])
-        passes = [run["pass_seconds"] for run in runs]
+        predicted = [run.predicted_seconds for run in runs]
+        title, details = finding(report.preference.lines)
+        passes = [run.pass_seconds for run in runs]
         widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
         chosen = kept.segments(
@@ -158,7 +163,7 @@ def _measured(launch: Launched) -> None:
             key=f"launch-plan-{launch.job.id}",
         )
     run, key = runs[chosen], f"{launch.job.id}-{chosen}"
-    total = (run["predicted_seconds"], run["measured_seconds"])
+    total = (run.predicted_seconds, run.measured_seconds)
     _steps_and_layers(run, total, key)
     _figures(run, report)
     predicted, measured = timelines(launch, chosen)
@@ -170,17 +175,17 @@ def _measured(launch: Launched) -> None:
     _sources(run, report)
 
 
-def _steps_and_layers(run: dict[str, Any], total: tuple[float, float], key: str) -> None:
+def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -> None:
     """Predicted beside measured, by kind of step and by layer. total: seconds."""
-    kinds, layers = run["by_kind"], run["by_layer"]
-    waiting = (run["predicted_waiting_seconds"], run["waiting_seconds"])
+    kinds, layers = run.by_kind, run.by_layer
+    waiting = (run.predicted_waiting_seconds, run.waiting_seconds)
     dark = st.context.theme.type == "dark"
     left, right = st.columns(2, gap="medium")
     with left:
-        figure = charts.by_kind(kinds["kind"], kinds["predicted"], kinds["measured"], total, waiting, dark)
+        figure = charts.by_kind(kinds.kind, kinds.predicted, kinds.measured, total, waiting, dark)
         widgets.chart(figure, f"by-kind-{key}")
     with right:
-        figure = charts.by_layer(layers["layer"], layers["predicted"], layers["measured"], dark)
+        figure = charts.by_layer(layers.layer, layers.predicted, layers.measured, dark)
         widgets.chart(figure, f"by-layer-{key}")
 
 
@@ -189,9 +194,10 @@ def unlike(names: list[str], ids: list[str]) -> list[str]:
     return [f"{name} {id[:8]}" if names.count(name) > 1 else name for name, id in zip(names, ids, strict=True)]
 
 
-def finding(preference: dict[str, Any]) -> tuple[str, str]:
-    """Which of several plans the measurement prefers and whether the prediction agreed; and by how much, in a sentence."""
-    first, *between, ranked = preference["lines"]
+def finding(lines: Sequence[str]) -> tuple[str, str]:
+    """The plan that the measurement prefers and if the prediction agreed; and by how much, in a sentence. lines: see
+    `Preference`."""
+    first, *between, ranked = lines
     title = f"{first}{',' if ranked.startswith('as predicted') else ';'} {ranked}"
     details = "; ".join(between)
     return f"{title[:1].upper()}{title[1:]}", f"{details[:1].upper()}{details[1:]}"
@@ -199,15 +205,14 @@ def finding(preference: dict[str, Any]) -> tuple[str, str]:
 
 def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
     """The predicted and the measured timeline of one of a launch's plans."""
-    run = cached.result_of(launch.job)["runs"][at]
-    return Timeline.from_dict(run["predicted"]), Timeline.from_dict(run["measured"])
+    return cached.result_of(launch.job).runs[at].timelines()
 
 
-def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
-    predicted, measured, passes = run["predicted_seconds"], run["measured_seconds"], run["pass_seconds"]
+def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
+    predicted, measured, passes = run.predicted_seconds, run.measured_seconds, run.pass_seconds
     with st.container(horizontal=True, gap="medium"):
         st.metric("Measured", units.seconds(measured), help="the timed pass of median length")
-        st.metric("Predicted", units.seconds(predicted), help=plain(run["predicted"]["cost_source"]))
+        st.metric("Predicted", units.seconds(predicted), help=plain(run.predicted["cost_source"]))
         st.metric("Measured / predicted", units.ratio(measured / predicted) if predicted else "—")
         st.metric(
             f"{len(passes)} passes",
@@ -217,25 +222,25 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
         )
         st.metric(
             "Waiting between steps",
-            units.seconds(run["waiting_seconds"]),
-            help=f"barriers; predicted were {units.seconds(run['predicted_waiting_seconds'])}",
+            units.seconds(run.waiting_seconds),
+            help=f"barriers; predicted were {units.seconds(run.predicted_waiting_seconds)}",
         )
         st.metric(
             "Output differs by",
-            f"{run['difference']:.1g}",
+            f"{run.difference:.1g}",
             help="largest difference from the unplanned single-process computation, relative to its largest number; "
             f"a launch that differs by more than rounding explains{_allowed(run)} fails",
         )
         st.metric(
             "Clocks agree to",
-            units.seconds(report["clock_error"]) if report["clock_error"] else "same clock",
+            units.seconds(report.clock_error) if report.clock_error else "same clock",
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
 
 
-def _allowed(run: dict) -> str:
-    """How much that is; launches of earlier versions do not say."""
-    return f", here {run['allowed_difference']:.1g}," if "allowed_difference" in run else ""
+def _allowed(run: LaunchedPlan) -> str:
+    """The difference that rounding explains; launches of earlier versions do not say."""
+    return "" if run.allowed_difference is None else f", here {run.allowed_difference:.1g},"
 
 
 def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
@@ -269,10 +274,10 @@ def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> Non
     widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
 
 
-def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:
-    testbed = report.get("testbed")
-    place = f"{report['device']}, links of {testbed['name']}" if testbed else report["device"]
-    st.caption(f"The prediction uses {plain(run['predicted']['cost_source'])}. Measured on {plain(place)}.")
+def _sources(run: LaunchedPlan, report: LaunchAnswer) -> None:
+    testbed = report.testbed
+    place = f"{report.device}, links of {testbed.name}" if testbed else report.device
+    st.caption(f"The prediction uses {plain(run.predicted['cost_source'])}. Measured on {plain(place)}.")
     if testbed:
-        rates = np.array(testbed["bandwidth"])
-        widgets.chart(charts.links(rates, rates * testbed["scale"], testbed["scale"]), "report-links")
+        rates = np.array(testbed.bandwidth)
+        widgets.chart(charts.links(rates, rates * testbed.scale, testbed.scale), "report-links")

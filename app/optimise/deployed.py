@@ -65,7 +65,7 @@ def is_usual(system: System, options: Mapping[str, Value]) -> bool:
 
 def _is_planned(problem: Problem) -> bool:
     try:
-        now = cached.deployed(problem)
+        now = cached.baseline(problem)
     except InputError:  # experts do not fit: planning for it would say so once more
         return True
     return now.chosen or now.is_candidate
@@ -100,7 +100,7 @@ def show(problem: Problem) -> None:
             icon=":material/warning:",
         )
     try:
-        plan = cached.deployed(problem).plan
+        plan = cached.baseline(problem).plan
         even, away = cached.balance(plan, problem), _away(plan, problem)
         figures = cached.metrics(plan, problem) if _worth_simulating(problem) else None
     except InputError as error:

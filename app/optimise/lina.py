@@ -1,6 +1,6 @@
 """The panel of the Optimise page for Lina's two-phase scheduling."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from app.charts import optimise as charts
 from app.tables import plain
 from engine import units
 from engine.errors import InputError
+from engine.jobs.scores import LinaAnswer, LinaRun
 from engine.problem import Problem
 from engine.simulate.two_phase import PAPER_SLOTS, TwoPhaseOptions, device_slots
 from engine.workload import RoutingTrace
@@ -102,9 +103,9 @@ def _form(problem: Problem, usual_slots: int) -> None:
             studies.start_study("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(answer: LinaAnswer) -> None:
     """Times and accuracy of the batches simulated so far."""
-    runs = result["runs"]
+    runs = answer.runs
     if not runs:
         return
     middle = runs[len(runs) // 2]
@@ -121,29 +122,29 @@ def _show(result: dict[str, Any]) -> None:
     )
     left, right = st.columns(2)
     with left:
-        widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
+        widgets.chart(charts.lina(middle.figures, middle.options.path_length, what), "lina")
     with right:
         widgets.chart(charts.accuracy(runs), "lina-accuracy")
     tables.show(_as_text(runs, what), hide_index=True)
     st.caption(
-        f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
-        f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
-        f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
-        f"Costs: {plain(middle['cost_source'])}."
+        f"Learnt from {plain(answer.profile)}, served {plain(answer.served)} in {middle.batches} batches. "
+        f"An ideal batch takes {units.seconds(middle.ideal_seconds)}; scheduling one layer again takes "
+        f"{units.seconds(middle.options.schedule_seconds)}, which a short layer cannot win back. "
+        f"Costs: {plain(middle.cost_source)}."
     )
 
 
-def _as_text(runs: list[dict[str, Any]], what: str) -> pd.DataFrame:
+def _as_text(runs: Sequence[LinaRun], what: str) -> pd.DataFrame:
     """One row a path length; what: a key of TIMES."""
     return pd.DataFrame(
         [
             {
-                "Path length": run["options"]["path_length"],
-                "Correct, any order": units.share(run["accuracy"]),
-                "Correct, in order": units.share(run["accuracy_in_order"]),
-                "Re-tuned": units.share(run["fine_tuning_rate"]),
+                "Path length": run.options.path_length,
+                "Correct, any order": units.share(run.accuracy),
+                "Correct, in order": units.share(run.accuracy_in_order),
+                "Re-tuned": units.share(run.fine_tuning_rate),
                 **{
-                    f"{title}, {end}": f"{run['figures'][scheme][f'{key}_{what}']:.3g}×"
+                    f"{title}, {end}": f"{getattr(run.figures[scheme], f'{key}_{what}'):.3g}×"
                     for scheme, (title, _, _) in charts.SCHEMES.items()
                     for key, end in (("median", "median"), ("tail", "95 %"))
                 },

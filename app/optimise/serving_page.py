@@ -22,7 +22,7 @@ from app.optimise.serving_form import ModelBeside, beside_experts
 from app.optimise.table import DEPLOYED, columns_in_sight, mark
 from app.tables import plain
 from engine import units
-from engine.compare.standing import Standing
+from engine.compare.standing import Standing, standing_of
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -146,7 +146,7 @@ class Comparison:
 
 def compare(problem: Problem, serving: Serving) -> Comparison:
     """Every plan of these inputs. Raises InputError where not even the baseline can be served."""
-    plan = cached.deployed(problem).plan
+    plan = cached.baseline(problem).plan
     baseline = Row(plan, served(plan, problem, serving).figures)
     rows, refused = [], {}
     for _, candidate in widgets.comparable(problem):
@@ -185,20 +185,10 @@ def memory(row: Row) -> None:
 
 
 def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
-    """How a plan stands in the step. Of other recordings nothing is known: a step has the tokens that it has."""
+    """The plan's figures in the step. It has no risks on other recordings: a step has the tokens that it has."""
     figures, baseline = row.figures, comparison.baseline
-    return Standing(
-        plan=row.plan.name,
-        deployed=baseline.plan.name,
-        is_deployed=comparison.is_deployed(row),
-        span="token" if figures.step.phase == "decode" else "prompt",
-        seconds=figures.seconds,
-        deployed_seconds=baseline.figures.seconds,
-        tokens_per_second=figures.tokens_per_second,
-        bound=figures.bound,
-        bound_covers=f"No order of sends brings this placement below {units.seconds(figures.bound)}.",
-        move=cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds)),
-    )
+    move = cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds))
+    return standing_of(row.plan, figures, baseline.plan, baseline.figures, problem, move)
 
 
 def step_in_words(step: ServingStep) -> str:

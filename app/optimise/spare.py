@@ -1,7 +1,7 @@
 """How many spare slots are worth their memory: the advisor, and its advice as an option of Replication (EPLB)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -13,6 +13,7 @@ from app.tables import plain
 from engine import units
 from engine.compare.judge import CONFIDENCE
 from engine.compare.redundancy import Knee, RedundancyPoint
+from engine.jobs.judgements import RedundancyAnswer
 from engine.problem import Problem
 from engine.systems.options import Value
 
@@ -64,39 +65,38 @@ def panel(problem: Problem) -> None:
         KIND,
         problem,
         {"serving": None} | wanted,
-        lambda result, complete: _show(problem, result, complete),
+        lambda answer, complete: _show(problem, answer, complete),
         "No curve yet: press Advise.",
     )
 
 
-def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
-    if not result["points"]:
+def _show(problem: Problem, answer: RedundancyAnswer, complete: bool) -> None:
+    points, advised = answer.points, answer.knee
+    if not points:
         return
-    if "error" not in result["points"][0]:
+    if points[0].error is None:
         st.info(
             "This curve is of an older version and has no intervals: press Advise again.", icon=":material/history:"
         )
         return
-    points = [RedundancyPoint.from_dict(point) for point in result["points"]]
-    advised = None if result["knee"] is None else Knee.from_dict(result["knee"], "advice")
-    widgets.chart(charts.spare_slots(points, advised, result["held_out"]), "spare-slots")
+    widgets.chart(charts.spare_slots(points, advised, answer.held_out), "spare-slots")
     if advised is not None:
         _advice(advised, points)
     elif complete:
         st.caption("Stopped before all numbers were tried, so none is advised.")
     tables.show(as_text(points), hide_index=True, alt="Gain, balance and memory by spare slots")
-    where = f"judged on {' and '.join(map(plain, result['judged_on']))}"
-    if not result["held_out"]:
+    where = f"judged on {' and '.join(map(plain, answer.judged_on))}"
+    if not answer.held_out:
         where += ", which is in sample: open another recording of this model to hold it out"
     st.caption(
-        f"Planned on {plain(result['planned_on'])}, {where}. The curve ends there because {plain(result['limit'])}. "
+        f"Planned on {plain(answer.planned_on)}, {where}. The curve ends there because {plain(answer.limit)}. "
         f"The band is the {units.share(CONFIDENCE)} interval of the gain, as far as those recordings are samples. Times are of "
-        f"{plain(result['unit'])}. Costs: {plain(result['cost_source'])}."
+        f"{plain(answer.unit)}. Costs: {plain(answer.cost_source)}."
     )
     studies.download(points, KIND)
 
 
-def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:
+def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
     slots_of_gpu = next(point.slots_of_gpu for point in points if point.slots == advised.slots)
     spare = slots_of_gpu - points[0].slots_of_gpu
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -117,7 +117,7 @@ def _interval(point: RedundancyPoint) -> str:
     return f"{units.signed(low)} to {units.signed(high)}"
 
 
-def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
+def as_text(points: Sequence[RedundancyPoint]) -> pd.DataFrame:
     """One row a number of slots."""
     fewest = points[0].slots_of_gpu
     return pd.DataFrame(

@@ -70,24 +70,24 @@ def rows(problem: Problem) -> pd.DataFrame:
         )
     if not entries:
         return pd.DataFrame()
-    table, now = pd.DataFrame(entries), _deployed(problem)
+    table, now = pd.DataFrame(entries), _baseline(problem)
     table["deployed"] = False if now is None else table["id"] == now.plan.id
     table["Gain"] = math.nan if now is None else speedups(now, table["Time"], problem)
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
     return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
 
 
-def _deployed(problem: Problem) -> cached.Deployed | None:
+def _baseline(problem: Problem) -> cached.Baseline | None:
     """What is deployed; None where it cannot be simulated, as contiguous blocks that do not fit the memory."""
     try:
-        now = cached.deployed(problem)
+        now = cached.baseline(problem)
         cached.metrics(now.plan, problem)
     except InputError:
         return None
     return now
 
 
-def speedups(now: cached.Deployed, times: pd.Series, problem: Problem) -> list[float]:
+def speedups(now: cached.Baseline, times: pd.Series, problem: Problem) -> list[float]:
     """How many times as fast as what is deployed every one of these times is, in seconds."""
     deployed = cached.metrics(now.plan, problem).total
     return [speedup(deployed, time) for time in times]

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.figures import Metrics, Migration, gap_over_placements, metrics, migration, proof_of_plan, speedup
-from engine.compare.standing import Risk, Standing, bound_sentence, gain_in_words, tokens_per_second
+from engine.compare.standing import Risk, Standing, gain_in_words, standing_of
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.problem import Problem
-from engine.result import Provenance
 from engine.simulate import simulate
-from engine.systems import baseline_for, usual_plan
-from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.units import seconds, share, size
 from engine.workload import Workload
@@ -211,32 +209,20 @@ class Brief:
         return self.risks[0] if self.risks else None
 
     def standing(self, scored: bool = True) -> Standing:
-        """How the plan stands; scored: whether it was scored on all other recordings."""
-        return Standing(
-            plan=self.own.plan.name,
-            deployed=self.baseline.plan.name,
-            is_deployed=self.own.plan.id == self.baseline.plan.id,
-            span="step" if self.problem.goal is Goal.TRAINING else "pass",
-            seconds=self.own.figures.total,
-            deployed_seconds=self.baseline.figures.total,
-            tokens_per_second=tokens_per_second(self.problem, self.own.figures.total),
-            bound=self.own.figures.order_bound,
-            bound_covers=bound_sentence(self.own.plan, self.own.figures),
-            move=self.move,
-            risks=self.risks if scored else None,
-            placement_gap=gap_over_placements(self.own.plan, self.own.figures),
-        )
+        """The figures of the verdict line; scored: True if the plan was scored on all other recordings."""
+        own, baseline, risks = self.own, self.baseline, self.risks if scored else None
+        return standing_of(own.plan, own.figures, baseline.plan, baseline.figures, self.problem, self.move, risks)
 
 
 def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Brief:
     """The brief, without risks. in_use: the plan whose placement is in use, where it is known. Raises InputError when the plan
     does not fit the problem."""
-    problem = replace(problem, travel=plan.travel)  # what it is held against travels like it
-    own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate, in_use)
+    problem = travelling_like(plan, problem)
+    own, baseline = _scored(plan, problem, simulate), _scored(baseline_of(problem, in_use), problem, simulate)
     move = None
     if problem.goal is Goal.INFERENCE:
-        now = problem.in_use or linear_placement(problem)
-        move = migration(now, plan.placement, problem, baseline.figures.total, own.figures.total)
+        before, after = baseline.plan.placement, plan.placement
+        move = migration(before, after, problem, baseline.figures.total, own.figures.total)
     return Brief(problem, own, baseline, move)
 
 
@@ -253,24 +239,9 @@ def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = si
     return replace(brief, risks=tuple(sorted(risks, key=lambda risk: risk.gain)), refused=refused)
 
 
-def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:
+def _scored(plan: Plan, problem: Problem, simulate: Simulate) -> Scored:
+    timeline = simulate(plan, problem)
     return Scored(plan, timeline, metrics(plan, problem, timeline))
-
-
-def baseline_of(problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Scored:
-    """What a plan is held against: what is deployed, which travels like it; of a placement in use whose plan is not known, with
-    a plain all-to-all; where nothing was said of it, what `baseline_for` says."""
-    if problem.in_use is None:
-        plan, timeline = usual_plan(baseline_for(problem), problem)
-        return _scored(plan, problem, timeline or simulate(plan, problem))
-    plan = in_use or Plan(
-        name="Placement in use",
-        placement=problem.in_use,
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="in use"),
-    )
-    plan = plan.model_copy(update={"travel": problem.travel})
-    return _scored(plan, problem, simulate(plan, problem))
 
 
 def named_pair(brief: Brief) -> dict[str, Timeline]:

@@ -20,6 +20,7 @@ from engine.compare.wording import WORDS, break_even
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import judgements, runner
+from engine.jobs.judgements import VerdictAnswer
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.store import team
@@ -54,7 +55,7 @@ def show(brief: Brief) -> None:
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     source = problem.source_of_times(plan.travel)
-    studies.watch_study(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
+    studies.watch_study(kind, lambda answer: _answer(answer, kind, wanted, source), EMPTY)
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
@@ -72,9 +73,9 @@ def _kind(plan: Plan) -> str:
     return f"verdict-{plan.id[:16]}"
 
 
-def _judgement(result: dict[str, Any] | None) -> Judgement | None:
+def _judgement(answer: VerdictAnswer | None) -> Judgement | None:
     """None of a job that has none yet, and of older versions, which kept no evidence."""
-    return Judgement.from_dict(result, "verdict") if result and "evidence" in result else None
+    return None if answer is None else answer.judgement
 
 
 def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
@@ -155,11 +156,11 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
         team.note_thresholds(database(), plan, old, new, people.who().name or "somebody")
 
 
-def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: str) -> None:
+def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: str) -> None:
     """source: of the times, in words."""
     if (job := _newest(kind)) is None:
         return
-    if (judgement := _judgement(result)) is None:
+    if (judgement := _judgement(answer)) is None:
         st.info("This verdict is of an older version: judge the plan again.", icon=":material/history:")
         return
     verdict = judgement.verdict

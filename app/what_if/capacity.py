@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -15,6 +14,7 @@ from engine import units
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.errors import InputError
+from engine.jobs.studies import CapacityAnswer
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.store.problems import problem_arguments
@@ -112,27 +112,27 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
     return part
 
 
-def _show(problem: Problem, chosen: str, result: dict[str, Any], complete: bool) -> None:
+def _show(problem: Problem, chosen: str, answer: CapacityAnswer, complete: bool) -> None:
     """The sizes tried so far, and the smallest that meets the target as a cluster to open. chosen: the part above, in words."""
-    points = sorted((CapacityPoint.from_dict(point) for point in result["points"]), key=lambda point: point.parts)
-    nodes = parts_of(problem.cluster).get(result["title"])
+    points = sorted(answer.points, key=lambda point: point.parts)
+    nodes = parts_of(problem.cluster).get(answer.title)
     if not points:
         return
     if nodes is None:
         st.info(
-            plain(f"The last search, built from {result['title']}, is an older version's. Run it again."),
+            plain(f"The last search, built from {answer.title}, is an older version's. Run it again."),
             icon=":material/info:",
         )
         return
-    if result["title"] != chosen:
+    if answer.title != chosen:
         st.info(
-            plain(f"These sizes are built from {result['title']}. Run the search for {chosen}."), icon=":material/info:"
+            plain(f"These sizes are built from {answer.title}. Run the search for {chosen}."), icon=":material/info:"
         )
-    target, prices = result["target"], _prices(nodes)
+    target, prices = answer.target, _prices(nodes)
     price, dark = _price(nodes, prices), st.context.theme.type == "dark"
     widgets.chart(charts.capacity(points, target, nodes, complete, price, dark), "what-if-capacity")
-    st.caption(honestly(points, target, result, complete))
-    for sentence in _answers_of_other_parts(problem, result, prices):
+    st.caption(honestly(points, target, answer, complete))
+    for sentence in _answers_of_other_parts(problem, answer, prices):
         st.markdown(plain(sentence))
     tables.show(as_text(points, target, price), hide_index=True)
     fewest = smallest(points, target)
@@ -141,7 +141,7 @@ def _show(problem: Problem, chosen: str, result: dict[str, Any], complete: bool)
         if opens and st.button(opens, icon=":material/dns:", key="what-if-grown"):
             state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
             st.rerun(scope="app")
-        studies.download_table(to_download(points, result, prices, price), "capacity")
+        studies.download_table(to_download(points, answer, prices, price), "capacity")
 
 
 def _prices(part: Sequence[Node]) -> dict[str, float | None]:
@@ -174,19 +174,19 @@ def _price(part: Sequence[Node], prices: Mapping[str, float | None]) -> float | 
     return None if None in each else sum(each)
 
 
-def _answers_of_other_parts(problem: Problem, result: dict[str, Any], prices: Mapping[str, float | None]) -> list[str]:
+def _answers_of_other_parts(problem: Problem, answer: CapacityAnswer, prices: Mapping[str, float | None]) -> list[str]:
     """What earlier searches of this session found for the same target with clusters of other parts. prices: as `_prices`."""
     about, parts, sentences = problem_arguments(problem), parts_of(problem.cluster), {}
     for job in cached.jobs(state.study_jobs()):
         asked = job.request.arguments
         same = job.request.kind == "capacity" and {name: asked.get(name) for name in about} == about
-        if not same or asked["target"] != result["target"] or asked["title"] in (result["title"], *sentences):
+        if not same or asked["target"] != answer.target or asked["title"] in (answer.title, *sentences):
             continue
         try:
-            points = (cached.result_of(job) or {}).get("points", [])
+            found = cached.result_of(job)
         except InputError:  # it is damaged
             continue
-        fewest = smallest([CapacityPoint.from_dict(point) for point in points], asked["target"])
+        fewest = None if found is None else smallest(found.points, asked["target"])
         if fewest is not None:
             price = _price(parts[asked["title"]], prices) if asked["title"] in parts else None
             cost = "" if price is None else f", cost {units.digits(price * fewest.parts)} per hour"
@@ -196,16 +196,16 @@ def _answers_of_other_parts(problem: Problem, result: dict[str, Any], prices: Ma
     return list(sentences.values())
 
 
-def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
+def honestly(points: list[CapacityPoint], target: float, answer: CapacityAnswer, complete: bool) -> str:
     """What the search has shown and what it has not."""
-    system, fewest = SYSTEMS[result["system"]].title, smallest(points, target)
-    parts = [f"Built from {plain(result['title'])}, planned by {plain(system)}, simulated."]
+    system, fewest = SYSTEMS[answer.system].title, smallest(points, target)
+    parts = [f"Built from {plain(answer.title)}, planned by {plain(system)}, simulated."]
     if fewest is not None:
         parts += _of_smaller(points, fewest, target, complete)
         parts += _of_larger(points, fewest, target, complete)
     elif complete:
         parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
-    parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
+    parts.append(f"The same tokens on every size. Costs: {plain(answer.cost_source)}.")
     return " ".join(parts)
 
 
@@ -276,7 +276,7 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
 
 
 def to_download(
-    points: list[CapacityPoint], result: dict[str, Any], prices: Mapping[str, float | None], price: float | None
+    points: list[CapacityPoint], answer: CapacityAnswer, prices: Mapping[str, float | None], price: float | None
 ) -> pd.DataFrame:
     """The same as numbers, with what was asked for beside every size. price: of a part for an hour; prices: as `_prices`"""
 
@@ -287,14 +287,14 @@ def to_download(
     cost = {"Cost per hour": [float(f"{price * point.parts:.6g}") for point in points]} if price is not None else {}
     return pd.DataFrame(
         {
-            "Built from": result["title"],
-            "System": SYSTEMS[result["system"]].title,
+            "Built from": answer.title,
+            "System": SYSTEMS[answer.system].title,
             "GPUs": [point.gpus for point in points],
-            "Target, ms": figures([result["target"]] * len(points)),
+            "Target, ms": figures([answer.target] * len(points)),
             "Time, ms": figures(point.total for point in points),
             **{f"{title}, ms": figures(bounds) for title, bounds in _bounds(points).items()},
             **(priced | cost if cost else {}),
-            "Result": [_outcome(point, result["target"]) for point in points],
+            "Result": [_outcome(point, answer.target) for point in points],
         }
     )
 

@@ -13,11 +13,12 @@ from app import cached, failing, kept, simulations, state, studies, verdict_line
 from app.charts import what_if as charts
 from app.tables import plain
 from engine import units
-from engine.compare.contention import CONTENTIONS, ContentionPoint
+from engine.compare.contention import CONTENTIONS
 from engine.compare.what_if import Change, Outlook, is_quick
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
+from engine.jobs.studies import ContentionAnswer
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import input_digests
@@ -115,14 +116,14 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
-    return (None if problem.goal is Goal.TRAINING else cached.deployed(problem).plan), False
+    return (None if problem.goal is Goal.TRAINING else cached.baseline(problem).plan), False
 
 
 def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
     """What a plan can be shown beside, by id: what is deployed, then the session's other plans that fit, the usual baselines
     before the others."""
     try:
-        now = cached.deployed(problem).plan
+        now = cached.baseline(problem).plan
         deployed = {now.id: now}
     except InputError:  # contiguous blocks do not fit the GPUs
         deployed = {}
@@ -364,11 +365,11 @@ def contention(problem: Problem) -> None:
     ):
         studies.start_and_rerun("contention", problem, wanted)
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [ContentionPoint.from_dict(point) for point in result["points"]]
+    def show(answer: ContentionAnswer, complete: bool) -> None:
+        points = answer.points
         if points:
-            widgets.chart(charts.contention(points, result["pays_from"], complete), "what-if-pays")
-            st.caption(f"{plain(result['plan'])}. {_saved(problem, result)} Costs: {plain(result['cost_source'])}.")
+            widgets.chart(charts.contention(points, answer.pays_from, complete), "what-if-pays")
+            st.caption(f"{plain(answer.plan)}. {_saved(problem, answer)} Costs: {plain(answer.cost_source)}.")
             studies.download(points, "contention")
 
     studies.watch_of_problem(
@@ -376,7 +377,9 @@ def contention(problem: Problem) -> None:
     )
 
 
-def _saved(problem: Problem, result: dict[str, Any]) -> str:
+def _saved(problem: Problem, answer: ContentionAnswer) -> str:
     """What orders can save as things are, at the most."""
     now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
-    return f"{now} no order of this placement can save more than {units.share(result['most_saved'])} of all at once (bound)."
+    return (
+        f"{now} no order of this placement can save more than {units.share(answer.most_saved)} of all at once (bound)."
+    )

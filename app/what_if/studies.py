@@ -1,7 +1,7 @@
 """The lower half of the What-if page: studies that run as jobs and whose charts fill in as points arrive."""
 
 import re
-from typing import Any
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -23,8 +23,8 @@ from engine.compare.imprecision import (
     contenders_of,
     gains,
 )
-from engine.compare.sensitivity import CurvePoint, SensitivityPoint
 from engine.errors import InputError
+from engine.jobs.studies import CurveAnswer, ImprecisionAnswer, SensitivityAnswer
 from engine.problem import Problem
 from engine.systems import systems_for
 
@@ -113,23 +113,23 @@ def curve(problem: Problem) -> None:
     )
 
 
-def _show_curve(result: dict[str, Any], complete: bool) -> None:
-    points = [CurvePoint.from_dict(point) for point in result["points"]]
+def _show_curve(answer: CurveAnswer, complete: bool) -> None:
+    points = answer.points
     if points:
         widgets.chart(
-            what_if_studies.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
+            what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer)), "what-if-curve"
         )
-        st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
+        st.caption(f"{_how(answer)} Costs: {plain(answer.cost_source)}.")
         studies.download(points, "curve")
 
 
-def _tag(result: dict[str, Any]) -> str:
-    return "simulated" if result["simulated"] else "bound"
+def _tag(answer: CurveAnswer | SensitivityAnswer) -> str:
+    return "simulated" if answer.simulated else "bound"
 
 
-def _how(result: dict[str, Any]) -> str:
-    """How a study came to its times."""
-    if result["simulated"]:
+def _how(answer: CurveAnswer | SensitivityAnswer) -> str:
+    """The origin of a study's times."""
+    if answer.simulated:
         return "Simulated."
     return "Not simulated: every all-to-all at the time of its busiest port."
 
@@ -158,13 +158,11 @@ def sensitivity(problem: Problem) -> None:
         ):
             studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [SensitivityPoint.from_dict(point) for point in result["points"]]
+    def show(answer: SensitivityAnswer, complete: bool) -> None:
+        points = answer.points
         if points:
-            widgets.chart(
-                charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
-            )
-            st.caption(f"{plain(result['plan'])}. {_how(result)} Costs: {plain(result['cost_source'])}.")
+            widgets.chart(charts.tornado(points, answer.total, answer.share, complete, _tag(answer)), "what-if-tornado")
+            st.caption(f"{plain(answer.plan)}. {_how(answer)} Costs: {plain(answer.cost_source)}.")
             studies.download(points, "sensitivity")
 
     studies.watch_of_problem(
@@ -208,8 +206,8 @@ def imprecision(problem: Problem) -> None:
     if levels is None:
         st.error(plain(complaint), icon=":material/error:")
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [ImprecisionPoint.from_dict(point) for point in result["points"]]
+    def show(answer: ImprecisionAnswer, complete: bool) -> None:
+        points = answer.points
         if not points:
             return
         titles = {name: contender.title for name, contender in contenders_of(problem).items()}
@@ -219,9 +217,9 @@ def imprecision(problem: Problem) -> None:
         with right:
             widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
         st.caption(
-            f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
-            f"{result['seeds']} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
-            f"{plain(result['cost_source'])}."
+            f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of "
+            f"{answer.seeds} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
+            f"{plain(answer.cost_source)}."
         )
         studies.download(points, "imprecision")
 
@@ -230,7 +228,7 @@ def imprecision(problem: Problem) -> None:
     )
 
 
-def _gain_in_words(points: list[ImprecisionPoint], titles: dict[str, str]) -> str:
+def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> str:
     """Aurora's gain without noise and with the most, beside what the paper's lost."""
     if (gained := gains(points)) is None:
         return ""

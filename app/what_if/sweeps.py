@@ -21,6 +21,7 @@ from engine.compare.sweep import NAMES, ORDERS, Kind, SweepPoint, best_of, check
 from engine.compare.synthetic import MOST_SKEW, Recipe, planted_placement
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.studies import SweepAnswer
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
 from engine.placement.transitions import kept as kept_local
@@ -198,9 +199,9 @@ def _is_about(job: runner.Job, problem: Problem) -> bool:
     return {name: then[name] for name in then if name != "sweep"} == problem_arguments(problem)
 
 
-def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
+def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
     """Both charts, the table, and a way to open any of the plans."""
-    points = [SweepPoint.from_dict(candidate["point"]) for candidate in result["candidates"]]
+    points = [row.point for row in answer.candidates]
     series = charts.series_of(points)
     if not series:
         return
@@ -232,11 +233,11 @@ def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
             )
     left, right = st.columns(SPLIT, gap="medium")
     with left:
-        widgets.chart(charts.times(points, kind, what, len(points) == result["of"]), f"sweep-{kind}")
+        widgets.chart(charts.times(points, kind, what, len(points) == answer.of), f"sweep-{kind}")
     with right:
         widgets.chart(charts.decomposition(points, kind, shown), f"sweep-parts-{kind}")
     st.caption(
-        f"Simulated. Costs: {plain(result['cost_source'])}. The bound is proven for every schedule of a point's placement."
+        f"Simulated. Costs: {plain(answer.cost_source)}. The bound is proven for every schedule of a point's placement."
     )
     _table(kind, job, points, what)
 

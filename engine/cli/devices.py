@@ -14,12 +14,11 @@ import numpy as np
 
 from engine import formats, store
 from engine.cli.output import answer, progress, stopped_by_signals, table, write
-from engine.costs.device_profile import DeviceProfile
 from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
 from engine.formats.measured.nccl_pairs import read_pairs
 from engine.formats.nvidia_topo import read_topology
-from engine.jobs.launches import describe_calibration, table_of
+from engine.jobs.launches import CalibrateAnswer, describe_calibration, table_of
 from engine.launch.calibration.calibrate import calibrate as calibrate_devices
 from engine.launch.calibration.calibrate import plan_sweep
 from engine.launch.calibration.sweep import Sweep
@@ -46,7 +45,9 @@ def run_calibrate(options: argparse.Namespace) -> int:
     ):
         profile = calibrate_devices(sweep, folder, stop, report, options.type, testbed)
     write(options.output, profile.to_json())
-    answer(options, describe_calibration(profile) | {"saved": str(options.output)}, _calibration_as_text)
+    described, saved = describe_calibration(profile), str(options.output)
+    content = described.model_dump(mode="json") | {"saved": saved}
+    answer(options, content, lambda _: _show(described, saved))
     return 0
 
 
@@ -84,20 +85,20 @@ def _check_output(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _calibration_as_text(content: dict[str, Any]) -> str:
-    """Every fit, the errors on held-out shapes, and the use of the file."""
-    rows = table_of(DeviceProfile.from_dict(content["calibration"], "calibration"))
-    lines = [content["origin"], table(list(rows[0]), [list(row.values()) for row in rows])]
+def _show(described: CalibrateAnswer, saved: str) -> str:
+    """The answer for people: every fit, its errors on held-out shapes, and how to use the file."""
+    rows = table_of(described.calibration)
+    lines = [described.origin, table(list(rows[0]), [list(row.values()) for row in rows])]
     lines += [
-        f"held-out shapes ({gemms['dtype']} on {gemms['gpu']}): mean {share(gemms['mean'])}, worst {share(gemms['worst'])} of "
-        f"{gemms['shapes']} that were also measured directly"
-        for gemms in content["held_out"]
+        f"held-out shapes ({gemms.dtype} on {gemms.gpu}): mean {share(gemms.mean)}, worst {share(gemms.worst)} of "
+        f"{gemms.shapes} that were also measured directly"
+        for gemms in described.held_out
     ]
-    if (worst := max(fit["spread"] for fit in content["fits"])) > BUSY:
+    if (worst := max(fit.spread for fit in described.fits)) > BUSY:
         lines.append(
             f"note: repeated readings lie up to {share(worst)} apart (between the quartiles); is the machine at other work?"
         )
-    lines.append(f"saved: {content['saved']}; use it with --cost {content['saved']}, or open it on the Cluster page")
+    lines.append(f"saved: {saved}; use it with --cost {saved}, or open it on the Cluster page")
     return "\n".join(lines)
 
 

@@ -16,9 +16,8 @@ from engine.formats.placements import Deployed, PlanFile, exflow, open_plan_file
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan import Plan, SendOrder, Travel
+from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
 from engine.serving.step import ServingStep, recording_of_step
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.validate import refuse_broken
@@ -109,15 +108,11 @@ def _travelling(plan: Plan, options: argparse.Namespace) -> Plan:
 def placed_by(file: PlanFile, problem: Problem) -> Plan:
     """The deployed placement as a plan: all sends at once; with ExFlow's execution if it is ExFlow's table and the recording
     has tokens."""
+    from engine.compare.baseline import plan_of_placement  # which imports every system
+
     deployed = deployed_for(file, problem.model, problem.cluster)
     follows = deployed.format == exflow.FORMAT and isinstance(problem.workload, RoutingTrace)
-    return Plan(
-        name=file.path.stem[:120],
-        placement=deployed.placement,
-        send_order=SendOrder(mode="concurrent"),
-        execution="context-coherent" if follows else "vanilla",
-        provenance=Provenance(optimiser="file"),
-    )
+    return plan_of_placement(deployed.placement, file.path.stem, "context-coherent" if follows else "vanilla")
 
 
 def deployed_for(file: PlanFile, model: MoEModel, cluster: Cluster) -> Deployed:

@@ -8,8 +8,9 @@ from typing import Any
 from engine import formats, store
 from engine.cli.inputs import plans_and_problem, read_cost, read_recording, read_travel, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, table
+from engine.compare.baseline import running
 from engine.compare.evidence import Thresholds
-from engine.compare.held_out import roles_of, running
+from engine.compare.held_out import roles_of
 from engine.compare.judge import CONFIDENCE, Judge, Serving
 from engine.compare.redundancy import RedundancyPoint, Replication, knee, most_slots, planned_and_judged, redundancy
 from engine.compare.trust import predictions, summaries

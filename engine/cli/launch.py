@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from engine.cli.inputs import drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals, table
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.jobs.launches import describe_run
+from engine.jobs.launches import ByLayer, KeptPreference, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.preparation.launch import Launch, PreparedLaunch
 from engine.launch.preparation.prepare import prepare
@@ -43,7 +44,7 @@ def run_launch(options: argparse.Namespace) -> int:
         # The output of ranks is a log.
         with stopped_by_signals() as stop, progress() as report, contextlib.redirect_stdout(sys.stderr):
             finished = run_prepared(prepared, folder, stop, report)
-    answer(options, describe_run(finished, prepared.testbed), launched)
+    _answer(options, describe_run(finished, prepared.testbed))
     return 0
 
 
@@ -106,8 +107,12 @@ def run_cancel(options: argparse.Namespace) -> int:
 
 
 def run_collect(options: argparse.Namespace) -> int:
-    answer(options, describe_run(clusters.collect(options.folder)), launched)
+    _answer(options, describe_run(clusters.collect(options.folder)))
     return 0
+
+
+def _answer(options: argparse.Namespace, launched: LaunchAnswer) -> None:
+    answer(options, launched.model_dump(mode="json"), lambda _: as_text(launched))
 
 
 DERIVED = ("ranks_per_node", "cpus_per_node", "memory_per_node")
@@ -169,63 +174,61 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def launched(answer: dict[str, Any]) -> str:
-    lines = [_launched_plan(run) for run in answer["runs"]]
-    if (preference := answer["preference"]) is not None:
-        lines.append(_launched_together(answer["runs"], preference))
-    lines.append(f"{answer['tokens']:,} tokens on {answer['device']}")
-    if (testbed := answer.get("testbed")) is not None:
-        rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed["bandwidth"])
+def as_text(answer: LaunchAnswer) -> str:
+    lines = [_launched_plan(run) for run in answer.runs]
+    if answer.preference is not None:
+        lines.append(_launched_together(answer.runs, answer.preference))
+    lines.append(f"{answer.tokens:,} tokens on {answer.device}")
+    if (testbed := answer.testbed) is not None:
+        rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed.bandwidth)
         lines.append(
-            f"links of {testbed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed['scale'])}"
+            f"links of {testbed.name}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed.scale)}"
         )
-        if near := sorted({rate for rate in testbed.get("near", ()) if rate}):
+        if near := sorted({rate for rate in testbed.near or () if rate}):
             inside = ", ".join(digits(rate * 8 / 1e6) for rate in near)
             lines[-1] += f"; inside nodes {inside} Mbit/s"
     return "\n".join(lines)
 
 
-def _launched_plan(run: dict[str, Any]) -> str:
-    kinds = run["by_kind"]
+def _launched_plan(run: LaunchedPlan) -> str:
+    kinds = run.by_kind
     rows = [
         [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
         for kind, predicted, measured, factor in zip(
-            kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
+            kinds.kind, kinds.predicted, kinds.measured, kinds.ratio, strict=True
         )
     ]
-    total = run["measured_seconds"] / run["predicted_seconds"]
-    rows.append(
-        ["waiting between steps", seconds(run["predicted_waiting_seconds"]), seconds(run["waiting_seconds"]), ""]
-    )
-    rows.append(["total", seconds(run["predicted_seconds"]), seconds(run["measured_seconds"]), ratio(total)])
-    spread = f"{seconds(min(run['pass_seconds']))} to {seconds(max(run['pass_seconds']))}"
+    total = run.measured_seconds / run.predicted_seconds
+    rows.append(["waiting between steps", seconds(run.predicted_waiting_seconds), seconds(run.waiting_seconds), ""])
+    rows.append(["total", seconds(run.predicted_seconds), seconds(run.measured_seconds), ratio(total)])
+    spread = f"{seconds(min(run.pass_seconds))} to {seconds(max(run.pass_seconds))}"
     return "\n".join(
         [
-            f"{run['name']}: median of {len(run['pass_seconds'])} passes ({spread})",
+            f"{run.name}: median of {len(run.pass_seconds)} passes ({spread})",
             table(["step", "predicted", "measured", "measured / predicted"], rows),
-            *_launched_layers(run["by_layer"]),
-            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number (rounding explains up to "
-            f"{run['allowed_difference']:.2g})",
-            f"predicted with {run['predicted']['cost_source']}",
+            *_launched_layers(run.by_layer),
+            f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
+            f"{run.allowed_difference:.2g})",
+            f"predicted with {run.predicted['cost_source']}",
         ]
     )
 
 
-def _launched_layers(layers: dict[str, list]) -> list[str]:
-    """The least and the largest factor of the layers, if there are several."""
-    factors = {layer: factor for layer, factor in zip(layers["layer"], layers["ratio"], strict=True) if factor}
+def _launched_layers(layers: ByLayer) -> list[str]:
+    """The least and the greatest factor of several layers."""
+    factors = {layer: factor for layer, factor in zip(layers.layer, layers.ratio, strict=True) if factor}
     if len(factors) < 2:
         return []
     least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
     return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
 
 
-def _launched_together(runs: list[dict[str, Any]], preference: dict[str, Any]) -> str:
+def _launched_together(runs: Sequence[LaunchedPlan], preference: KeptPreference) -> str:
     rows = []
-    for place in preference["order"]:
+    for place in preference.order:
         run = runs[place]
-        passes, predicted, measured = run["pass_seconds"], run["predicted_seconds"], run["measured_seconds"]
+        passes, predicted, measured = run.pass_seconds, run.predicted_seconds, run.measured_seconds
         spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
-        rows.append([run["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
-    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0]['pass_seconds'])} passes"]
-    return "\n".join([table(header, rows), *preference["lines"]])
+        rows.append([run.name, seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
+    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0].pass_seconds)} passes"]
+    return "\n".join([table(header, rows), *preference.lines])

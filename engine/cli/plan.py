@@ -8,7 +8,7 @@ from typing import Any
 from engine import parallel
 from engine.cli.inputs import new_problem, split_setting
 from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
-from engine.compare.comparison import Choice, Comparison
+from engine.compare.comparison import Candidate, Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
 from engine.errors import InputError, one_line
 from engine.goal import Goal
@@ -16,7 +16,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.store.problems import save_inputs
-from engine.systems import SYSTEMS, TRAINING, System, systems_for
+from engine.systems import System, named_for, systems_for
 from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
@@ -47,7 +47,7 @@ def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list
         print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
     if not plans:
         raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
-    ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0]["metrics"]["total"])
+    ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0].metrics.total)
     fastest, best = ranked[0]
     if options.output:
         refuse_broken(best, problem)
@@ -56,12 +56,12 @@ def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list
     answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
     if lost:
         raise lost
-    return INFEASIBLE if fastest["status"] == Status.INFEASIBLE.value else 0
+    return INFEASIBLE if fastest.status == Status.INFEASIBLE.value else 0
 
 
-def _row(candidate: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def _row(candidate: Candidate, plan: Plan) -> dict[str, Any]:
     """A candidate without its plan, which has a file of its own."""
-    figures = {name: value for name, value in candidate.items() if name != "plan"}
+    figures = candidate.model_dump(mode="json", exclude={"plan"})
     return figures | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
 
 
@@ -84,12 +84,10 @@ def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
 
 def _system_called(name: str, problem: Problem) -> System:
     """The system of that name for the problem's goal. Raises InputError if it plans for another goal."""
-    training = problem.goal is Goal.TRAINING
-    registry = TRAINING if training else SYSTEMS
+    registry = named_for(problem)
     if name not in registry:
-        raise InputError(
-            f"{name} does not plan {Goal.TRAINING if training else Goal.INFERENCE}; those that do: {', '.join(registry)}"
-        )
+        goal = Goal.TRAINING if problem.goal is Goal.TRAINING else Goal.INFERENCE
+        raise InputError(f"{name} does not plan {goal}; those that do: {', '.join(registry)}")
     return registry[name]
 
 

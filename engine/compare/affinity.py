@@ -59,12 +59,12 @@ class SamplePoint:
 
 @dataclass(frozen=True)
 class TokensEnough:
-    """How the kept share grows with the tokens a plan is made from.
+    """The kept share by the tokens that a plan is made from.
 
-    unit: what is held out and drawn whole, "sequences" or "tokens"; tokens, held_out: of the two halves.
+    unit: held out and drawn whole, "sequences" or "tokens"; tokens, held_out: of the two halves.
     linear: share that contiguous blocks of experts keep on the held-out half; ceiling: that of a plan made from the
     held-out half itself, None until it is known; limit: no placement keeps more of it (proven).
-    complete: whether all points are there.
+    complete: True once all points are there.
     """
 
     gpus: int
@@ -84,15 +84,15 @@ class TokensEnough:
         return {size: float(np.mean([point.kept for point in self.points if point.tokens == size])) for size in sizes}
 
     def gain(self, size: int) -> float | None:
-        """What plans of this size gain over linear blocks, as a part of what all tokens gain; None while unknown and
-        where all tokens gain nothing."""
+        """The gain of plans of this size over linear blocks, as a part of that of all tokens; None while unknown and if all
+        tokens gain nothing."""
         means = self.mean_by_size()
         if size not in means or self.tokens not in means or means[self.tokens] <= self.linear:
             return None
         return (means[size] - self.linear) / (means[self.tokens] - self.linear)
 
     def enough(self, part: float = 0.95) -> int | None:
-        """The smallest size from which on plans gain at least `part` of what all tokens gain; None while unknown."""
+        """The smallest size from which on plans gain at least `part` of the gain of all tokens; None while unknown."""
         gains = {size: self.gain(size) for size in self.mean_by_size()}
         if not self.complete or None in gains.values():
             return None
@@ -139,7 +139,7 @@ class OutOfDistribution:
         return _ratio(self.matrix(), self.matrix().diagonal()[:, None])
 
     def against_own(self) -> NDArray[np.float64]:
-        """Every column as a ratio to the plan made for that recording: what is lost by planning on another one."""
+        """Every column as a ratio to the plan made for that recording: the loss by planning on another one."""
         return _ratio(self.matrix(), self.matrix().diagonal()[None, :])
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,9 +173,9 @@ def tokens_enough(
         sequences in random order, the last one cut to the size, or of single tokens where no sequences are known.
     seeds: samples of each size; there is only one of the whole half. time_limit: seconds of search a plan on an ordinary
         processor, by default according to the size of the problem.
-    on_point: called after every plan with what is known so far.
+    on_point: called after every plan with the study so far.
 
-    The plans are made side by side. Once `stop` answers True, what is known is returned. Raises InputError for a recording
+    The plans are made side by side. Once `stop` answers True, the study so far is returned. Raises InputError for a recording
     without hops or too short to be halved, and if the experts cannot be spread equally over the GPUs.
     """
     plan_on, score_on, unit = halves(trace)
@@ -327,7 +327,7 @@ def kept_by_pair(share: NDArray[np.float64], counts: NDArray[np.float64]) -> NDA
 
 
 def sorted_choices(trace: RoutingTrace) -> bool:
-    """Whether a token's choices seem to be sorted by expert id: then the first is not the router's favourite."""
+    """True if a token's choices seem to be sorted by expert id: then the first is not the router's favourite."""
     if trace.k < 2:
         return False
     here, there = trace.experts[:, :, :-1], trace.experts[:, :, 1:]

@@ -1,10 +1,10 @@
-"""How many GPUs for this target time: clusters of so many equal parts each, every one planned for from scratch."""
+"""The number of GPUs for a target time: clusters of so many equal parts each, every one planned for from scratch."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd
-from typing import Any, Self
+from typing import Any
 
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
@@ -13,7 +13,7 @@ from engine.parallel import in_order
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
-from engine.systems import SYSTEMS, run
+from engine.systems import named_for, run
 from engine.systems.base import Report, silent
 from engine.systems.options import Value
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
@@ -25,8 +25,11 @@ LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 
 @dataclass(frozen=True)
 class CapacityPoint:
-    """A cluster of `parts` equal parts with `gpus` GPUs. total, bound: seconds of its plan and what no plan of `scope` (see
-    `Claim`) is below, None where nothing can be planned; refused: why not."""
+    """A cluster of `parts` equal parts with `gpus` GPUs.
+
+    total: seconds of its plan; bound: seconds below which no plan of `scope` is (see `Claim`); None: nothing can be planned
+    refused: why nothing can be planned
+    """
 
     parts: int
     gpus: int
@@ -36,11 +39,11 @@ class CapacityPoint:
     refused: str = ""
 
     def meets(self, target: float) -> bool:
-        """Whether its plan takes at most `target` seconds."""
+        """True if its plan takes at most `target` seconds."""
         return self.total is not None and self.total <= target
 
     def cannot_meet(self, target: float) -> bool:
-        """Whether it is certain that no placement with as many slots per GPU, none of them a replica, meets the target, in
+        """True if it is certain that no placement with as many slots per GPU, none of them a replica, meets the target, in
         whatever order bytes move; or that its experts do not fit."""
         if self.total is None:
             return True
@@ -50,15 +53,10 @@ class CapacityPoint:
         """Plain JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
-
 
 def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
-    """What a cluster could be made larger by, in words: every kind of node it has, and if there are several the fewest of its
-    nodes in which they have the same shares."""
+    """The parts by which a cluster could grow, by their words: every kind of node it has, and if there are several the fewest
+    of its nodes in which they have the same shares."""
     kinds: dict[tuple, list[Node]] = {}
     for node in cluster.nodes:
         kinds.setdefault((node.gpus, node.link_bandwidth, node.link_latency), []).append(node)
@@ -199,7 +197,7 @@ def _point_of_size(
     (problem, part, system, options), sizes = common
     count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
     try:
-        outcome = run(SYSTEMS[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
+        outcome = run(named_for(problem)[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
     except InputError as error:
         return CapacityPoint(count, gpus, refused=str(error))
     if outcome.result.status is Status.CANCELLED:

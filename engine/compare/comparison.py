@@ -2,34 +2,86 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from pydantic import ConfigDict, JsonValue, PlainSerializer, PlainValidator, field_serializer
 
-from engine.compare.figures import metrics, proof_of_plan
+from engine.compare.figures import Metrics, metrics, proof_of_plan
 from engine.errors import InputError, StoppedError
 from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
+from engine.schema import Frozen
 from engine.simulate.work import Load
 from engine.systems.base import Notes, Outcome, Report, System, run, silent
 from engine.systems.options import Value
 from engine.timeline import Timeline
+
+
+class PlanRow(Frozen):
+    """A plan and how it came about, as jobs keep it.
+
+    status: of the search, see `Status`; runtime: seconds that the optimiser took, NaN: not known
+    notes: findings of the recipe by subject, as fields of a `Note`; the first version kept bare values
+    """
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
+
+    plan: Plan
+    status: str
+    runtime: float
+    notes: dict[str, JsonValue]
+
+    @cached_property
+    def written_plan(self) -> dict[str, JsonValue]:
+        """The plan as JSON. Kept: a job writes all its rows again with every new one."""
+        return self.plan.model_dump(mode="json", exclude_none=True)
+
+    @field_serializer("plan")
+    def _write_plan(self, plan: Plan) -> dict[str, JsonValue]:
+        return self.written_plan
+
+
+def _read_metrics(data: object) -> Metrics | None:
+    if data is None or isinstance(data, Metrics):
+        return data
+    try:
+        return Metrics.from_dict(data)
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+KeptMetrics = Annotated[
+    Metrics | None,
+    PlainValidator(_read_metrics),
+    PlainSerializer(lambda figures: None if figures is None else figures.to_dict()),
+]
+"""Figures of a plan; None of those that another version kept, of which a page simulates them again."""
+
+
+class Candidate(PlanRow):
+    """One row of the candidate table: a plan with the words of its optimiser (`proof`) and the figures of the simulation."""
+
+    proof: str = ""
+    metrics: KeptMetrics = None
+
 
 Choice = tuple[System, Mapping[str, Value]]
 """A system to run, and its options."""
 
 
 class Comparison:
-    """What has come so far of systems on a problem.
+    """The answers of systems on a problem so far.
 
-    candidates: a row for every plan, see `candidate`; refused: by the title of a system that cannot plan for this, why
+    candidates: a row for every plan; refused: by the title of a system that cannot plan for this, why
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.candidates: list[dict[str, Any]] = []
+        self.candidates: list[Candidate] = []
         self.refused: dict[str, str] = {}
 
     def run(
@@ -42,12 +94,12 @@ class Comparison:
         """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
         the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
         large a part as the seconds that it is expected to take; None: all alike. Raises InputError when the only system of
-        `choices` refuses; with several, what refuses is noted."""
+        `choices` refuses; with several, the one that refuses is noted."""
         parts = np.array(seconds or [1.0] * len(choices), dtype=np.float64)
         parts /= parts.sum()
 
         def report_of(finished: int, index: int) -> Report:
-            fastest = min((row["metrics"]["total"] for row in self.candidates), default=None)
+            fastest = min((row.metrics.total for row in self.candidates), default=None)
             # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
             others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
             done = float(parts[:index].sum() + others.sum())
@@ -71,13 +123,10 @@ class Comparison:
                 self.candidates.append(row)
                 yield outcome
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"candidates": self.candidates, "refused": self.refused}
-
 
 def _run_choice(
     common: tuple[Problem, tuple[Choice, ...]], index: int, stop: Stop, report: Report
-) -> tuple[Outcome, dict[str, Any]] | InputError:
+) -> tuple[Outcome, Candidate] | InputError:
     """The outcome of a system and its row, or why it refuses."""
     problem, choices = common
     system, options = choices[index]
@@ -90,8 +139,8 @@ def _run_choice(
 
 
 def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
-    """The report of one system among several, whose plans so far take `fastest` seconds at the least. before, part: shares of
-    the work that were done before it, and that it is."""
+    """The report of one system among several; the fastest of their plans so far takes `fastest` seconds. before, part: shares
+    of the work that were done before it, and that it is."""
 
     def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
@@ -100,8 +149,8 @@ def _report_of_turn(report: Report, before: float, part: float, system: System, 
     return report_turn
 
 
-def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
-    """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
+def candidate(outcome: Outcome, problem: Problem) -> Candidate:
+    """The row of an outcome."""
     result = outcome.result
     return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline, outcome.loads)
 
@@ -113,14 +162,14 @@ def candidate_of_plan(
     notes: Notes,
     timeline: Timeline,
     loads: tuple[Load, ...] | None = None,
-) -> dict[str, Any]:
-    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline, loads: see `metrics`."""
+) -> Candidate:
+    """The row of a plan that has a claim; runtime: seconds that its optimiser took; timeline, loads: see `metrics`."""
     figures = metrics(plan, problem, timeline, loads)
-    return {
-        "plan": plan.model_dump(mode="json", exclude_none=True),
-        "status": plan.claim.status.value,
-        "proof": proof_of_plan(plan, figures).in_words,
-        "runtime": runtime,
-        "notes": {about: note._asdict() for about, note in notes.items()},
-        "metrics": figures.to_dict(),
-    }
+    return Candidate(
+        plan=plan,
+        status=plan.claim.status.value,
+        proof=proof_of_plan(plan, figures).in_words,
+        runtime=runtime,
+        notes={about: note._asdict() for about, note in notes.items()},
+        metrics=figures,
+    )

@@ -1,7 +1,7 @@
 """From which contention on ordering pays: a placement with all sends at once and with its sends in order, as every further send
 that meets at a port costs more.
 
-How much of the time GPUs compute with one model alone on them, and with both (Aurora §8.1 and Figure 12).
+The share of time in which GPUs compute with one model alone on them, and with both (Aurora §8.1 and Figure 12).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from engine.timeline import Timeline
 CONTENTIONS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """See `Scaled`."""
 HALVINGS = 8
-"""Of the stretch between two of these, to find where an order becomes as fast."""
+"""Times that the stretch between two of these is halved to find the point at which an order becomes as fast."""
 MODES: dict[OrderMode, str] = {"concurrent": "all at once", "matched": "one peer at a time", "two-tier": "by relays"}
 """Orders that are compared, the plain all-to-all first."""
 
@@ -52,11 +52,6 @@ class ContentionPoint:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
 
 
 def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]:
@@ -145,7 +140,11 @@ def _order_of(work: Work, network: Network, mode: OrderMode, stop: Stop) -> Send
 
 @dataclass(frozen=True, eq=False)
 class Utilisation:
-    """Of what is served: gpu: float64[gpu], compute time / total; seconds: of the pass."""
+    """Utilisation of the models that are served.
+
+    gpu: float64[gpu], compute time / total
+    seconds: of the pass
+    """
 
     served: str
     gpu: np.ndarray
@@ -158,7 +157,7 @@ class Utilisation:
 
 @dataclass(frozen=True, eq=False)
 class AloneAndTogether:
-    """Of the first model alone on all GPUs, of the second alone, and of both colocated."""
+    """Utilisation with the first model alone on all GPUs, with the second alone, and with both colocated."""
 
     parts: tuple[Utilisation, ...]
 
@@ -168,7 +167,7 @@ class AloneAndTogether:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_dict` described."""
+        """The figures that `to_dict` described."""
         return cls(
             tuple(Utilisation(**part | {"gpu": np.array(part["gpu"], dtype=np.float64)}) for part in data["parts"])
         )

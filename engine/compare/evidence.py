@@ -1,8 +1,7 @@
-"""All figures that a verdict is decided from. None of them depends on a threshold.
+"""The evidence on a plan, the thresholds that it has to reach, and the decision: one of four words.
 
-The figures that a plan has to reach, each with a name and a reason; whoever decides may set others.
-
-From figures to one of four words: the decision table of docs/verdict.md, rule by rule.
+No figure of the evidence depends on a threshold; whoever decides may set others. The decision is the table of docs/verdict.md,
+rule by rule.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ class Move(Frozen):
 
 
 class Evidence(Frozen):
-    """Figures of a plan beside the deployed one. Gains are shares; None: unknown.
+    """Figures of a plan and of the deployed one. Gains are shares; None: unknown.
 
     plan, deployed: names; unit: of the time that counts, a whole serving step or a pass through the MoE layers
     same: the plan does the same as the deployed one; faults: errors of the recordings, a sentence each
@@ -99,7 +98,7 @@ class Evidence(Frozen):
         return self.move.steps * self.seconds[1] / 60
 
     def replica_gain(self) -> float | None:
-        """What the plan gains over its own system without replicas, as a share."""
+        """The gain of the plan over its own system without replicas, as a share."""
         if self.without_replicas is None:
             return None
         return (1 + self.gain) / (1 + self.without_replicas) - 1
@@ -178,7 +177,7 @@ class Thresholds(Options):
     replica_gain: over the same system without replicas; less is not worth the keys and values that their memory could hold
     break_even_minutes: a sixth of the hour for which a plan is asked to serve
     memory: the rest is for activations, buffers and the runtime
-    tokens_per_expert: counts scatter by 1 / √n: 25 by a fifth; of fewer nobody knows whether an expert is popular
+    tokens_per_expert: counts scatter by 1 / √n: 25 by a fifth; of fewer nobody knows if an expert is popular
     confidence: of the interval of the gain
     """
 
@@ -207,9 +206,13 @@ Unit = Literal["share", "minutes", "count"]
 
 
 class Criterion(Frozen):
-    """A figure beside its threshold. name: of the threshold; value: None where it is unknown, which does not pass, and where it
-    is infinite: a move that never pays, or replicas that have nothing to justify, as there are none; at_least: whether more is
-    better."""
+    """A figure and its threshold.
+
+    name: of the threshold
+    value: None if it is unknown, which does not pass, and if it is infinite: a move that never pays, or no replicas, which
+        have nothing to justify
+    at_least: True if more is better
+    """
 
     name: str
     title: str

@@ -1,11 +1,8 @@
-"""The figures of a plan, all from its timeline and its inputs, none from the optimiser that made it.
+"""The figures of a plan, all from its timeline and its inputs, none from the optimiser that made it; the proof of its time; and
+the cost of moving to it from the placement in use.
 
-What is proven of a plan's simulated time: that no other placement is better, that no other order is, both or neither.
-
-Notes of optimisers say how far they have proven their own aims, such as the fewest hops; a placement that has these may still
-not be the fastest.
-
-What moving from the placement in use to a plan costs, and after how many steps it has paid.
+The proof is about simulated time: no other placement is better, no other order is, both or neither. Optimisers may have proven
+aims of their own, such as the fewest hops; a placement that has these need not be the fastest.
 """
 
 import math
@@ -31,17 +28,19 @@ from engine.units import seconds, share
 
 @dataclass(frozen=True)
 class Metrics:
-    """total, order_bound, exposed_communication, seconds, latest: in seconds; memory: bytes on the fullest GPU; the rest
-    shares.
+    """Figures of a plan: times in seconds, `memory` in bytes, the rest shares.
 
-    order_bound: no send order can bring the plan's placement below it. bound: what its optimiser claims of the
-    placements it chose from, None when the plan makes no claim or takes less itself: a file may say anything, and what it says
-    is not proven again. Of a training step, `order_bound` covers every schedule of
-    its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
-    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline. balance: of the token
-    copies that every GPU takes in a layer; of two models the layers of both. rows: that a token sends away in the dispatch of
-    a layer, in the mean: to other nodes where there are several with links, else to other GPUs; None of a training step.
-    events: of the timeline; None where its sends are bundled.
+    order_bound: no send order, in a training step no schedule, can bring the plan's placement below it
+    bound: claimed by the optimiser over the placements that it chose from, and not proven again, as a file may say anything;
+        None: the plan makes no claim, or takes less itself
+    balance: of the token copies that every GPU takes in a layer; of two models the layers of both
+    memory: experts on the fullest GPU; in a training step weights, gradients and momentum, without activations
+    seconds: by kind of event; in a training step busy times
+    decomposition: `Timeline.decomposition` of a training step
+    exact, latest: of the timeline
+    rows: that a token sends away in the dispatch of a layer, in the mean: to other nodes if there are several with links, else
+        to other GPUs; None: of a training step
+    events: of the timeline; None: its sends are bundled
     """
 
     total: float
@@ -85,7 +84,7 @@ class Metrics:
 
     @property
     def how_simulated(self) -> str:
-        """How exact the total is, in words."""
+        """The exactness of the total, in words."""
         if self.exact:
             return "simulated exactly, send by send"
         words = "simulated with sends that end at nearly the same moment as one event"
@@ -204,8 +203,7 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
 
 
 def speedup(baseline: float, seconds: float) -> float:
-    """How many times as fast `seconds` are as those of a baseline; 1 where nothing takes time under any plan, as with a
-    recording of nothing."""
+    """Baseline over `seconds`; 1 if nothing takes time under any plan, as with an empty recording."""
     return baseline / seconds if seconds else 1.0
 
 
@@ -240,9 +238,13 @@ STOPPED = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
 
 @dataclass(frozen=True)
 class Proof:
-    """proven: of which choices no better one exists; order_gap: how far the plan is above what no order of its sends, or no
-    schedule, can beat; gap: above what no placement can beat, as far as its optimiser claims that, else None; stopped: why the
-    optimiser ended before it was done, else empty."""
+    """The proof of a plan's time.
+
+    proven: the choices of which no better one exists
+    order_gap: of the plan above the bound on any order of its sends, or any schedule
+    gap: above the bound on any placement, if its optimiser claims one, else None
+    stopped: why the optimiser ended before it was done, else empty
+    """
 
     proven: Proven
     order_gap: float
@@ -259,7 +261,7 @@ class Proof:
 
     @property
     def sentence(self) -> str:
-        """What is proven, and how much faster a plan could still be."""
+        """The proof, and the speed that a plan could still gain."""
         above = (
             f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}"
             if self.gap is not None
@@ -271,14 +273,14 @@ class Proof:
 
 
 def gap_over_placements(plan: Plan, figures: Metrics) -> float | None:
-    """How far a plan is above what its optimiser claims that no placement can beat; None where it claims nothing of that."""
+    """The gap of a plan above the bound on any placement that its optimiser claims; None if it claims none."""
     claims = plan.claim is not None and plan.claim.scope == "placement and order"
     return figures.gap if claims else None
 
 
 def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
-    """What is proven of a plan whose figures are these. That its order is the best is proven here; a bound over placements is
-    taken from the plan's claim where it was made for the same inputs, as `Metrics.bound` says."""
+    """The proof of a plan with these figures. That its order is the best is proven here; a bound over placements is
+    taken from the plan's claim if that was made for the same inputs, as `Metrics.bound` says."""
     training = figures.decomposition is not None
     gap = gap_over_placements(plan, figures)
     over_placements = None if gap is None else figures.bound

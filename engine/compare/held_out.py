@@ -1,14 +1,7 @@
-"""Recordings cut into a half to plan on and a half to score on, and samples of a half.
+"""The gain of a plan on recordings that it was not made from, over the deployed plan, no plan at all, and no replicas.
 
-Tokens of one text resemble each other, so where a recording names its sequences these stay whole.
-
-The system that made a plan, to be run again on other recordings.
-
-The gain of a plan on recordings that it was not made from, beside the deployed plan, no plan at all, and no replicas.
-
-Which recordings a plan was made from, and which it has not seen.
-
-The plan that runs now, where only its placement is known.
+Recordings are cut into a half to plan on and a half to score on. Tokens of one text resemble each other, so sequences stay
+whole if a recording names them. On the earlier half the system that made the plan is run again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +11,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.judge import Judge, gain_of, ratio_gain, same_work
 from engine.errors import InputError, StoppedError
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Provenance, Stop
 from engine.schema import Frozen
 from engine.serving.step import recording_of_step
-from engine.systems import SYSTEMS, System, usual_plan
+from engine.systems import SYSTEMS, System
 from engine.systems.base import Report
 from engine.systems.options import Options
 from engine.workload import ExpertLoad, RoutingTrace, Workload
@@ -125,7 +119,7 @@ def maker_of(plan: Plan, problem: Problem) -> Maker | None:
 
 
 def replicating_without_replicas(plan: Plan, problem: Problem) -> Maker:
-    """EPLB's balance without spare slots, for plans with replicas whose maker cannot do without."""
+    """EPLB's balance without spare slots, for plans with replicas that their maker cannot leave out."""
     return _maker(REPLICATING, {"redundant": 0}, problem, plan)
 
 
@@ -193,13 +187,13 @@ class Part:
 def candidates_of(
     plan: Plan, deployed: Plan, own: tuple[Workload, ...], others: tuple[Workload, ...], judge: Judge
 ) -> Candidates:
-    """The plan with the plans and makers that stand beside it."""
+    """The plan with the plans and makers that it is compared with."""
     problem = replace(judge.problem, in_use=deployed.placement)
     maker, bare = maker_of(plan, problem), None
     if replicas_of(plan):
         bare = (maker and maker.without_replicas()) or replicating_without_replicas(plan, problem)
     try:
-        linear, _ = usual_plan(SYSTEMS["linear"], replace(problem, travel=plan.travel))
+        linear = baseline_of(travelling_like(plan, replace(problem, in_use=None)))
     except InputError:  # contiguous blocks do not fit every cluster
         linear = None
     return Candidates(plan, deployed, own, others, maker, bare, linear)
@@ -233,7 +227,7 @@ def parts_of(candidates: Candidates) -> list[Part]:
 
 
 def _report_of(part: Part, share: float, report: Report) -> Report:
-    """Of the systems that are run again for a part, of which nobody knows how much of it they are."""
+    """The report of systems that are run again for a part; their share of its work is not known."""
 
     def report_part(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         report(share, f"{part.recording.name}: {message}", None, None)
@@ -360,16 +354,3 @@ def _digests(recording: Workload, judge: Judge) -> list[str]:
         gpus = len(judge.problem.cluster.gpus)
         digests.append(recording_of_step(recording, judge.serving.step, judge.problem.model, gpus).digest)
     return digests
-
-
-def running(placement: Placement, plan: Plan, name: str = "deployed") -> Plan:
-    """A bare placement as a plan that differs from the one in question in nothing that engines settle elsewhere: its tokens
-    travel alike, and where it has no replicas they are carried or return alike. All GPUs send at once, as engines do."""
-    return Plan(
-        name=name,
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        execution=plan.execution if placement.single else "vanilla",
-        travel=plan.travel,
-        provenance=Provenance(optimiser="file"),
-    )

@@ -6,7 +6,7 @@ likely. Two differences: NumPy draws here, so that distributions are the same bu
 model has a draw of its own in place of the benchmark's one layer.
 
 Two of them are less than their descriptions in that commit, and here too. W1 and W2 have the same hot experts, the first
-quarter, whose GPU is a matter of the placement. W4 is to have uneven numbers of tokens on its source ranks, but no code there
+quarter; their GPU is a matter of the placement. W4 is to have uneven numbers of tokens on its source ranks, but no code there
 makes them uneven: it draws uniformly, and ranks have as many tokens as each other.
 """
 
@@ -34,8 +34,13 @@ EVERY_OTHER = (True, False, True, False)
 
 @dataclass(frozen=True)
 class Preset:
-    """One of the workloads. name: its identifier in the benchmark; isolates: the variable it is for; text: what its tokens do;
-    by_step: whether its steps differ."""
+    """One of the workloads.
+
+    name: its identifier in the benchmark
+    isolates: the variable that it is for
+    text: its tokens' behaviour, in words
+    by_step: True if its steps differ
+    """
 
     name: str
     isolates: str
@@ -104,7 +109,7 @@ class ImbalanceRecipe:
 
     @property
     def name(self) -> str:
-        """What its recording is called."""
+        """The name of its recording."""
         steps = f" in {self.steps} steps" if self.preset.by_step else ""
         seed = f", seed {self.seed}" if self.seed else ""
         return f"synthetic {self.preset.name}, {self.tokens:,} tokens{steps}{seed}"

@@ -3,16 +3,13 @@
 Aurora's Q4 (§8.2) takes the first layer's traffic and adds that of three other layers of the same recording, so that up to
 75 % of the traffic is another layer's. Here every layer gets its own three others, drawn at random, and any share.
 
-What a plan is worth on traffic that is not quite what it was made from (Aurora Q4, §8.2, Figure 14).
-
-As in the paper every system plans once, on the traffic as recorded, and is timed on a mixture of that and noise (see
-`engine.compare.imprecision`): its plan is deployed, and then other requests come. A longer time at a higher level may be the
-mixture's as well as the plan's, so what counts is how much faster Aurora is than its baselines at the same level.
-"""
+As in the paper (Figure 14) every system plans once, on the traffic as recorded, and is timed on a mixture of that and noise:
+its plan is deployed, and then other requests come. A longer time at a higher level may be the mixture's as well as the plan's,
+so the figure that counts is Aurora's gain over its baselines at the same level."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,7 +84,7 @@ PAPER_LOSS = 0.158
 
 
 class Contender(NamedTuple):
-    """A system with the options that make it what the paper compares."""
+    """A system with the options of the paper's comparison."""
 
     title: str
     system: str
@@ -101,7 +98,7 @@ BASELINES: dict[Goal, dict[str, Contender]] = {
         "rec": Contender(SYSTEMS["rec"].title, "rec", {}),
     },
 }
-"""What Aurora is compared with (§8.1), the one of Figure 14 first."""
+"""The contenders of Aurora (§8.1), the one of Figure 14 first."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,6 @@ class ImprecisionPoint:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
 
 
 def contenders_of(problem: Problem) -> dict[str, Contender]:
@@ -152,7 +144,7 @@ def imprecision(
     report: Report = silent,
 ) -> Iterator[ImprecisionPoint]:
     """One point for every level, seed and contender, level by level; at level 0 there is nothing to draw, so one seed does.
-    options: of the contenders, by name. Raises InputError for what cannot be studied."""
+    options: of the contenders, by name. Raises InputError for levels and seeds that cannot be."""
     wanted, contenders = check_levels(levels, seeds), contenders_of(problem)
     chosen = [
         (contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()
@@ -196,8 +188,8 @@ def _point_of_trial(common: tuple, index: int, stop: Stop, report: Report) -> Im
 
 
 def gains(points: Sequence[ImprecisionPoint]) -> tuple[str, float, float] | None:
-    """What the paper's Figure 14 shows: the baseline, and how many times as fast as it Aurora is at the lowest and at the
-    highest level, median of the draws. None where either is missing."""
+    """The figures of the paper's Figure 14: the baseline, and Aurora's speed over it at the lowest and at the highest level,
+    median of the draws. None if either is missing."""
     baseline = next((point.system for point in points if point.system != "aurora"), None)
     totals = {(point.system, point.level, point.seed): point.total for point in points}
     by_level: dict[float, list[float]] = {}

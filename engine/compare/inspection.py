@@ -1,4 +1,4 @@
-"""What a recording says at a glance: sizes, skew per layer, how well one layer's expert predicts the next one's."""
+"""A recording at a glance: sizes, skew per layer, and the share of tokens that one layer's expert predicts in the next."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ KINDS = {
     ExpertLoad: ("loads", "expert loads"),
     TrafficMatrix: ("traffic", "traffic matrix"),
 }
-"""What scripts and what people call each kind of recording."""
+"""The names of each kind of recording, for scripts and for people."""
 MOST_CELLS = 2**18
 """Pairs of experts that are counted in a table whatever few tokens there are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """kind, title: what scripts and what people call such a recording; format: of its file, None where it has none.
+    """kind, title: names of such a recording for scripts and for people; format: of its file, None if it has none.
 
     skew: float64[layer], busiest expert / mean expert.
 
-    predicted: float64[layer - 1] or None, the share of tokens whose next first-choice expert is the likeliest one after
+    predicted: float64[layer - 1] or None, the share of tokens that go on to the likeliest first-choice expert after
     their present first choice (the affinity that ExFlow §III uses).
     """
 
@@ -64,7 +64,7 @@ class Inspection:
 
 
 def inspect(workload: Workload, model: MoEModel | None = None) -> Inspection:
-    """Look a recording over. model: what was recorded, against which its layers and experts are held"""
+    """Look a recording over. model: of the recording, against which its layers and experts are checked"""
     kind, title = KINDS[type(workload)]
     return Inspection(
         name=workload.name,
@@ -100,7 +100,7 @@ def predicted_share(trace: RoutingTrace) -> np.ndarray:
 
 
 def _foretold(pairs: np.ndarray, experts: int) -> int:
-    """Tokens whose next expert is the most frequent one after their first. pairs: int64[token], first · experts + next"""
+    """The tokens that go on to the most frequent expert after their first. pairs: int64[token], first · experts + next"""
     if not len(pairs):
         return 0
     if experts**2 <= max(len(pairs), MOST_CELLS):

@@ -29,12 +29,12 @@ CONFIDENCE = 0.95
 
 
 PASS = "one pass"
-"""What the unit of a pass begins with."""
+"""The beginning of the unit of a pass."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A step of serving, and times and sizes of the operators beside its MoE layers."""
+    """A step of serving, and times and sizes of the operators around its MoE layers."""
 
     step: ServingStep
     source: OperatorSource
@@ -42,7 +42,7 @@ class Serving:
 
 
 def is_pass(unit: str) -> bool:
-    """Whether `Judge.unit` is of a pass, not of a step."""
+    """True if `Judge.unit` is of a pass, not of a step."""
     return unit.startswith(PASS)
 
 
@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def unit(self) -> str:
-        """Of the seconds, in words: which step or pass, and how it is timed."""
+        """The unit of the seconds, in words: which step or pass, and how it is timed."""
         if self.serving is None:
             ports = "" if is_quick(self.problem) else ", every all-to-all at its busiest port"
             return f"{PASS} through the MoE layers, without attention and dense layers{ports}"
@@ -63,8 +63,8 @@ class Judge:
         return f"a whole {step.phase} step of {step.sequences} sequences per GPU"
 
     def seconds(self, plan: Plan, recording: Workload, stop: Stop = never) -> float:
-        """Of a step or pass; raises InputError when the plan does not fit. A pass on very many GPUs is not simulated send by
-        send but taken at its busiest ports, see `least`."""
+        """Seconds of a step or pass; raises InputError when the plan does not fit. A pass on very many GPUs is not simulated
+        send by send but taken at its busiest ports, see `least`."""
         problem = self.problem.with_workload(recording)
         if self.serving is None:
             return simulate(plan, problem, stop).total if is_quick(problem) else least(plan, problem).total
@@ -83,7 +83,7 @@ class Judge:
 
     @property
     def bytes_beside(self) -> float:
-        """Bytes on a GPU beside experts, as far as they are known: in a serving step all other weights, and keys and values of
+        """Bytes on a GPU besides experts, as far as they are known: in a serving step all other weights, and keys and values of
         its sequences."""
         if self.serving is None:
             return 0.0
@@ -107,14 +107,17 @@ class Gain:
 
     @property
     def gain(self) -> float:
-        """How many more steps in the same time, as a share: 0.1 is 10 % more."""
+        """The gain in steps in the same time, as a share: 0.1 is 10 % more."""
         return ratio_gain(self.seconds_now, self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Of a plan on a recording. seconds: of a step or pass; redrawn: float64[draw], as far as they are known, of other
-    recordings that could as well have been made."""
+    """Times of a plan on a recording.
+
+    seconds: of a step or pass
+    redrawn: float64[draw], seconds on other recordings that could as well have been made, as far as they are known
+    """
 
     seconds: float
     redrawn: np.ndarray
@@ -160,8 +163,8 @@ def timing(judge: Judge, plan: Plan, recording: Workload, loads: np.ndarray, sto
     """Seconds of a plan on a recording, and in every draw of it.
 
     loads: float64[draw, layer, expert], see `redrawn_loads`. In a draw every layer is taken to last longer or shorter as its
-    busiest GPU's share of the tokens is larger or smaller; what does not grow with tokens is thereby counted as if it did, so
-    that errors are rather too large.
+    busiest GPU's share of the tokens is larger or smaller; time that does not grow with tokens is thereby counted as if it did,
+    so that errors are rather too large.
     """
     seconds, layers = judge.seconds(plan, recording, stop), judge.layer_seconds(plan, recording)
     speed = speed_of_gpu(judge.problem.with_workload(recording))
@@ -181,7 +184,7 @@ def _busiest(plan: Plan, loads: np.ndarray, speed: np.ndarray) -> np.ndarray:
 
 
 def same_work(now: Plan, new: Plan) -> bool:
-    """Whether two plans do the same, whatever they are called."""
+    """True if two plans do the same, whatever they are called."""
     return all(
         getattr(now, part) == getattr(new, part)
         for part in ("placement", "send_order", "execution", "travel", "token_gpus")
@@ -199,8 +202,8 @@ def redrawn_loads(recording: Workload, seed: int = 0, stop: Stop = never) -> np.
 def resampled(recording: Workload, rng: np.random.Generator) -> Workload:
     """Another recording that could as well have been made, of as many sequences (blocks of tokens, token copies).
 
-    Of a routing log whole sequences are drawn with replacement, or blocks of `BLOCK` tokens where it has few sequences. Of
-    loads and traffic, whose counts are taken to be of independent token copies, every count is drawn from Poisson's
+    From a routing log whole sequences are drawn with replacement, or blocks of `BLOCK` tokens where it has few sequences. In
+    loads and traffic, with counts that are taken to be of independent token copies, every count is drawn from Poisson's
     distribution; tokens of one text are not independent, so that this tells too little noise rather than too much.
     """
     if isinstance(recording, ExpertLoad):

@@ -1,10 +1,8 @@
-"""How many spare slots are worth their memory: balance and time against slots, planned on one recording, judged on others.
+"""The number of spare slots that is worth its memory: balance and time against slots, planned on one recording, judged on
+others.
 
-Which number is advised: `engine.compare.redundancy`.
-
-The number of spare slots that is advised: the knee of the curve of `redundancy`, as far as noise lets it be seen.
-
-A plan with as many slots on every GPU in every layer, as serving engines need it, and what that costs.
+Every plan has as many slots on every GPU in every layer, as serving engines need it. The number that is advised is the knee of
+the curve, as far as noise lets it be seen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +88,7 @@ class RedundancyPoint:
 
 @dataclass(frozen=True, eq=False)
 class Replication:
-    """How replicas are planned. algorithm: see `replicate`; groups: of experts that EPLB keeps together on a node where the
+    """The planning of replicas. algorithm: see `replicate`; groups: of experts that EPLB keeps together on a node where the
     nodes divide them (DeepSeek-V3's gate has 8); 1: experts go to any node."""
 
     algorithm: Algorithm = "best"
@@ -99,7 +97,7 @@ class Replication:
 
 
 def planned_and_judged(recordings: Sequence[Workload]) -> tuple[Workload, tuple[Workload, ...], bool]:
-    """(the recording to plan on, those to judge on, whether these were held out): the first and the others, of a single routing
+    """(the recording to plan on, those to judge on, True if these were held out): the first and the others, of a single routing
     log its halves in time, and loads or traffic that stand alone are judged on themselves. Raises InputError for none."""
     if not recordings:
         raise InputError("name at least one recording")
@@ -111,8 +109,8 @@ def planned_and_judged(recordings: Sequence[Workload]) -> tuple[Workload, tuple[
 
 
 def most_slots(judge: Judge) -> tuple[int, str]:
-    """(slots of a layer that fit every GPU, in words what limits them). Engines give all GPUs as many, so that the smallest GPU
-    decides. Raises InputError where not even every expert once fits."""
+    """(slots of a layer that fit every GPU, their limit in words). Engines give all GPUs as many, so that the smallest GPU
+    decides. Raises InputError if not even one copy of every expert fits."""
     problem = judge.problem
     room = problem.cluster.values("memory") * MEMORY_SHARE - judge.bytes_beside
     per_slot = problem.model.bytes_per_expert * problem.workload.layers
@@ -254,7 +252,7 @@ class Knee(Frozen):
     """slots: of a layer, that are advised; rule: why, and reason: the same in words, without a full stop.
 
     enough: the fewest that bring `KNEE_SHARE` of the most that any number brings
-    as good: the fewest whose gain cannot be told from that
+    as good: the fewest with a gain that cannot be told from that
     too little: the fewest of all, for no number gains `LEAST_GAIN`
     noise: the fewest of all, for the interval of the most that any number brings includes nought
     """
@@ -294,7 +292,7 @@ def knee(points: Sequence[RedundancyPoint]) -> Knee:
 
 
 def _reaches(point: RedundancyPoint, best: RedundancyPoint) -> Rule | None:
-    """Whether a point brings `KNEE_SHARE` of the most, or may do so as far as the draws can say."""
+    """True if a point brings `KNEE_SHARE` of the most, or may do so as far as the draws can say."""
     missing = KNEE_SHARE * best.gain - point.gain
     if missing <= ROUND_OFF * best.gain:
         return "enough"

@@ -1,13 +1,12 @@
-"""What a plan's time hangs on: every parameter a little less and a little more, everything else and the plan as they are.
+"""The sensitivity of a plan's time: every parameter a little less and a little more, everything else and the plan as they are.
 
-The operators of a training step, summed up for people.
-
-One thing changed over a whole range: what plans take as they are, and what a plan made for each value would take.
+A curve changes one thing over a whole range, for plans as they are and for a plan made for each value.
+The operators of a training step are summed up here too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
 from engine.errors import InputError
@@ -58,15 +57,10 @@ class SensitivityPoint:
         """Plain JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
-
 
 def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
-    """What can be changed: of a cluster of several GPU types also each type's own computation and network. Start-up times
-    only where there are any; of a training step no sizes of the model."""
+    """The parameters that can change: in a cluster of several GPU types also each type's own computation and network. Start-up
+    times only if there are any; of a training step no sizes of the model."""
     network = problem.network
     parameters = [Parameter("network bandwidth", "network"), Parameter("computation speed", "compute")]
     if network.latency > 0 or network.link_latency.any():
@@ -85,7 +79,7 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
 
 
 def is_simulated(problem: Problem) -> bool:
-    """Whether the study simulates; one model on very many GPUs takes what its busiest ports need (`what_if.least`)."""
+    """True if the study simulates; one model on very many GPUs takes the time of its busiest ports (`what_if.least`)."""
     return is_quick(problem) or problem.goal is Goal.TWO_MODELS
 
 
@@ -163,7 +157,7 @@ ANEW = "planned anew"
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Seconds of a plan at a value of what is changed; None where it does not fit there. series: name of the plan."""
+    """Seconds of a plan at a value of the change; None: it does not fit there. series: name of the plan."""
 
     series: str
     value: float
@@ -172,11 +166,6 @@ class CurvePoint:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
 
 
 def changes_of(field: Field, values: Sequence[float]) -> list[Change]:

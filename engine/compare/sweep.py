@@ -1,14 +1,14 @@
-"""How the time of a training step changes with one parameter of a plan, everything else left as it is.
+"""The time of a training step by one parameter of a plan, everything else left as it is.
 
 Three parameters: the size of Lina's micro-ops (Lina §7.2.2, Figures 14 and 15), one pipeline degree for all MoE layers
 (PipeMoE, Figures 3 and 4), and how many operators Lancet may cut together (Lancet, Figure 6). Every point is a system
-with its options, run and simulated like any other, so that each is a plan that can be opened; beside the points stand
-references: what the same step takes under a policy without the parameter.
+with its options, run and simulated like any other, so that each is a plan that can be opened; references add
+the time of the same step under a policy without the parameter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -82,20 +82,15 @@ class SweepPoint:
         """Plain JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
-
 
 def trials_of(
     problem: Problem, kind: Kind, values: Sequence[float], settings: Mapping[str, Any] | None = None
 ) -> tuple[Trial, ...]:
-    """What a sweep runs: the points of every series with ascending values, then the references.
+    """The trials of a sweep: the points of every series with ascending values, then the references.
 
     settings: options of the systems that stay the same, by name. Besides these, of a sweep over degrees `orders`
     (of the parts on the network), over ranges `parts` (most parts of a range), one series each. Raises InputError for
-    values and settings that cannot be, and where there is no training step.
+    values and settings that cannot be, and without a training step.
     """
     if problem.goal is not Goal.TRAINING:
         raise InputError("sweeps are over plans of a training step; what is open is inference")
@@ -177,7 +172,7 @@ def _in_words(trial: Trial) -> str:
 
 
 def _all_reduces(timeline: Timeline) -> tuple[int, float]:
-    """How many all-reduces there are, and the seconds of the longest; they end on all GPUs at once."""
+    """The number of all-reduces, and the seconds of the longest; they end on all GPUs at once."""
     events = timeline.events
     mine = events[(events["resource"] == 0) & (events["kind"] == "all_reduce")]
     return len(mine), float((mine["end"] - mine["start"]).max()) if len(mine) else 0.0
@@ -194,12 +189,12 @@ def _check_pieces(problem: Problem, least: float) -> None:
 
 
 def _named(system: System, name: str) -> System:
-    """A system whose plans tell the points of a sweep apart."""
+    """A system with plans that tell the points of a sweep apart."""
     return replace(system, title=f"{system.title.split(' (')[0]}, {name}")
 
 
 def _micro_ops(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
-    """Lina at every size, beside its other policies with nothing cut."""
+    """Lina at every size, and its other policies with nothing cut."""
     lina = TRAINING["lina"]
     points = [
         Trial(
@@ -240,7 +235,7 @@ ONE_DEGREE = System(
 
 
 def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
-    """Every degree in every order, beside PipeMoE's own choice for each layer among as many."""
+    """Every degree in every order, and PipeMoE's own choice for each layer among as many."""
     orders = settings.pop("orders", tuple(ORDERS))
     for order in orders:
         ONE_DEGREE.settings({"network_order": order})
@@ -259,7 +254,7 @@ def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]
 
 
 def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
-    """Lancet with ranges of at most so many operators, beside a compiler that cuts nothing and Tutel."""
+    """Lancet with ranges of at most so many operators, a compiler that cuts nothing, and Tutel."""
     lancet = replace(TRAINING["lancet"], recipe=_GradientsMovedOnce())
     wanted = settings.pop("parts", (LancetOptions().max_parts,))
     most = [lancet.settings({"max_parts": parts}).max_parts for parts in wanted]

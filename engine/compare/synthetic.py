@@ -1,6 +1,6 @@
 """A synthetic routing log: popularity by a power law, and a chosen strength of affinity between layers.
 
-A stand-in until something was recorded, and a way to see what a plan owes to skew and what to affinity. Real routing is
+A stand-in until something was recorded, and a way to see a plan's gain from skew and from affinity apart. Real routing is
 richer than two numbers; every such log is called synthetic in its name.
 """
 
@@ -14,7 +14,7 @@ from engine.workload import RoutingTrace
 
 MOST_TOKENS = 200_000
 MOST_CHOICES = 50_000_000
-"""Tokens × layers × experts per token: what a browser session can carry."""
+"""Tokens × layers × experts per token that a browser session can carry."""
 MOST_SKEW = 3.0
 SEQUENCE = 128
 """Most tokens of one sequence, which share a source rank."""
@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What its recording is called."""
+        """The name of its recording."""
         seed = f", seed {self.seed}" if self.seed else ""
         return f"synthetic, skew {self.skew:g}, affinity {self.affinity:g}, {self.tokens:,} tokens{seed}"
 

@@ -1,11 +1,11 @@
 """One verdict a plan: do it, try it, not now, or cannot say yet."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
 from pydantic import Field
 
+from engine.compare.baseline import baseline_of, travelling_like
 from engine.compare.evidence import Criterion, Evidence, Thresholds, Word, decide, gather
 from engine.compare.held_out import HeldOut, candidates_of, split_by_origin
 from engine.compare.judge import Judge, Serving
@@ -16,14 +16,16 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
 from engine.schema import Frozen
-from engine.systems import SYSTEMS, usual_plan
 from engine.systems.base import Report, silent
 from engine.workload import Workload
 
 
 class Beside(Frozen):
-    """A plan that the judged one stands beside. gain: held out, over the deployed plan, None where it is unknown;
-    replica_bytes: of its slots beyond one for every expert"""
+    """A plan for comparison with the judged one.
+
+    gain: held out, over the deployed plan; None: unknown
+    replica_bytes: of its slots beyond one for every expert
+    """
 
     name: str
     gain: float | None
@@ -31,14 +33,14 @@ class Beside(Frozen):
 
 
 class Verdict(Frozen):
-    """What to do with a plan, and every figure that says so. Shares, bytes, seconds; None where something is unknown.
+    """The verdict on a plan, and every figure behind it. Shares, bytes, seconds; None: unknown.
 
     plan, deployed, unit: see `Evidence`
     gain_held_out: mean over `parts`; gain_low, gain_high: its interval at this `confidence`; gain_worst: on the worst part
     persistence: see `engine.compare.held_out.persistence_of`
     memory_bytes: of replicas, on all GPUs; memory_bytes_per_gpu: most that a GPU holds more than now; memory_share: of the
         fullest GPU
-    break_even_steps, break_even_minutes: until the move has paid; None also where it never does
+    break_even_steps, break_even_minutes: until the move has paid; None also if it never does
     """
 
     verdict: Word
@@ -101,18 +103,20 @@ def evidence_of(
     stop: Stop = never,
     report: Report = silent,
 ) -> Evidence:
-    """All that a verdict on a plan is decided from, whatever the thresholds.
+    """The evidence for a verdict on a plan, whatever the thresholds.
 
-    problem: cluster, model and costs; its recording does not count. recordings: of the model, those that the plan was made
-    from among them as far as they are there; which these are, its provenance says. deployed: the plan that runs now; None:
-    experts in contiguous blocks. serving: the step whose time counts; None: a pass through the MoE layers. Raises InputError
-    where something does not fit, StoppedError when asked to stop.
+    problem: cluster, model and costs; its recording does not count
+    recordings: of the model, with those that the plan was made from (its provenance names them) as far as they are here
+    deployed: the baseline; None: see `baseline_of`
+    serving: the step that is timed; None: a pass through the MoE layers
+
+    Raises InputError if something does not fit, StoppedError when asked to stop.
     """
     if problem.goal is not Goal.INFERENCE or plan.goal is not Goal.INFERENCE:
         raise InputError(
             "a verdict is on a plan for inference of one model; close the second model or the training step"
         )
-    deployed = deployed or usual_plan(SYSTEMS["linear"], replace(problem, travel=plan.travel))[0]
+    deployed = deployed or baseline_of(travelling_like(plan, problem))
     for checked in (plan, deployed):
         problem.check_plan(checked)
     judge = Judge(problem, serving)

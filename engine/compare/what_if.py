@@ -1,4 +1,4 @@
-"""What if the network were twice as fast, the traffic different, the model bigger? The same plan, simulated again."""
+"""Changes of cluster, model and traffic (a faster network, a bigger model), under which the same plan is simulated again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -53,7 +53,7 @@ class Change(Frozen):
 
     @property
     def is_none(self) -> bool:
-        """Whether everything stays as it is."""
+        """True if everything stays as it is."""
         return self == Change()
 
     @property
@@ -75,7 +75,7 @@ class Change(Frozen):
 
 
 def changed(problem: Problem, change: Change) -> Problem:
-    """The problem after a change. Raises InputError for what a training step or the recording cannot have changed."""
+    """The problem after a change. Raises InputError for a change that a training step or the recording cannot have."""
     if problem.goal is Goal.TRAINING:
         return _changed_step(problem, change)
     if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
@@ -111,7 +111,7 @@ def _wider(model: MoEModel, change: Change) -> MoEModel:
 
 
 def _changed_step(problem: Problem, change: Change) -> Problem:
-    """Of a training step costs and batch can change; its other sizes are described on the Optimise page."""
+    """The training step with other costs and another batch; its other sizes are described on the Optimise page."""
     if change.width != 1 or change.dtype or change.noise or change.gpu_type:
         raise InputError(
             "of a training step network, computation, latency and batch can be changed here; its sizes on the Optimise page"
@@ -125,16 +125,16 @@ def _changed_step(problem: Problem, change: Change) -> Problem:
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """What a plan takes, in seconds, all simulated.
+    """The times of a plan, in seconds, all simulated.
 
     total, bound: of the whole pass or step, and below which no send order (of a step: no schedule) brings the placement
-    parts: what the total is made of, it adds up: by kind of event for one model's inference, otherwise exposed
+    parts: of the total, to which they add up: by kind of event for one model's inference, otherwise exposed
         communication, computation, both at once and neither (`Timeline.decomposition`)
     compute, network: float64[resource] in which a GPU (or group of alike GPUs) computes, and in which it sends or receives
     resources: their names
     layers: float64[MoE layer] that every layer adds to the total; None for a training step, whose layers run twice
     kinds: of a training step, in which every kind of event runs, mean over the resources; None for inference
-    simulated: False where every all-to-all is taken at the time of its busiest port, see `least`
+    simulated: False if every all-to-all is taken at the time of its busiest port, see `least`
     """
 
     total: float
@@ -188,7 +188,7 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
 
 
 def outlook_after(problem: Problem, plan: Plan, change: Change) -> Outlook:
-    """What a plan takes after a change: simulated where that `is_quick`, otherwise see `least`. Raises InputError as `changed`
+    """The times of a plan after a change: simulated if that `is_quick`, otherwise see `least`. Raises InputError as `changed`
     and `outlook` do."""
     then = problem if change.is_none else changed(problem, change)
     return outlook(plan, then) if is_quick(then) else least(plan, then)
@@ -199,7 +199,7 @@ def _busy_of_kind(timeline: Timeline) -> dict[str, float]:
 
 
 def is_quick(problem: Problem) -> bool:
-    """Whether a plan is simulated in two seconds at most on two ordinary cores. Steps of training always are."""
+    """True if a plan is simulated in two seconds at most on two ordinary cores. Steps of training always are."""
     if problem.goal is Goal.TRAINING:
         return True
     sends = problem.workload.layers * len(problem.cluster.gpus) ** 2
@@ -241,7 +241,7 @@ def least(plan: Plan, problem: Problem) -> Outlook:
 
 
 def _port_seconds(network: Network, traffic: np.ndarray) -> np.ndarray:
-    """float64[gpu]: what the busiest port of every GPU needs for traffic (float64[src, dst] bytes, diagonal ignored)."""
+    """float64[gpu]: seconds of the busiest port of every GPU for traffic (float64[src, dst] bytes, diagonal ignored)."""
     moved = network.moved(traffic)
     seconds = np.divide(moved, network.capacity, out=np.zeros(len(moved)), where=moved > 0)
     return seconds.reshape(4, network.gpus).max(axis=0)

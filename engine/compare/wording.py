@@ -78,7 +78,7 @@ def _gain(evidence: Evidence, limits: Thresholds) -> str:
 
 
 def _worst(evidence: Evidence, limits: Thresholds) -> list[str]:
-    """Of the only part the first sentence has said everything, unless it is below the threshold."""
+    """The worst part. A single part needs no words beyond the first sentence, unless it is below the threshold."""
     worst = evidence.worst
     if worst.gain < limits.worst_gain:
         return [f"On {worst.part} it {gains(worst.gain)}, and no part should be below {share(limits.worst_gain)}."]
@@ -103,7 +103,7 @@ def _persistence(evidence: Evidence, limits: Thresholds) -> str:
 
 
 def _reach(evidence: Evidence) -> list[str]:
-    """Traffic that the parts say nothing of."""
+    """Traffic that no part covers."""
     if all(part.by == "time" for part in evidence.parts):
         return ["No other recording was judged, so this says nothing about other traffic."]
     if any(part.planned_on == UNKNOWN for part in evidence.parts):
@@ -113,7 +113,7 @@ def _reach(evidence: Evidence) -> list[str]:
 
 def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
     sentences = []
-    if evidence.linear:  # exactly as fast is what is deployed itself
+    if evidence.linear:  # a gain of 0 is the deployed plan itself
         sentences.append(
             f"With no plan at all, experts in contiguous blocks, the gain would be {signed(evidence.linear)}."
             if round(evidence.linear, 3)
@@ -135,7 +135,7 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
 
 
 def _unit(evidence: Evidence) -> str:
-    """What is timed, and why its gain is not that of the recording that the plan was made from."""
+    """The unit of the times, and why the gain is not that of the recording that the plan was made from."""
     if not is_pass(evidence.unit):
         return f"Times are of {evidence.unit}."
     counts = sorted({part.tokens for part in evidence.parts})
@@ -147,7 +147,7 @@ def _unit(evidence: Evidence) -> str:
 
 
 def _enough(added: float, limits: Thresholds) -> str:
-    """Whether what replicas gain is worth their memory."""
+    """A rider on replicas that gain too little for their memory."""
     if added >= limits.replica_gain:
         return ""
     return f"{', too little for that memory' if added >= 0 else ''}: plan without spare slots"

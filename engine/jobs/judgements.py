@@ -1,92 +1,166 @@
-"""Jobs that judge plans on recordings that these were not made from. Arguments and results are plain JSON."""
+"""Jobs that judge plans on recordings that these were not made from."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import PlainSerializer, PlainValidator, field_validator
 
 from engine import store
-from engine.compare.evidence import Thresholds
+from engine.compare.evidence import Evidence, Thresholds
 from engine.compare.judge import Judge, Serving
-from engine.compare.redundancy import Replication, counts_of, knee, most_slots, planned_and_judged, redundancy
+from engine.compare.redundancy import (
+    Knee,
+    RedundancyPoint,
+    Replication,
+    counts_of,
+    knee,
+    most_slots,
+    planned_and_judged,
+    redundancy,
+)
 from engine.compare.verdict import Judgement, evidence_of
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.kinds import Answer, Document
+from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context, replace_result
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.schema import Frozen
 from engine.serving.choice import choose_operators
 from engine.serving.roofline import RooflineOperators
 from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep
-from engine.store.problems import problem_from
 
 
-def verdict(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Is a plan worth it?
+class ServingAsk(Frozen):
+    """The step in which plans are judged; config: path of a `config.json` with the operators of a real model, or None."""
 
-    arguments: those of `problem_arguments`, and plan, deployed (a plan too), recordings (digests, with those that the plan was
-    made from), thresholds; serving: see `_serving`. Result: a `Judgement` as JSON, nothing of a stopped job.
-    """
-    problem = problem_from(arguments)
-    plan, deployed = (Plan.from_dict(arguments[role], role) for role in ("plan", "deployed"))
-    serving = _serving(arguments, problem)
-    recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
-    thresholds = Thresholds.from_values(arguments["thresholds"])
+    step: ServingStep
+    sizes: TransformerSizes
+    config: Path | None = None
+
+    def serving(self, problem: Problem) -> Serving:
+        """The step on the problem's first GPU."""
+        gpu = problem.cluster.gpus[0]
+        if self.config is None:
+            return Serving(self.step, RooflineOperators(problem.model, self.sizes, gpu), self.sizes)
+        source, _ = choose_operators(self.config, problem.model, self.sizes, gpu, self.step)
+        return Serving(self.step, source, self.sizes)
+
+
+class JudgedAsk(ProblemAsk):
+    """recordings: digests; serving: None: a pass through the MoE layers is judged."""
+
+    recordings: tuple[str, ...]
+    serving: ServingAsk | None = None
+
+    def judged_step(self, problem: Problem) -> Serving | None:
+        """The step that counts."""
+        return None if self.serving is None else self.serving.serving(problem)
+
+
+class VerdictAsk(JudgedAsk):
+    """Is a plan worth it? recordings: with those that the plan was made from; deployed: the baseline."""
+
+    plan: Plan
+    deployed: Plan
+    thresholds: Document
+
+
+class VerdictAnswer(Answer):
+    """A `Judgement`; None in both fields of the first versions, which kept no evidence. A stopped job has no answer."""
+
+    evidence: Evidence | None = None
+    thresholds: Thresholds | None = None
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """The judgement, if its evidence was kept."""
+        return None if self.evidence is None else Judgement(evidence=self.evidence, thresholds=self.thresholds)
+
+
+def verdict(ask: VerdictAsk, context: Context) -> VerdictAnswer:
+    """Judge a plan. Raises StoppedError if the job is stopped."""
+    problem = ask.problem()
+    serving = ask.judged_step(problem)
+    recordings = [store.load_workload(digest) for digest in ask.recordings]
+    thresholds = Thresholds.from_values(ask.thresholds)
     context.report(0.0, "judging")
-    evidence = evidence_of(plan, problem, recordings, deployed, serving, context.stop, context.report)
-    return Judgement(evidence=evidence, thresholds=thresholds).model_dump(mode="json")
+    evidence = evidence_of(ask.plan, problem, recordings, ask.deployed, serving, context.stop, context.report)
+    return VerdictAnswer(evidence=evidence, thresholds=thresholds)
 
 
 def decide_again(job: runner.Job, thresholds: Thresholds) -> None:
-    """Decide the verdict of a job by other thresholds, for everybody who looks at it: its evidence stays. Raises InputError
-    while the job runs, and where it has no evidence that this version can read."""
+    """Decide the verdict of a job by other thresholds, for everybody who looks at it: its evidence stays.
+
+    Raises InputError while the job runs, and if it has no evidence that this version can read.
+    """
     if not job.state.finished:
         raise InputError(f"job {job.id} is still {job.state}: wait for its verdict")
     kept = Judgement.from_dict(job.result, f"job {job.id}")
-    replace_result(job.folder, kept.model_copy(update={"thresholds": thresholds}).model_dump(mode="json"))
+    replace_result(job.folder, kept.model_copy(update={"thresholds": thresholds}))
 
 
-def redundancy_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """How many spare slots are worth their memory.
+def _read_point(data: object) -> RedundancyPoint:
+    if isinstance(data, RedundancyPoint):
+        return data
+    try:
+        return RedundancyPoint.from_dict({"error": None, "gain_worst": None} | data)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
-    arguments: those of `problem_arguments`, and recordings (digests, the one to plan on first); serving: see `_serving`.
-    Result: {"points": [`RedundancyPoint`...], "of" (points in all), "knee" (a `Knee`; None until all points are there),
-    "planned_on", "judged_on" (names), "held_out", "limit" (what ends the curve, in words), "unit", "cost_source"}; of a stopped
-    or running job those so far.
+
+KeptPoint = Annotated[RedundancyPoint, PlainValidator(_read_point), PlainSerializer(lambda point: point.to_dict())]
+"""A point without its draws, which are not kept. The first versions kept no intervals: their `error` is None."""
+
+
+class RedundancyAsk(JudgedAsk):
+    """recordings: the one to plan on first."""
+
+
+class RedundancyAnswer(Answer):
+    """The curve so far.
+
+    of: points in all; knee: None until all points are there
+    planned_on, judged_on: names; held_out: False: judged in sample
+    limit: why the curve ends, in words; unit: of the times, in words
     """
-    problem = problem_from(arguments)
-    judge = Judge(problem, _serving(arguments, problem))
-    planned, judged, held_out = planned_and_judged([store.load_workload(digest) for digest in arguments["recordings"]])
-    result = {
-        "points": [],
-        "of": len(counts_of(judge)),
-        "knee": None,
-        "planned_on": planned.name,
-        "judged_on": [recording.name for recording in judged],
-        "held_out": held_out,
-        "limit": most_slots(judge)[1],
-        "unit": judge.unit,
-        "cost_source": problem.cost_source,
-    }
-    points = []
-    for point in redundancy(judge, planned, judged, Replication(), context.stop, context.report):
-        points.append(point)
-        result["points"].append(point.to_dict())
-        context.keep(result)
-    if len(points) == result["of"]:
-        result["knee"] = knee(points).model_dump()
-    return result
+
+    points: tuple[KeptPoint, ...] = ()
+    of: int
+    knee: Knee | None = None
+    planned_on: str
+    judged_on: tuple[str, ...]
+    held_out: bool
+    limit: str
+    unit: str
+    cost_source: str
+
+    @field_validator("knee", mode="before")
+    @classmethod
+    def _without_bare_number(cls, advised: object) -> object:
+        """The first versions kept the number of slots alone."""
+        return None if isinstance(advised, int) else advised
 
 
-def _serving(arguments: dict[str, Any], problem: Problem) -> Serving | None:
-    """The step in which plans are judged, from {"step", "sizes", "config": path of a `config.json` or None}; None: without
-    these a pass through the MoE layers is."""
-    if (wanted := arguments.get("serving")) is None:
-        return None
-    step, sizes = (
-        kind.from_dict(wanted[role], role) for role, kind in (("step", ServingStep), ("sizes", TransformerSizes))
+def redundancy_study(ask: RedundancyAsk, context: Context) -> RedundancyAnswer:
+    """Find how many spare slots are worth their memory."""
+    problem = ask.problem()
+    judge = Judge(problem, ask.judged_step(problem))
+    planned, judged, held_out = planned_and_judged([store.load_workload(digest) for digest in ask.recordings])
+    answer = RedundancyAnswer(
+        of=len(counts_of(judge)),
+        planned_on=planned.name,
+        judged_on=tuple(recording.name for recording in judged),
+        held_out=held_out,
+        limit=most_slots(judge)[1],
+        unit=judge.unit,
+        cost_source=problem.cost_source,
     )
-    gpu = problem.cluster.gpus[0]
-    if wanted["config"] is None:
-        return Serving(step, RooflineOperators(problem.model, sizes, gpu), sizes)
-    source, _ = choose_operators(Path(wanted["config"]), problem.model, sizes, gpu, step)
-    return Serving(step, source, sizes)
+    for point in redundancy(judge, planned, judged, Replication(), context.stop, context.report):
+        answer = answer.model_copy(update={"points": (*answer.points, point)})
+        context.keep(answer)
+    if len(answer.points) == answer.of:
+        answer = answer.model_copy(update={"knee": knee(answer.points)})
+    return answer

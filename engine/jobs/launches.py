@@ -1,17 +1,17 @@
-"""Launches as jobs. Arguments and results are plain JSON.
-
-Calibrations as jobs. Arguments and results are plain JSON.
-"""
+"""Jobs on attached devices: launches of plans, and calibrations."""
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field, PlainSerializer, SkipValidation
 
+from engine.costs import CostProfile
 from engine.costs.device_profile import DeviceProfile, Fit
 from engine.errors import InputError
 from engine.files import write_atomically
+from engine.jobs.kinds import Answer, Ask, Document
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
@@ -24,17 +24,18 @@ from engine.launch.results.preference import prefer
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.launch.running.local import run
 from engine.schema import Frozen
+from engine.timeline import Timeline
 from engine.units import digits, seconds, share, size
 from engine.validate import refuse_broken_launch
 
 RUN = "run"
-"""Folder in a job's folder: the launch's own. On a cluster it has what was seen of the job there."""
+"""Folder in a job's folder: the ranks' own. For a launch on a cluster it has the signs of the job there."""
 
 BRIEF = "brief.json"
 
 
 class Brief(Frozen):
-    """What a list of launches shows of each; its results are large. predicted, measured: seconds of each plan, once known."""
+    """The line of a launch in a list; its result is large. predicted, measured: seconds of each plan, once known."""
 
     plans: tuple[str, ...]
     on: On
@@ -44,29 +45,146 @@ class Brief(Frozen):
     measured: tuple[float, ...] = ()
 
 
-def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Run plans. arguments: as `Launch` gives them; the result: see `describe_run`."""
-    asked = Launch.from_arguments(arguments)
+class LaunchAsk(Ask):
+    """A launch as `Launch.to_arguments` writes it. plan: of the first version, which ran one."""
+
+    plans: tuple[Document, ...] = ()
+    plan: Document | None = None
+    workload: str
+    model: Document
+    second: Document | None = None
+    on: str = "local"
+    ranks: int | None = None
+    tokens: int | None = None
+    repeats: int = 3
+    limit: float = 900.0
+    dtype: str | None = None
+    scale: float | None = None
+    cluster: Document | None = None
+    destination: Document | None = None
+    step: Document | None = None
+
+    def launch(self) -> Launch:
+        """The launch with its recordings. Raises InputError if one is lost or a part does not fit."""
+        return Launch.from_arguments(self.model_dump(exclude_unset=True))
+
+
+def _without_nulls(document: Frozen) -> Document:
+    return document.model_dump(mode="json", exclude_none=True)
+
+
+Numbers = tuple[float | None, ...]
+
+
+class ByKind(Frozen):
+    """Seconds of every kind of step, a column a field; ratio: measured / predicted, None: nothing was predicted."""
+
+    kind: tuple[str, ...]
+    predicted: Numbers
+    measured: Numbers
+    ratio: Numbers
+
+
+class ByLayer(Frozen):
+    """The same of every MoE layer."""
+
+    layer: tuple[int, ...]
+    predicted: Numbers
+    measured: Numbers
+    ratio: Numbers
+
+
+TimelineJson = Annotated[Document, SkipValidation]
+"""A `Timeline` as JSON. It is opened when it is drawn: it may have millions of events."""
+
+
+class LaunchedPlan(Answer):
+    """One plan as predicted and as measured. Fields that may be None are not in answers of every version.
+
+    plan: id; waiting_seconds, predicted_waiting_seconds: see `launch.results.comparison`; pass_seconds: of every timed pass
+    difference: largest difference of the output from the unplanned computation, relative to its largest number
+    allowed_difference: that rounding explains
+    """
+
+    plan: str | None = None
+    name: str = ""
+    predicted: TimelineJson | None = None
+    measured: TimelineJson | None = None
+    by_kind: ByKind
+    by_layer: ByLayer | None = None
+    predicted_seconds: float
+    measured_seconds: float
+    waiting_seconds: float
+    predicted_waiting_seconds: float = 0.0
+    pass_seconds: tuple[float, ...]
+    difference: float
+    allowed_difference: float | None = None
+
+    def timelines(self) -> tuple[Timeline, Timeline]:
+        """The predicted and the measured timeline."""
+        return Timeline.from_dict(self.predicted), Timeline.from_dict(self.measured)
+
+
+class KeptPreference(Answer):
+    """Plans by measured time, see `Preference.to_dict`; order: places in `runs`, fastest first; lines: sentences."""
+
+    order: tuple[int, ...]
+    pairs: tuple[Document, ...]
+    decided: bool
+    ranked_alike: bool | None
+    lines: tuple[str, ...]
+
+
+class Links(Answer):
+    """Links of a testbed: bandwidth: bytes/s of every rank, each way; near: inside nodes; scale: drawn / emulated."""
+
+    name: str
+    scale: float
+    bandwidth: tuple[float, ...]
+    near: tuple[float, ...] | None = Field(default=None, exclude_if=lambda near: near is None)
+
+
+class LaunchAnswer(Answer):
+    """A finished launch. The first version had one plan and no `runs`.
+
+    preference: None: of a single plan; clock_error: seconds by which ranks' clocks may differ, 0: they share one
+    profile: costs that were measured at the start
+    """
+
+    runs: tuple[LaunchedPlan, ...] = ()
+    preference: KeptPreference | None = None
+    device: str
+    tokens: int
+    clock_error: float | None = None
+    profile: Annotated[CostProfile, PlainSerializer(_without_nulls)]
+    testbed: Links | None = Field(default=None, exclude_if=lambda testbed: testbed is None)
+
+    @property
+    def is_of_now(self) -> bool:
+        """True if this version can show it."""
+        return "preference" in self.model_fields_set and all(run.by_layer is not None for run in self.runs)
+
+
+def launch(ask: LaunchAsk, context: Context) -> LaunchAnswer:
+    """Run plans as a real job."""
+    asked = ask.launch()
     prepared = prepare(asked)
     refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
     names = tuple(plan.name for plan in asked.plans)
     brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens)
     write_atomically(context.folder / BRIEF, brief.to_json())
-    finished = run(prepared, context.folder / RUN, context.stop, context.report)
-    result = describe_run(finished, prepared.testbed)
-    write_atomically(context.folder / BRIEF, brief.model_copy(update=_figures(result)).to_json())
-    return result
-
-
-def _figures(result: dict[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {
-        name: tuple(plan_run[f"{name}_seconds"] for plan_run in result["runs"]) for name in ("predicted", "measured")
+    answer = describe_run(run(prepared, context.folder / RUN, context.stop, context.report), prepared.testbed)
+    figures = {
+        "predicted": tuple(launched.predicted_seconds for launched in answer.runs),
+        "measured": tuple(launched.measured_seconds for launched in answer.runs),
     }
+    write_atomically(context.folder / BRIEF, brief.model_copy(update=figures).to_json())
+    return answer
 
 
 def brief_of(job: Job) -> Brief | None:
-    """What a list shows of a launch: as it noted itself; else, also where that is damaged, what was asked for; None when that
-    was asked for in a form that no version since knows."""
+    """The brief that a launch noted; without one, or if it is damaged, its question in brief; None if no version since knows
+    how that was asked."""
     with contextlib.suppress(OSError, InputError):
         return Brief.from_json((job.folder / BRIEF).read_bytes(), BRIEF)
     asked = job.request.arguments
@@ -82,42 +200,41 @@ def run_folder(job: Job) -> Path:
     return job.folder / RUN
 
 
-def describe_run(finished: Run, testbed: Testbed | None = None) -> dict[str, Any]:
-    """A finished launch as JSON: of every plan both timelines and their comparison, what it was measured on, and of a testbed
-    its links."""
-    described = {
-        "runs": [_describe_plan(measured) for measured in finished.runs],
-        "preference": prefer(finished.runs).to_dict() if len(finished.runs) > 1 else None,
-        "device": finished.device,
-        "tokens": finished.tokens,
-        "clock_error": finished.clock_error,
-        "profile": finished.profile.model_dump(mode="json", exclude_none=True),
-    }
-    return described if testbed is None else described | {"testbed": testbed.to_dict()}
+def describe_run(finished: Run, testbed: Testbed | None = None) -> LaunchAnswer:
+    """A finished launch for its report: for every plan both timelines and their comparison, and the links of a testbed."""
+    return LaunchAnswer(
+        runs=tuple(_describe_plan(measured) for measured in finished.runs),
+        preference=prefer(finished.runs).to_dict() if len(finished.runs) > 1 else None,
+        device=finished.device,
+        tokens=finished.tokens,
+        clock_error=finished.clock_error,
+        profile=finished.profile,
+        testbed=None if testbed is None else testbed.to_dict(),
+    )
 
 
 def _columns(table: pd.DataFrame) -> dict[str, list]:
-    """A table as JSON, what is missing as null."""
+    """A table by column, with None for missing numbers."""
     return table.astype(object).where(table.notna(), None).to_dict("list")
 
 
-def _describe_plan(measured: MeasuredPlan) -> dict[str, Any]:
+def _describe_plan(measured: MeasuredPlan) -> LaunchedPlan:
     comparison = compare(measured.predicted, measured.measured)
-    return {
-        "plan": measured.plan.id,
-        "name": measured.plan.name,
-        "predicted": measured.predicted.to_dict(),
-        "measured": measured.measured.to_dict(),
-        "by_kind": _columns(comparison.by_kind),
-        "by_layer": _columns(comparison.by_layer),
-        "predicted_seconds": comparison.predicted,
-        "measured_seconds": comparison.measured,
-        "waiting_seconds": comparison.waiting,
-        "predicted_waiting_seconds": comparison.predicted_waiting,
-        "pass_seconds": list(measured.totals),
-        "difference": measured.difference.error,
-        "allowed_difference": measured.difference.allowed,
-    }
+    return LaunchedPlan(
+        plan=measured.plan.id,
+        name=measured.plan.name,
+        predicted=measured.predicted.to_dict(),
+        measured=measured.measured.to_dict(),
+        by_kind=_columns(comparison.by_kind),
+        by_layer=_columns(comparison.by_layer),
+        predicted_seconds=comparison.predicted,
+        measured_seconds=comparison.measured,
+        waiting_seconds=comparison.waiting,
+        predicted_waiting_seconds=comparison.predicted_waiting,
+        pass_seconds=tuple(measured.totals),
+        difference=measured.difference.error,
+        allowed_difference=measured.difference.allowed,
+    )
 
 
 NAMES = {
@@ -127,44 +244,80 @@ NAMES = {
     "exchange": "exchange with a peer",
     "all_reduce": "all-reduce",
 }
-RUN = "run"
-"""Folder in a job's folder: the ranks' own."""
 
 
-def calibrate_devices(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Measure the attached devices.
+class CalibrateAsk(Ask):
+    """ranks, dtypes, quick: see `plan_sweep`; type: of GPUs that are not known by name."""
 
-    arguments: optional ranks, dtypes, quick, see `plan_sweep`; optional type of GPUs that are not known by name. Result: see
-    `describe_calibration`.
-    """
-    sweep = plan_sweep(attached(), arguments.get("ranks"), arguments.get("dtypes", ()), arguments.get("quick", False))
-    return describe_calibration(
-        calibrate(sweep, context.folder / RUN, context.stop, context.report, arguments.get("type"))
-    )
+    ranks: int | None = None
+    dtypes: tuple[str, ...] = ()
+    quick: bool = False
+    type: str | None = None
 
 
-def describe_calibration(profile: DeviceProfile) -> dict[str, Any]:
-    """A calibration as JSON: the profile itself as `calibration`, and its fits and errors as figures for people."""
-    return {
-        "name": profile.measured.name,
-        "origin": profile.measured.origin,
-        "fits": [
-            fit.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
-            | {"start_up": fit.line.alpha, "rate": fit.rate, "error": fit.line.error}
+class FitFigures(Answer):
+    """The line through one operation's points, see `Fit`; start_up: seconds; rate: FLOP/s or bytes/s; error: of the line."""
+
+    operation: str
+    gpu: str | None
+    dtype: str | None
+    points: int
+    smallest: float
+    largest: float
+    spread: float
+    start_up: float
+    rate: float | None
+    error: float
+
+
+class HeldOutFigures(Answer):
+    """Relative errors on shapes that were measured directly and not used for the fit; shapes: their number."""
+
+    gpu: str
+    dtype: str
+    shapes: int
+    mean: float
+    worst: float
+
+
+class CalibrateAnswer(Answer):
+    """The profile as `calibration`, and its fits and errors as figures for people."""
+
+    name: str
+    origin: str
+    fits: tuple[FitFigures, ...]
+    held_out: tuple[HeldOutFigures, ...]
+    calibration: Annotated[DeviceProfile, PlainSerializer(_without_nulls)]
+
+
+def calibrate_devices(ask: CalibrateAsk, context: Context) -> CalibrateAnswer:
+    """Measure the attached devices."""
+    sweep = plan_sweep(attached(), ask.ranks, ask.dtypes, ask.quick)
+    return describe_calibration(calibrate(sweep, context.folder / RUN, context.stop, context.report, ask.type))
+
+
+def describe_calibration(profile: DeviceProfile) -> CalibrateAnswer:
+    """A calibration with its figures for people."""
+    told = {"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"}
+    return CalibrateAnswer(
+        name=profile.measured.name,
+        origin=profile.measured.origin,
+        fits=tuple(
+            FitFigures(**fit.model_dump(include=told), start_up=fit.line.alpha, rate=fit.rate, error=fit.line.error)
             for fit in profile.fits
-        ],
-        "held_out": [
-            {
-                "gpu": shapes.gpu,
-                "dtype": shapes.dtype,
-                "shapes": len(shapes.points),
-                "mean": float(shapes.errors.mean()),
-                "worst": float(shapes.errors.max()),
-            }
+        ),
+        held_out=tuple(
+            HeldOutFigures(
+                gpu=shapes.gpu,
+                dtype=shapes.dtype,
+                shapes=len(shapes.points),
+                mean=float(shapes.errors.mean()),
+                worst=float(shapes.errors.max()),
+            )
             for shapes in profile.held_out
-        ],
-        "calibration": profile.model_dump(mode="json", exclude_none=True),
-    }
+        ),
+        calibration=profile,
+    )
 
 
 def table_of(profile: DeviceProfile) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What a job's folder holds and how it is written: the only thing the runner and the worker share.
+"""The files of a job's folder and how they are written: the only thing that the runner and the worker share.
 
 Whoever can read the folder can tell how the job stands, so nothing else has to live as long as the job does.
 """
@@ -22,7 +22,7 @@ from engine.errors import InputError
 from engine.files import PRIVATE_FILE, append, mark, tail, write_atomically
 from engine.schema import Frozen, Kept
 
-REQUEST = "request.json"  # what was asked for; a folder without it is not a job
+REQUEST = "request.json"  # the question; a folder without it is not a job
 PID = "pid"  # JSON: the worker's process id, when it started so that a recycled id is noticed, and on which machine
 ALIVE = "alive"  # locked by the worker as long as it lives, which other machines can tell too
 PROGRESS = "progress.jsonl"  # one Progress a line
@@ -36,7 +36,7 @@ RESUMED = ".resumed"  # locked by the studio that looks whether a job must be st
 RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when the worker ends
 
 VERSION = 1
-"""Of a result. Raise it when what it holds is renamed or means something else, and let its readers mend the older ones. Those
+"""The version of a result. Raise it when a key is renamed or means something else, and let readers mend the older ones. Results
 of the first release have none."""
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
@@ -44,7 +44,7 @@ START_TOLERANCE = 2.0
 
 
 class Request(Kept):
-    """What a job is to do. `arguments` is plain JSON; `created` is in seconds since the epoch."""
+    """A job's question. `arguments` is plain JSON; `created` is in seconds since the epoch."""
 
     kind: str
     arguments: dict[str, Any]
@@ -52,8 +52,11 @@ class Request(Kept):
 
 
 class Worker(Frozen):
-    """Which process works on a job. start: seconds since the machine booted; machine: see `_machine`, None as noted by versions
-    that knew only one."""
+    """The process that works on a job.
+
+    start: seconds since the machine booted
+    machine: see `_machine`; None as noted by versions that knew only one
+    """
 
     pid: int = Field(gt=0, lt=2**31)
     start: float
@@ -61,7 +64,7 @@ class Worker(Frozen):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is of this machine, so that its id means something."""
+        """True if it is of this machine, so that its id means something."""
         return self.machine in (None, _machine())
 
 
@@ -127,7 +130,7 @@ def write_pid(folder: Path, pid: int) -> None:
 
 
 def _noted(folder: Path) -> Worker | None:
-    """The process that was noted; None: none was, or what was is damaged."""
+    """The process that was noted; None: none was, or the note is damaged."""
     with contextlib.suppress(OSError, InputError):
         return Worker.from_json((folder / PID).read_bytes(), PID)
     return None
@@ -147,11 +150,11 @@ def living_worker(folder: Path) -> psutil.Process | None:
 
 
 def lives(folder: Path) -> bool:
-    """Whether some process works on the job, on whatever machine that shares the folder."""
+    """True if some process works on the job, on whatever machine that shares the folder."""
     worker = _noted(folder)
     if worker is not None and worker.is_here:
         return living_worker(folder) is not None
-    # Of another machine, or nobody can tell any more whose: the system unlocks it however the process ends.
+    # Of another machine, or of one that nobody can tell any more: the system unlocks it however the process ends.
     if not (folder / ALIVE).exists():
         return False
     try:
@@ -165,7 +168,7 @@ def lives(folder: Path) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    """Names whose process ids mean the same: one boot of a machine, and in it one container."""
+    """A name for all processes with comparable ids: those of one boot of a machine, and in it of one container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -174,7 +177,7 @@ def _machine() -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether this very process still runs; a dead one that nobody has reaped yet does not."""
+    """True if this very process still runs; a dead one that nobody has reaped yet does not."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -203,20 +206,21 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def replace_result(folder: Path, result: dict[str, Any]) -> None:
-    """Put another result in the place of that of a job that has ended. Raises InputError when it cannot be written."""
+def replace_result(folder: Path, result: Frozen) -> None:
+    """Replace the answer of a job that has ended. Raises InputError if it cannot be written."""
     try:
         write_atomically(folder / RESULT, _as_text(result))
     except OSError as error:
         raise InputError(f"{folder / RESULT} cannot be written: {error.strerror or error}") from None
 
 
-def _as_text(result: dict[str, Any]) -> bytes:
-    return to_json({"version": VERSION, **result}, inf_nan_mode="constants")  # plans may have millions of sends
+def _as_text(result: Frozen) -> bytes:
+    fields = result.model_dump(mode="json")
+    return to_json({"version": VERSION, **fields}, inf_nan_mode="constants")  # plans may have millions of sends
 
 
 class Context:
-    """What the work knows of its job: where to write, when to stop, whom to tell. Safe to use from any thread."""
+    """The work's view of its job: where to write, when to stop, whom to tell. Safe to use from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -243,7 +247,7 @@ class Context:
         """Tell how far the work is, see `Progress`. Call it at a pace that a person can follow; `inf` and `nan` count as
         unknown."""
         with contextlib.suppress(OSError):
-            print(message, flush=True)  # what was going on is the first thing to know of a worker that died
+            print(message, flush=True)  # the first thing to know of a worker that died is its last step
         share = _finite(done)
         progress = Progress(
             time=time.time(),
@@ -257,15 +261,15 @@ class Context:
         with contextlib.suppress(OSError):
             append_progress(self.folder, progress)
 
-    def keep(self, result: dict[str, Any]) -> None:
-        """Store the best result so far, so that it outlives a cancel, a crash or a kill."""
+    def keep(self, result: Frozen) -> None:
+        """Store the best answer so far, so that it outlives a cancel, a crash or a kill."""
         self._store(result, closing=False)
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Store what the work returned: the final result, or the best so far when it was asked to stop."""
+    def finish(self, result: Frozen) -> None:
+        """Store the answer that the work returned: the final one, or the best so far if it was asked to stop."""
         self._store(result, closing=True)
 
-    def _store(self, result: dict[str, Any], closing: bool) -> None:
+    def _store(self, result: Frozen, closing: bool) -> None:
         text = _as_text(result)
         with self._lock:
             if self._closed:  # a thread that was left behind must not overwrite the final result

@@ -1,4 +1,4 @@
-"""Whose turn it is: so many jobs of a data folder at once, first come, first served.
+"""The queue: so many jobs of a data folder at once, first come, first served.
 
 A job waits in its own process, and holds a locked file while it works; the system unlocks it however the process ends. So the
 queue needs nobody who outlives it, all studios on a data folder share it, and whoever died in it keeps nobody waiting.
@@ -25,13 +25,13 @@ POLL = 0.2
 
 
 def may_be_starting(since: float) -> bool:
-    """Whether a job without a noted process may still be on its way. since: when it was asked for, in seconds since the epoch;
-    where the clock was set back, that is yet to come."""
+    """True if a job without a noted process may still be on its way. since: when it was asked for, in seconds since the epoch;
+    if the clock was set back, that is yet to come."""
     return abs(time.time() - since) < STARTING_LIMIT
 
 
 def limit() -> int:
-    """How many jobs may run at once. Raises InputError where `SWITCHYARD_JOBS` is no such number."""
+    """The number of jobs that may run at once. Raises InputError if `SWITCHYARD_JOBS` is no such number."""
     wanted = os.environ.get(JOBS, "").strip()
     if not wanted:
         return len(os.sched_getaffinity(0))
@@ -54,21 +54,21 @@ def leave(folder: Path) -> None:
 
 
 def waits(folder: Path) -> bool:
-    """Whether the job's process has found that it is not its turn yet."""
+    """True if the job's process has found that it is not its turn yet."""
     with contextlib.suppress(OSError):
         return _place(folder).stat().st_size > 0
     return False
 
 
 def everybody(jobs: Path) -> list[Path]:
-    """The folders of all jobs in the queue of this folder of jobs, the first first, whether somebody works on them or not."""
+    """The folders of all jobs in the queue of this folder of jobs, the first first, also those that nobody works on."""
     queue = _place(jobs / "any").parent
     places = sorted(queue.iterdir()) if queue.is_dir() else []
     return [jobs / place.name for place in places if not place.name.startswith(".")]  # those are drafts
 
 
 def ahead_of(folder: Path) -> int:
-    """How many jobs wait before this one."""
+    """The number of jobs that wait before this one."""
     before = [other for other in everybody(folder.parent) if other.name < folder.name]
     return sum(_will_begin(other) for other in before)
 
@@ -99,7 +99,7 @@ def _place(folder: Path) -> Path:
 
 
 def _will_begin(folder: Path) -> bool:
-    """Whether a job in the queue will still take its turn: its process lives, or is just being started."""
+    """True if a job in the queue will still take its turn: its process lives, or is just being started."""
     if lives(folder):
         return True
     with contextlib.suppress(OSError):

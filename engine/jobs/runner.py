@@ -1,9 +1,8 @@
 """Starts, finds, watches and cancels jobs: long work, each in a process of its own.
 
-A job is a folder (see `engine.jobs.protocol`). Its state is derived from the files there and from whether its worker
-lives, never stored: it is the same for every page, after a reload, and for a server that was started after the job.
-
-The processes of a job, its descendants and those that have outlived what linked them to it, and how they are ended.
+A job is a folder (see `engine.jobs.protocol`). Its state is derived from the files there and from the life of its worker, never
+stored: it is the same for every page, after a reload, and for a server that was started after the job. Ending a job ends its
+processes: the worker, its descendants, and those that have outlived the parent that linked them to it.
 """
 
 import contextlib
@@ -23,10 +22,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import psutil
 from filelock import FileLock
+from pydantic import JsonValue
 
 from engine.errors import InputError
 from engine.files import PRIVATE_FILE, make_folder, mark, open_to_append, tail, write_atomically
@@ -84,7 +83,7 @@ def kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> N
 
 def kill(folder: Path, processes: list[psutil.Process]) -> None:
     """End `processes` and whatever belongs to the job, at once."""
-    for _ in range(5):  # again, for what was forked between the look and the blow
+    for _ in range(5):  # again, for processes that were forked between the look and the blow
         processes = processes_of(folder, processes)
         if not processes:
             return
@@ -102,7 +101,7 @@ GRACE = 1.6
 busy machine it takes some tenths to find all processes of a job and end them."""
 
 _LOG = logging.getLogger(f"{OURS}.jobs")
-_unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
+_unreaped: set[Path] = set()  # jobs started by this process, their end not noted yet
 
 
 class State(StrEnum):
@@ -116,7 +115,7 @@ class State(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether the job has come to its end, so that nothing about it will change."""
+        """True if the job has come to its end, so that nothing about it will change."""
         return self in (State.DONE, State.CANCELLED, State.FAILED)
 
 
@@ -129,8 +128,8 @@ class Job:
 
     @property
     def state(self) -> State:
-        """How the job stands."""
-        # Liveness first: what a dead worker left can no longer change while it is being read.
+        """The state, from the files and the processes as they are now."""
+        # Liveness first: the files of a dead worker can no longer change while they are being read.
         noted = self._has(PID)
         alive = self.folder in _unreaped or lives(self.folder)
         if alive or (not noted and queue.may_be_starting(self.started)):
@@ -145,12 +144,12 @@ class Job:
 
     @property
     def ahead(self) -> int:
-        """How many jobs wait before this one, while it waits."""
+        """The number of jobs that wait before this one, while it waits."""
         return queue.ahead_of(self.folder)
 
     @property
     def request(self) -> Request:
-        """What was asked for. Raises InputError where that is damaged. Not to be changed: others share it."""
+        """The question. Raises InputError if it is damaged. Not to be changed: others share it."""
         path = self.folder / REQUEST
         try:
             about = path.stat()
@@ -169,7 +168,7 @@ class Job:
         return read_progress(self.folder)
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> dict[str, JsonValue] | None:
         """The result: the final one of a job that is done, otherwise the best that was kept so far. Raises InputError where it
         is damaged."""
         return read_result(self.folder) if self._has(RESULT) else None
@@ -230,11 +229,11 @@ class Job:
 
 
 def start(
-    kind: str, arguments: dict[str, Any], root: Path, module: str = "engine.jobs.worker", queued: bool = True
+    kind: str, arguments: dict[str, JsonValue], root: Path, module: str = "engine.jobs.worker", queued: bool = True
 ) -> Job:
     """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot.
 
-    queued: it waits for its turn (see `engine.jobs.queue`); False for what only watches work elsewhere
+    queued: it waits for its turn (see `engine.jobs.queue`); False for a job that only watches work elsewhere
     """
     now = datetime.now(UTC)
     id = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
@@ -273,7 +272,7 @@ def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
 
 
 def _begin(module: str, folder: Path) -> None:
-    """Start the process of a job whose folder is ready; OSError when that cannot be, and then there is none."""
+    """Start the process of a job with a ready folder; OSError when that cannot be, and then there is none."""
     process = None
     _unreaped.add(folder)
     try:
@@ -292,7 +291,7 @@ def _begin(module: str, folder: Path) -> None:
 
 
 def find(id: str, root: Path) -> Job:
-    """The job with this id under `root`; raises InputError when there is none, and where what was asked of it is damaged."""
+    """The job with this id under `root`; raises InputError when there is none, and if its question is damaged."""
     folder = root.resolve() / "jobs" / id if ID.fullmatch(id) else None
     if folder is None or not (folder / REQUEST).is_file():
         raise InputError(f"there is no job {id[:40]!r}")
@@ -309,7 +308,7 @@ def folders(root: Path) -> list[Job]:
 
 
 def jobs(root: Path, kind: str | None = None) -> list[Job]:
-    """All jobs under `root`, or those of one kind, newest first; one whose request is unreadable is left out."""
+    """All jobs under `root`, or those of one kind, newest first; one with an unreadable request is left out."""
     readable = []
     for job in folders(root):
         with contextlib.suppress(InputError):

@@ -1,10 +1,8 @@
-"""How long a system is likely to take: from runs that were measured, on this machine where there are some.
+"""Seconds that a system, and a running job, is likely to take: from measured runs, of this machine if there are some.
 
-What ships with Switchyard are runs of `tests/benchmarks/bench_runtimes.py`, through which a power law in layers, experts and
-GPUs is laid for each system. Runs of this machine, which jobs note in the data folder, say by what factor it is faster or
-slower here.
-
-How much longer a running job will take, from how far its reports say it is.
+Switchyard ships with runs of `tests/benchmarks/bench_runtimes.py`, through which a power law in layers, experts and GPUs is
+laid for each system. Runs of this machine, which jobs note in the data folder, give the factor by which it is faster or slower
+here. A running job is timed by its reports of the share done.
 """
 
 import contextlib
@@ -16,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from engine.files import append, data_folder, tail, write_atomically
 from engine.goal import Goal
@@ -35,19 +33,23 @@ NOTES = "runtimes.jsonl"
 MOST_NOTES = 2**18
 """Bytes of the notes in the data folder, of which the newest quarter is kept when there are more."""
 STEEPEST = 3.0
-"""Of the power law: no system is cubic in anything, and points that lie badly shall not claim so."""
+"""The largest power of the law: no known system is steeper than cubic, and a few scattered points must not say so."""
 NEAREST = 3
 """Runs of this machine that count, the ones nearest in size."""
 ALIKE = 1.0
-"""How far a quick run may lie from a size that it says something of: three times as large in one number."""
+"""Distance in size within which a quick run still counts: three times as large in one number."""
 QUICK = 1.0
 """Seconds under which a run is mostly start-up, which says nothing of larger sizes."""
 
 
 class Run(Frozen):
-    """One measured run. rows: whether tokens shared rows (see `Travel`), which are counted token by token; mixed: whether the
-    cluster has GPUs of several types, for which a search can take many times as long; limit: seconds that the system was given,
-    None: it takes no limit; machine: see `machine`."""
+    """One measured run.
+
+    rows: True if tokens shared rows (see `Travel`), which are counted token by token
+    mixed: True if the cluster has GPUs of several types, for which a search can take many times as long
+    limit: seconds that the system was given; None: it takes no limit
+    machine: see `machine`
+    """
 
     goal: Goal
     system: str
@@ -62,7 +64,7 @@ class Run(Frozen):
 
     @property
     def kind(self) -> tuple[Goal, str, bool, bool]:
-        """What runs that can be compared have in common."""
+        """The key of runs that can be compared."""
         return self.goal, self.system, self.rows, self.mixed
 
     @property
@@ -71,7 +73,7 @@ class Run(Frozen):
         return np.log([self.layers, self.experts, self.gpus])
 
 
-def run_of(problem: Problem, system: System, options: Mapping[str, Any], seconds: float) -> Run:
+def run_of(problem: Problem, system: System, options: Mapping[str, JsonValue], seconds: float) -> Run:
     """A run of a system on a problem that took so many seconds."""
     return Run(
         goal=problem.goal,
@@ -88,7 +90,7 @@ def run_of(problem: Problem, system: System, options: Mapping[str, Any], seconds
 
 
 def note(run: Run) -> None:
-    """Note a run of this machine. What cannot be written is not: estimates are then those of other runs."""
+    """Note a run of this machine. If it cannot be written, estimates are those of other runs."""
     with contextlib.suppress(OSError):
         path = data_folder() / NOTES
         append(path, f"{run.to_json()}\n".encode())
@@ -116,7 +118,7 @@ def _noted(path: Path, written: int, size: int) -> tuple[Run, ...]:
     return tuple(run for run in runs if run.machine == machine())
 
 
-def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> float | None:
+def estimate(problem: Problem, system: System, options: Mapping[str, JsonValue]) -> float | None:
     """Seconds that a system is likely to take on a problem; None for one that was never measured."""
     wanted = run_of(problem, system, options, 1.0)
     law = law_of(wanted.kind) or law_of(wanted.model_copy(update={"mixed": False}).kind)
@@ -132,7 +134,7 @@ def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> fl
 
 
 def _apart(run: Run, other: Run) -> float:
-    """How far two sizes lie from each other; 1: three times as large in one of its numbers."""
+    """The distance of two sizes; 1: three times as large in one of its numbers."""
     return float(np.abs(run.size - other.size).sum())
 
 
@@ -167,7 +169,7 @@ class Law:
         return cls(lsq_linear(sizes, np.log([run.seconds for run in runs]), limits).x, tuple(runs))
 
     def seconds(self, wanted: Run, usual: float | None) -> float:
-        """Seconds of a run. usual: the time limit of the law's runs; what is cut by one limit is cut by another."""
+        """Seconds of a run. usual: the time limit of the law's runs; a run that is cut by one limit is cut by another."""
         weights = np.array([1 / (1e-6 + _apart(run, wanted) ** 2) for run in self.runs])
         bends = [math.log(run.seconds) - self._straight(run) for run in self.runs]
         seconds = math.exp(self._straight(wanted) + float(weights @ bends / weights.sum()))
@@ -195,7 +197,7 @@ def law_of(kind: tuple[Goal, str, bool, bool]) -> Law | None:
 
 @functools.cache
 def machine() -> str:
-    """What runs of one machine have in common: its processors. The names of containers change whenever one is started."""
+    """The name of this machine: its processors. The names of containers change whenever one is started."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -212,7 +214,7 @@ def seconds_left(job: Job) -> float | None:
     first = first_progress(job.folder) or latest
     so_far, done = latest.time - first.time, latest.done - (first.done or 0.0)
     if latest.expected is not None:
-        # What has done nothing yet goes by what it expected; the further it is, the more its own pace counts.
+        # A job that has done nothing yet goes by the time that it expected; the further it is, the more its own pace counts.
         yet = (1 - latest.done) * ((1 - latest.done) * latest.expected + so_far)
     elif done > 0 and so_far > 0:
         yet = (1 - latest.done) * so_far / done

@@ -1,15 +1,16 @@
 """Jobs that make many plans and score each on several recordings: the front, the cross-workload score, and Lina's
 scheduler for several path lengths."""
 
-from dataclasses import asdict
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from engine import store
-from engine.compare.comparison import candidate_of_plan
+from engine.compare.comparison import Candidate, candidate_of_plan
 from engine.compare.figures import metrics
 from engine.errors import InputError, StoppedError
+from engine.jobs.kinds import Answer, Document
+from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context
 from engine.parallel import in_order
 from engine.placement.joint.front import USUAL_SECONDS, FrontPoint, front
@@ -19,10 +20,10 @@ from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
 from engine.provenance import input_digests
 from engine.result import GUARD, Limits, Provenance, Status, Stop, library_versions
+from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
-from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, two_phase
-from engine.store.problems import problem_from
-from engine.systems import SYSTEMS, System, run
+from engine.simulate.two_phase import SCHEMES, Figures, TwoPhaseOptions, two_phase
+from engine.systems import System, named_for, run
 from engine.systems.base import Draft, Report
 from engine.systems.joint import START_SHARE, instance_of, moves_left, moves_to, start_of
 from engine.systems.options import Value
@@ -30,25 +31,49 @@ from engine.systems.pieces import to_placement
 from engine.workload import RoutingTrace
 
 
-def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Placements of which none is better in both affinity (hops, or rows where they are shared) and balance, as plans.
+class FrontAsk(ProblemAsk):
+    """points: at most; over: several recordings; max_moves: 0: any number; time_limit: seconds."""
 
-    arguments: those of `problem_arguments`, points, over ("worst" or "mean"), max_moves (0: any), time_limit (seconds).
-    Result: {"candidates": [...]} from the fewest hops to the best balance (of a stopped or running job those found so far);
-    each also has `plan_id`, `moves`, and `weight`, `kept_share` and `balancedness` as the search counts them, and `rows`, those
-    that a token sends in a layer, where they are what counts (else None).
+    points: int
+    over: Literal["worst", "mean"]
+    max_moves: int
+    time_limit: float
+
+
+class FrontRow(Candidate):
+    """A plan of the front; weight, kept_share and balancedness are as the search counts them.
+
+    rows: that a token sends in a layer, if rows count and not hops; else None, as of the first versions
+    moves: experts that move from the placement in use
     """
-    problem = problem_from(arguments)
-    instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
-    left = moves_left(problem, start, int(arguments["max_moves"]))
-    time_limit, initial = float(arguments["time_limit"]), ()
+
+    plan_id: str
+    weight: float
+    kept_share: float
+    rows: float | None = None
+    balancedness: float
+    moves: int
+
+
+class FrontAnswer(Answer):
+    """Plans from the fewest hops to the best balance; of a running job in the order in which they were found."""
+
+    candidates: tuple[FrontRow, ...] = ()
+
+
+def find_front(ask: FrontAsk, context: Context) -> FrontAnswer:
+    """Find placements of which none is better in both affinity (hops, or rows if they are shared) and balance."""
+    problem, points = ask.problem(), ask.points
+    instance, start = instance_of(problem), start_of(problem)
+    left = moves_left(problem, start, ask.max_moves)
+    time_limit, initial = ask.time_limit, ()
     wall_limit = time_limit * (GUARD if time_limit == USUAL_SECONDS else 1.0)
     # By the identity of the point, which the search hands out once more at the end.
-    candidates: dict[int, dict[str, Any]] = {}
+    candidates: dict[int, FrontRow] = {}
 
     def add(point: FrontPoint) -> None:
-        candidates[id(point)] = _point(point, instance, problem, arguments)
-        context.keep({"candidates": list(candidates.values())})
+        candidates[id(point)] = _point(point, instance, problem, ask)
+        context.keep(FrontAnswer(candidates=tuple(candidates.values())))
         context.report(
             min(len(candidates) / points, 1.0), f"{len(candidates)} of at most {points} placements", None, None
         )
@@ -65,21 +90,21 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         context.stop,
         report=add,
         points=points,
-        workloads=arguments["over"],
+        workloads=ask.over,
         start=start,
         max_moves=left,
         initial=initial,
     )
     for point in final:
-        # Simulating what is not known yet would keep whoever cancelled waiting.
+        # Simulating further points would keep whoever cancelled waiting.
         if id(point) not in candidates and not context.stop():
-            candidates[id(point)] = _point(point, instance, problem, arguments)
-    return {"candidates": [candidates[id(point)] for point in final if id(point) in candidates]}
+            candidates[id(point)] = _point(point, instance, problem, ask)
+    return FrontAnswer(candidates=tuple(candidates[id(point)] for point in final if id(point) in candidates))
 
 
-def _point(point: FrontPoint, instance: JointInstance, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
+def _point(point: FrontPoint, instance: JointInstance, problem: Problem, ask: FrontAsk) -> FrontRow:
     placement = to_placement(point.gpu_of_expert, problem)
-    options = {"weight": float(point.weight), "over": arguments["over"], "max_moves": int(arguments["max_moves"])}
+    options = {"weight": float(point.weight), "over": ask.over, "max_moves": ask.max_moves}
     provenance = Provenance(
         optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
     )
@@ -92,45 +117,65 @@ def _point(point: FrontPoint, instance: JointInstance, problem: Problem, argumen
     bound = min(bound_of_plan(plan, problem, loads=loads), seconds)
     claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
     plan = plan.model_copy(update={"claim": claim})
-    return candidate_of_plan(plan, problem, 0.0, {}, timeline, loads) | {
-        "plan_id": plan.id,
-        "weight": float(point.weight),
-        "kept_share": float(point.kept_share),
-        "rows": _rows_a_token(point, instance, arguments["over"]),
-        "balancedness": float(point.balancedness),
-        "moves": moves_to(point.gpu_of_expert, problem),
-    }
+    row = candidate_of_plan(plan, problem, 0.0, {}, timeline, loads)
+    return FrontRow(
+        **{name: getattr(row, name) for name in Candidate.model_fields},
+        plan_id=plan.id,
+        weight=float(point.weight),
+        kept_share=float(point.kept_share),
+        rows=_rows_a_token(point, instance, ask.over),
+        balancedness=float(point.balancedness),
+        moves=moves_to(point.gpu_of_expert, problem),
+    )
 
 
 def _rows_a_token(point: FrontPoint, instance: JointInstance, over: str) -> float | None:
-    """Of the recording that sends most, or on average over those with tokens; None where hops count."""
+    """Rows of the recording that sends most, or on average over those with tokens; None if hops count."""
     if not isinstance(instance, RowsInstance):
         return None
     rows = instance.rows_a_token(point.gpu_of_expert)[instance.tokens > 0]
     return float(rows.max() if over == "worst" else rows.mean())
 
 
-def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """One system run on every recording, and every plan simulated on every recording.
+class MatrixAsk(ProblemAsk):
+    """recordings: digests; options: of the system."""
 
-    arguments: those of `problem_arguments` without others; system, options; recordings: digests. Result: names of the
-    recordings, and seconds, balancedness, kept_local and overload (`Balance.factors`): [plan made on][scored on], None where
-    not reached yet; kept after every score.
-    """
-    problem = problem_from(arguments)
-    recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
+    system: str
+    options: Document
+    recordings: tuple[str, ...]
+
+
+Table = list[list[float | None]]
+"""[plan made on][scored on]; None: not reached yet."""
+
+
+class MatrixAnswer(Answer):
+    """names: of the recordings; system: its title; overload: `Balance.factors` by cell, None of the first versions."""
+
+    names: tuple[str, ...]
+    system: str
+    seconds: Table
+    balancedness: Table
+    kept_local: Table
+    overload: list[list[dict[str, float] | None]] | None = None
+
+
+def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
+    """Run one system on every recording, and simulate every plan on every recording; kept after every score."""
+    problem = ask.problem()
+    recordings = [store.load_workload(digest) for digest in ask.recordings]
     problems = [problem.with_workload(recording) for recording in recordings]
-    count, system = len(problems), SYSTEMS[arguments["system"]]
+    count, system = len(problems), named_for(problem)[ask.system]
     tables = {
         name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")
     }
-    answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
-    context.keep(answer)
+    names = tuple(recording.name for recording in recordings)
+    context.keep(MatrixAnswer(names=names, system=system.title, **tables))
 
     def begun(finished: int, index: int) -> None:
         context.report(finished / count, f"{system.title} on {recordings[index].name}")
 
-    for made_on, plan in in_order(_plan_on, (problems, system, arguments["options"]), count, context.stop, begun):
+    for made_on, plan in in_order(_plan_on, (problems, system, ask.options), count, context.stop, begun):
         # Its own recording first: the others are compared with that.
         for scored_on in sorted(range(count), key=lambda index: index != made_on):
             if context.stop():
@@ -143,8 +188,8 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
                 ("overload", figures.balance.factors),
             ):
                 tables[name][made_on][scored_on] = score
-            context.keep(answer)
-    return answer
+            context.keep(MatrixAnswer(names=names, system=system.title, **tables))
+    return MatrixAnswer(names=names, system=system.title, **tables)
 
 
 def _plan_on(common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report) -> Plan:
@@ -153,26 +198,57 @@ def _plan_on(common: tuple[list[Problem], System, dict[str, Value]], index: int,
     return run(system, problems[index], options, stop).result.solution
 
 
-def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Lina's two phases for several path lengths (Table 5, Figures 16 and 19).
+class LinaAsk(ProblemAsk):
+    """lengths: of paths; options: fields of `TwoPhaseOptions`.
 
-    arguments: those of `problem_arguments`; profile: digest of the recording to learn from, None: the first half of the
-    open one, and then the second half is served; lengths; options: fields of `TwoPhaseOptions`. Result: runs, one per
-    path length, each with its options, figures by scheme, accuracy as set and in order (also by layer) and tuning rate.
+    profile: digest of the recording to learn from; None: the first half of the open one, and then the second half is served
     """
-    problem = problem_from(arguments)
+
+    profile: str | None = None
+    lengths: tuple[int, ...]
+    options: Document
+
+
+class LinaRun(Frozen):
+    """Both phases at one path length.
+
+    batches: simulated; figures: by scheme; ideal_seconds: median of a batch with ideal hosting
+    accuracy: share of right estimates as a set, also by layer (None: no estimate there); accuracy_in_order: in order too
+    """
+
+    options: TwoPhaseOptions
+    batches: int
+    cost_source: str
+    figures: dict[str, Figures]
+    accuracy: float
+    accuracy_in_order: float
+    accuracy_of_layer: tuple[float | None, ...]
+    fine_tuning_rate: float
+    ideal_seconds: float
+
+
+class LinaAnswer(Answer):
+    """profile, served: names of the recordings."""
+
+    runs: tuple[LinaRun, ...] = ()
+    profile: str
+    served: str
+
+
+def lina_study(ask: LinaAsk, context: Context) -> LinaAnswer:
+    """Simulate Lina's two phases for several path lengths (Table 5, Figures 16 and 19)."""
+    problem = ask.problem()
     trace = problem.workload
     if not isinstance(trace, RoutingTrace):
         raise InputError(f"{trace.name} has no tokens whose paths could predict anything; use a routing log")
     profile, served = trace.halves()
-    if arguments.get("profile"):
-        profile, served = store.load_workload(arguments["profile"]), trace
+    if ask.profile:
+        profile, served = store.load_workload(ask.profile), trace
         if not isinstance(profile, RoutingTrace):
             raise InputError(
                 f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log"
             )
-    runs: list[dict[str, Any]] = []
-    lengths = [length for length in arguments["lengths"] if length < trace.layers]
+    lengths = [length for length in ask.lengths if length < trace.layers]
     if not lengths:
         raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
 
@@ -182,34 +258,34 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     common = (
         problem.with_workload(served),
         profile,
-        [TwoPhaseOptions(path_length=length, **arguments["options"]) for length in lengths],
+        [TwoPhaseOptions(path_length=length, **ask.options) for length in lengths],
     )
+    answer = LinaAnswer(profile=profile.name, served=served.name)
     for _, run_of_length in in_order(_lina_run, common, len(lengths), context.stop, begun):
-        if run_of_length is None:
-            continue
-        runs.append(run_of_length)
-        context.keep({"runs": runs, "profile": profile.name, "served": served.name})
-    return {"runs": runs, "profile": profile.name, "served": served.name}
+        if run_of_length is not None:
+            answer = answer.model_copy(update={"runs": (*answer.runs, run_of_length)})
+            context.keep(answer)
+    return answer
 
 
 def _lina_run(
     common: tuple[Problem, RoutingTrace, list[TwoPhaseOptions]], index: int, stop: Stop, report: Report
-) -> dict[str, Any] | None:
-    """The figures of a path length; None when stopped before a batch was simulated."""
+) -> LinaRun | None:
+    """The run of a path length; None if stopped before a batch was simulated."""
     problem, profile, choices = common
     try:
         result = two_phase(problem, profile, choices[index], stop)
     except StoppedError:
         return None
     layers = result.accuracy_of_layer("set")
-    return {
-        "options": asdict(choices[index]),
-        "batches": result.batches,
-        "cost_source": result.cost_source,
-        "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
-        "accuracy": result.accuracy("set"),
-        "accuracy_in_order": result.accuracy("order"),
-        "accuracy_of_layer": [None if value != value else float(value) for value in layers],
-        "fine_tuning_rate": result.fine_tuning_rate,
-        "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
-    }
+    return LinaRun(
+        options=choices[index],
+        batches=result.batches,
+        cost_source=result.cost_source,
+        figures={scheme: result.figures(scheme) for scheme in SCHEMES},
+        accuracy=result.accuracy("set"),
+        accuracy_in_order=result.accuracy("order"),
+        accuracy_of_layer=tuple(None if value != value else float(value) for value in layers),
+        fine_tuning_rate=result.fine_tuning_rate,
+        ideal_seconds=float(np.median(result.inference_seconds("ideal"))),
+    )

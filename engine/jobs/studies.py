@@ -1,236 +1,361 @@
-"""Jobs that study plans rather than make one to use. Arguments and results are plain JSON."""
+"""Jobs that study plans rather than make one to use.
+
+The answer of a stopped or running job has the points that were found so far.
+"""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeVar
 
 from engine import store
 from engine.cluster import Node
 from engine.compare.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
-from engine.compare.capacity import capacity
-from engine.compare.contention import CONTENTIONS, contention_curve, most_saved, ordered, pays_from
-from engine.compare.imprecision import imprecision
-from engine.compare.sensitivity import curve, is_simulated, parameters_of, seconds_of, sensitivity
-from engine.compare.sweep import sweep, trials_of
+from engine.compare.capacity import CapacityPoint, capacity
+from engine.compare.comparison import PlanRow
+from engine.compare.contention import CONTENTIONS, ContentionPoint, contention_curve, most_saved, ordered, pays_from
+from engine.compare.imprecision import ImprecisionPoint, Noise, imprecision
+from engine.compare.sensitivity import (
+    CurvePoint,
+    Field,
+    SensitivityPoint,
+    curve,
+    is_simulated,
+    parameters_of,
+    seconds_of,
+    sensitivity,
+)
+from engine.compare.sweep import Kind, SweepPoint, sweep, trials_of
 from engine.compare.what_if import Change, changed
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.jobs.kinds import Answer, Ask, Document
+from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context
 from engine.plan import Claim, Plan
 from engine.result import Status
+from engine.schema import Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
-from engine.store.problems import problem_from
 from engine.systems import run, systems_for
 from engine.workload import RoutingTrace
 
+Number = int | float
+"""Kept as it was asked for: 2 stays an integer."""
 
-def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """How many tokens an affinity plan needs, and whether it holds on other recordings.
 
-    arguments: workload (digest), others (digests), gpus, first_choice; optional sizes, seeds, time_limit (seconds per plan).
-    Result: {"tokens": TokensEnough or None, "others": OutOfDistribution or None}, as far as they got, each by `to_dict`.
-    """
-    traces = [_trace(digest) for digest in (arguments["workload"], *arguments["others"])]
-    common = {
-        "gpus": arguments["gpus"],
-        "first_choice": arguments["first_choice"],
-        "stop": context.stop,
-        "time_limit": arguments.get("time_limit"),
-    }
-    result: dict[str, Any] = {"tokens": None, "others": None}
+class AffinityAsk(Ask):
+    """workload, others: digests of routing logs; sizes, seeds, time_limit (seconds a plan): see `tokens_enough`."""
+
+    workload: str
+    others: tuple[str, ...]
+    gpus: int
+    first_choice: bool
+    sizes: tuple[int, ...] | None = None
+    seeds: int = SEEDS
+    time_limit: float | None = None
+
+
+class AffinityAnswer(Answer):
+    """Both studies as far as they got; None before they begin."""
+
+    tokens: TokensEnough | None = None
+    others: OutOfDistribution | None = None
+
+
+def affinity_study(ask: AffinityAsk, context: Context) -> AffinityAnswer:
+    """Find the number of tokens that an affinity plan needs, and if the plan holds on other recordings."""
+    traces = [_trace(digest) for digest in (ask.workload, *ask.others)]
+    common = {"gpus": ask.gpus, "first_choice": ask.first_choice, "stop": context.stop, "time_limit": ask.time_limit}
     # A plan of the second study takes as long as one of the first, which makes about a dozen.
     part = 12 / (12 + len(traces))
-
-    def on_sample(study: TokensEnough) -> None:
-        result["tokens"] = study.to_dict()
-        context.keep(result)
-
-    def on_plan(study: OutOfDistribution) -> None:
-        result["others"] = study.to_dict()
-        context.keep(result)
-
     context.report(0.0, "planning from samples of tokens")
-    study = tokens_enough(
+    tokens = tokens_enough(
         traces[0],
-        sizes=arguments.get("sizes"),
-        seeds=arguments.get("seeds", SEEDS),
+        sizes=ask.sizes,
+        seeds=ask.seeds,
         report=lambda done, message: context.report(part * done, message),
-        on_point=on_sample,
+        on_point=lambda study: context.keep(AffinityAnswer(tokens=study)),
         **common,
     )
-    result["tokens"] = study.to_dict()
-    if not context.stop():
-        study = out_of_distribution(
-            traces,
-            report=lambda done, message: context.report(part + (1 - part) * done, message),
-            on_point=on_plan,
-            **common,
-        )
-        result["others"] = study.to_dict()
-    return result
+    if context.stop():
+        return AffinityAnswer(tokens=tokens)
+    others = out_of_distribution(
+        traces,
+        report=lambda done, message: context.report(part + (1 - part) * done, message),
+        on_point=lambda study: context.keep(AffinityAnswer(tokens=tokens, others=study)),
+        **common,
+    )
+    return AffinityAnswer(tokens=tokens, others=others)
 
 
-def sweep_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """One parameter of a plan for a training step, swept.
+class SweepWanted(Frozen):
+    """One parameter and its values, see `trials_of`."""
 
-    arguments: those of `problem_arguments`, and sweep: {"kind", "values", "settings"}, see `trials_of`. Result:
-    {"candidates": [...], "of": trials in all, "cost_source"}; each candidate is a plan as `optimise` keeps it, without
-    metrics, and has its figures as `point`, a `SweepPoint`. Of a stopped or running job: those that were run to their end.
-    """
-    problem, wanted = problem_from(arguments), arguments["sweep"]
-    trials = trials_of(problem, wanted["kind"], wanted["values"], wanted["settings"])
-    result: dict[str, Any] = {"candidates": [], "of": len(trials), "cost_source": problem.cost_source}
+    kind: Kind
+    values: tuple[Number, ...]
+    settings: Document
+
+
+class SweepAsk(ProblemAsk):
+    """A sweep over one parameter of a plan for a training step."""
+
+    sweep: SweepWanted
+
+
+class SweepRow(PlanRow):
+    """The plan of one trial, with its figures."""
+
+    point: SweepPoint
+
+
+class SweepAnswer(Answer):
+    """Trials that were run to their end; of: trials in all."""
+
+    candidates: tuple[SweepRow, ...] = ()
+    of: int
+    cost_source: str
+
+
+def sweep_study(ask: SweepAsk, context: Context) -> SweepAnswer:
+    """Sweep one parameter of a plan for a training step."""
+    problem, wanted = ask.problem(), ask.sweep
+    trials = trials_of(problem, wanted.kind, wanted.values, wanted.settings)
+    answer = SweepAnswer(of=len(trials), cost_source=problem.cost_source)
     for point, outcome in sweep(problem, trials, context.stop, context.report):
         plan = outcome.result.solution
-        result["candidates"].append(
-            {
-                "plan": plan.model_dump(mode="json", exclude_none=True),
-                "status": plan.claim.status.value,
-                "runtime": outcome.result.runtime,
-                "notes": {about: note._asdict() for about, note in outcome.notes.items()},
-                "point": point.to_dict(),
-            }
+        row = SweepRow(
+            plan=plan,
+            status=plan.claim.status.value,
+            runtime=outcome.result.runtime,
+            notes={about: note._asdict() for about, note in outcome.notes.items()},
+            point=point,
         )
-        context.keep(result)
-    return result
+        answer = answer.model_copy(update={"candidates": (*answer.candidates, row)})
+        context.keep(answer)
+    return answer
 
 
-def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """How a plan's time answers to a little less and a little more of everything.
+class PointsAnswer(Answer):
+    """The points of a study so far."""
 
-    arguments: those of `problem_arguments`, plan, share. Result: {"points": [`SensitivityPoint`...], "of", "share", "total"
-    (seconds as things are), "plan" (its name), "simulated", "cost_source"}; of a stopped or running job the points so far.
-    """
-    problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
-    parameters, share = parameters_of(problem), arguments["share"]
-    result = {
-        "points": [],
-        "of": len(parameters),
-        "share": share,
-        "total": seconds_of(plan, problem),
-        "plan": plan.name,
-        "simulated": is_simulated(problem),
-        "cost_source": problem.cost_source,
-    }
-    return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
+    points: tuple = ()
+    cost_source: str
 
 
-def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Plans over a whole range of one change.
+Points = TypeVar("Points", bound=PointsAnswer)
 
-    arguments: those of `problem_arguments`, plans, field, values; system (name, None: nothing is planned anew) and options.
-    Result: {"points": [`CurvePoint`...], "field", "series" (names of the plans), "of" (points in all), "simulated",
-    "cost_source"}; of a stopped or running job those so far.
-    """
-    problem, field, values = problem_from(arguments), arguments["field"], arguments["values"]
-    plans = [Plan.from_dict(plan, "plan") for plan in arguments["plans"]]
+
+def _collected(points: Iterable, answer: Points, context: Context) -> Points:
+    """The answer with every point as it comes, kept so that whoever watches sees it."""
+    context.keep(answer)
+    for point in points:
+        answer = answer.model_copy(update={"points": (*answer.points, point)})
+        context.keep(answer)
+    return answer
+
+
+class SensitivityAsk(ProblemAsk):
+    """share: by which every parameter is lowered and raised."""
+
+    plan: Plan
+    share: Number
+
+
+class SensitivityAnswer(PointsAnswer):
+    """of: points in all; total: seconds as things are; plan: its name; simulated: False: bounds, see `is_simulated`."""
+
+    points: tuple[SensitivityPoint, ...] = ()
+    of: int
+    share: Number
+    total: float
+    plan: str
+    simulated: bool
+
+
+def sensitivity_study(ask: SensitivityAsk, context: Context) -> SensitivityAnswer:
+    """Time a plan with a little less and a little more of everything."""
+    problem, plan = ask.problem(), ask.plan
+    parameters = parameters_of(problem)
+    answer = SensitivityAnswer(
+        of=len(parameters),
+        share=ask.share,
+        total=seconds_of(plan, problem),
+        plan=plan.name,
+        simulated=is_simulated(problem),
+        cost_source=problem.cost_source,
+    )
+    return _collected(sensitivity(plan, problem, ask.share, parameters, context.stop, context.report), answer, context)
+
+
+class CurveAsk(ProblemAsk):
+    """field, values: of a change; system: None: nothing is planned anew; options: of the system."""
+
+    plans: tuple[Plan, ...]
+    field: Field
+    values: tuple[Number, ...]
+    system: str | None
+    options: Document
+
+
+class CurveAnswer(PointsAnswer):
+    """series: names of the plans; of: points in all; simulated: False: bounds, see `is_simulated`."""
+
+    points: tuple[CurvePoint, ...] = ()
+    field: Field
+    series: tuple[str, ...]
+    of: int
+    simulated: bool
+
+
+def curve_study(ask: CurveAsk, context: Context) -> CurveAnswer:
+    """Time plans over a whole range of one change."""
+    problem, plans = ask.problem(), ask.plans
     names = {
         plan.name if turn == 0 or plan.name != plans[0].name else f"{plan.name} {plan.id[:8]}": plan
         for turn, plan in enumerate(plans)
     }
-    system = arguments["system"]
-    anew = (systems_for(problem)[system], arguments["options"]) if system else None
-    result = {
-        "points": [],
-        "field": field,
-        "series": list(names),
-        "of": len(set(values)) * (len(names) + bool(anew)),
-        "simulated": is_simulated(problem),
-        "cost_source": problem.cost_source,
-    }
-    return _collect(curve(problem, field, values, names, anew, context.stop, context.report), result, context)
+    anew = (systems_for(problem)[ask.system], ask.options) if ask.system else None
+    answer = CurveAnswer(
+        field=ask.field,
+        series=tuple(names),
+        of=len(set(ask.values)) * (len(names) + bool(anew)),
+        simulated=is_simulated(problem),
+        cost_source=problem.cost_source,
+    )
+    return _collected(curve(problem, ask.field, ask.values, names, anew, context.stop, context.report), answer, context)
 
 
-def contention_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """From which contention on ordering pays for a plan's placement.
+class ContentionAsk(ProblemAsk):
+    """The plan of which the placement is studied."""
 
-    arguments: those of `problem_arguments`, plan. Result: {"points": [`ContentionPoint`...], "of", "pays_from" (a contention,
-    None: at none of the points, or not known yet), "most_saved" (share, see there; None until there is a point), "plan" (its
-    name), "cost_source"}; of a stopped or running job those so far.
+    plan: Plan
+
+
+class ContentionAnswer(PointsAnswer):
+    """of: points in all; plan: its name.
+
+    pays_from: a contention; None: at none of the points, or not known yet
+    most_saved: share, see the function; None until there is a point
     """
-    problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
-    result = {
-        "points": [],
-        "of": len(CONTENTIONS),
-        "pays_from": None,
-        "most_saved": None,
-        "plan": plan.name,
-        "cost_source": problem.cost_source,
-    }
+
+    points: tuple[ContentionPoint, ...] = ()
+    of: int
+    pays_from: float | None = None
+    most_saved: float | None = None
+    plan: str
+
+
+def contention_study(ask: ContentionAsk, context: Context) -> ContentionAnswer:
+    """Find the contention from which on ordering pays for a plan's placement."""
+    problem, plan = ask.problem(), ask.plan
+    answer = ContentionAnswer(of=len(CONTENTIONS), plan=plan.name, cost_source=problem.cost_source)
     context.report(0.0, "ordering sends")
     plans = ordered(plan, problem, context.stop)
-    points = []
     for point in contention_curve(problem, plans, stop=context.stop, report=context.report):
-        points.append(point)
-        result["points"].append(point.to_dict())
-        if result["most_saved"] is None:
-            result["most_saved"] = most_saved(plan, problem, point.seconds["concurrent"])
-        context.keep(result)
-    if len(points) == len(CONTENTIONS):
-        result["pays_from"] = pays_from(points, problem, plans)
-    return result
+        update = {"points": (*answer.points, point)}
+        if answer.most_saved is None:
+            update["most_saved"] = most_saved(plan, problem, point.seconds["concurrent"])
+        answer = answer.model_copy(update=update)
+        context.keep(answer)
+    if len(answer.points) == len(CONTENTIONS):
+        answer = answer.model_copy(update={"pays_from": pays_from(answer.points, problem, plans)})
+    return answer
 
 
-def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Aurora and its baselines planned on traffic that is not quite what comes.
+class ImprecisionAsk(ProblemAsk):
+    """levels: shares of noise; seeds: draws of each; options: of the systems, by name."""
 
-    arguments: those of `problem_arguments`, levels, seeds, noise; optional options (of the systems, by name). Result:
-    {"points": [`ImprecisionPoint`...], "noise", "levels", "seeds", "cost_source"}; of a stopped or running job those so far.
-    """
-    problem, wanted = problem_from(arguments), {name: arguments[name] for name in ("levels", "seeds", "noise")}
-    result = {"points": [], "cost_source": problem.cost_source} | wanted
-    points = imprecision(problem, **wanted, options=arguments.get("options"), stop=context.stop, report=context.report)
-    return _collect(points, result, context)
+    levels: tuple[Number, ...]
+    seeds: int
+    noise: Noise
+    options: dict[str, Document] | None = None
 
 
-def capacity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """How many equal parts a cluster must have for a target time.
+class ImprecisionAnswer(PointsAnswer):
+    """See `ImprecisionAsk`."""
 
-    arguments: those of `problem_arguments`, part (nodes), title (the part in words), target (seconds), sizes (numbers of
-    parts), system, options. Result: {"points": [`CapacityPoint`...] in the order in which they were tried, "target", "title",
-    "system", "sizes", "cost_source"}; of a stopped or running job those so far.
-    """
-    problem = problem_from(arguments)
-    part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(arguments["part"])]
-    result = {"points": [], "cost_source": problem.cost_source} | {
-        name: arguments[name] for name in ("target", "title", "system", "sizes")
-    }
-    points = capacity(
-        problem,
-        part,
-        arguments["target"],
-        arguments["sizes"],
-        arguments["system"],
-        arguments["options"],
-        context.stop,
-        context.report,
+    points: tuple[ImprecisionPoint, ...] = ()
+    noise: Noise
+    levels: tuple[Number, ...]
+    seeds: int
+
+
+def imprecision_study(ask: ImprecisionAsk, context: Context) -> ImprecisionAnswer:
+    """Plan by Aurora and its baselines on traffic that is not quite the traffic that comes."""
+    problem = ask.problem()
+    wanted = {"levels": ask.levels, "seeds": ask.seeds, "noise": ask.noise}
+    points = imprecision(problem, **wanted, options=ask.options, stop=context.stop, report=context.report)
+    return _collected(points, ImprecisionAnswer(cost_source=problem.cost_source, **wanted), context)
+
+
+class CapacityAsk(ProblemAsk):
+    """part: nodes by which a cluster grows; title: the part in words; target: seconds; sizes: numbers of parts."""
+
+    part: tuple[Document, ...]
+    title: str
+    target: Number
+    sizes: tuple[int, ...]
+    system: str
+    options: Document
+
+
+class CapacityAnswer(PointsAnswer):
+    """Points in the order in which they were tried; the rest as asked."""
+
+    points: tuple[CapacityPoint, ...] = ()
+    target: Number
+    title: str
+    system: str
+    sizes: tuple[int, ...]
+
+
+def capacity_study(ask: CapacityAsk, context: Context) -> CapacityAnswer:
+    """Find how many equal parts a cluster must have for a target time."""
+    problem = ask.problem()
+    part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(ask.part)]
+    answer = CapacityAnswer(
+        cost_source=problem.cost_source, target=ask.target, title=ask.title, system=ask.system, sizes=ask.sizes
     )
-    return _collect(points, result, context)
+    points = capacity(problem, part, ask.target, ask.sizes, ask.system, ask.options, context.stop, context.report)
+    return _collected(points, answer, context)
 
 
-def _collect(points: Iterable[Any], result: dict[str, Any], context: Context) -> dict[str, Any]:
-    """The result with every point as it comes, kept so that whoever watches sees it."""
-    context.keep(result)
-    for point in points:
-        result["points"].append(point.to_dict())
-        context.keep(result)
-    return result
+class ReplanAsk(ProblemAsk):
+    """parent: id of the plan that the new one may replace."""
+
+    change: Change
+    system: str
+    options: Document
+    parent: str
 
 
-def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """A system run for what would be open after a change.
+class ReplanPoint(Frozen):
+    """A plan's id, its seconds after the change, and the least that its optimiser proved there."""
 
-    arguments: those of `problem_arguments`, change, system, options, parent (id of the plan that it may replace). Result:
-    {"candidates": [one], "change"}: the plan as `optimise` keeps it, without metrics; its claim is what it takes on what is
-    open now, and `point` has its id, its seconds after the change and the least that its optimiser proved there.
-    """
-    problem, change = problem_from(arguments), Change.from_dict(arguments["change"], "change")
-    system = systems_for(problem)[arguments["system"]]
+    plan_id: str
+    seconds: float
+    bound: float
+
+
+class ReplanRow(PlanRow):
+    """A plan made for a change; its claim is the time that it takes on the open problem."""
+
+    point: ReplanPoint
+
+
+class ReplanAnswer(Answer):
+    """One plan, and the change that it was made for."""
+
+    candidates: tuple[ReplanRow, ...]
+    change: Change
+
+
+def replan(ask: ReplanAsk, context: Context) -> ReplanAnswer:
+    """Run a system for the problem after a change."""
+    problem, change = ask.problem(), ask.change
+    system = systems_for(problem)[ask.system]
     context.report(0.0, f"{system.title} for {change.in_words}")
-    outcome = run(system, changed(problem, change), arguments["options"], context.stop, context.report)
+    outcome = run(system, changed(problem, change), ask.options, context.stop, context.report)
     solution = outcome.result.solution
-    plan = solution.model_copy(
-        update={"parent": arguments["parent"], "name": f"{solution.name}, {change.in_words}"[:120]}
-    )
+    plan = solution.model_copy(update={"parent": ask.parent, "name": f"{solution.name}, {change.in_words}"[:120]})
     loads = loads_of(plan, problem)
     now = simulate(plan, problem, loads=loads).total
     scope = "schedule" if problem.goal is Goal.TRAINING else "order"
@@ -238,14 +363,14 @@ def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem, loads=loads)), scope=scope
     )
     plan = plan.model_copy(update={"claim": claim})
-    candidate = {
-        "plan": plan.model_dump(mode="json", exclude_none=True),
-        "status": claim.status.value,
-        "runtime": outcome.result.runtime,
-        "notes": {about: note._asdict() for about, note in outcome.notes.items()},
-        "point": {"plan_id": plan.id, "seconds": outcome.result.objective, "bound": outcome.result.bound},
-    }
-    return {"candidates": [candidate], "change": arguments["change"]}
+    row = ReplanRow(
+        plan=plan,
+        status=claim.status.value,
+        runtime=outcome.result.runtime,
+        notes={about: note._asdict() for about, note in outcome.notes.items()},
+        point=ReplanPoint(plan_id=plan.id, seconds=outcome.result.objective, bound=outcome.result.bound),
+    )
+    return ReplanAnswer(candidates=(row,), change=change)
 
 
 def _trace(digest: str) -> RoutingTrace:

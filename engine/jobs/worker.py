@@ -1,4 +1,4 @@
-"""The process of one job: `python -m engine.jobs.worker FOLDER`. Started by `engine.jobs.runner`.
+"""The process of one job: `python -m engine.jobs.worker FOLDER`, started by `engine.jobs.runner`.
 
 It exits with 0 when the work returned, 2 on bad input and 1 on any other exception.
 """
@@ -7,48 +7,25 @@ import contextlib
 import errno
 import faulthandler
 import gc
-import importlib
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
 from engine.errors import InputError
 from engine.files import PRIVATE_FILE, mark, write_atomically
 from engine.jobs import queue
+from engine.jobs.kinds import HANDLERS, answered, handler_of
 from engine.jobs.protocol import ALIVE, CANCELLED, ERROR, REQUEST, RESERVE, Context, Failure, Request, write_pid
 
 RESERVED = 2**14
 """Bytes of disk that a job holds while it works, so that it can say why it failed when there are no others left."""
-
-Handler = Callable[[dict[str, Any], Context], dict[str, Any]]
-
-# The only work a job can do, by kind. Named rather than imported: a job loads what it needs and no more.
-HANDLERS = {
-    "optimise": "engine.jobs.tasks:optimise",
-    "launch": "engine.jobs.launches:launch",
-    "calibrate": "engine.jobs.launches:calibrate_devices",
-    "affinity": "engine.jobs.studies:affinity_study",
-    "sweep": "engine.jobs.studies:sweep_study",
-    "sensitivity": "engine.jobs.studies:sensitivity_study",
-    "curve": "engine.jobs.studies:curve_study",
-    "contention": "engine.jobs.studies:contention_study",
-    "imprecision": "engine.jobs.studies:imprecision_study",
-    "capacity": "engine.jobs.studies:capacity_study",
-    "replan": "engine.jobs.studies:replan",
-    "front": "engine.jobs.scores:find_front",
-    "matrix": "engine.jobs.scores:score_matrix",
-    "verdict": "engine.jobs.judgements:verdict",
-    "redundancy": "engine.jobs.judgements:redundancy_study",
-    "lina": "engine.jobs.scores:lina_study",
-}
 
 
 def main(folder: Path) -> int:
@@ -74,10 +51,10 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
             if not my_turn:
                 mark(folder / CANCELLED)
                 return 0
-            handler = _load(request.kind, handlers)
+            handler = handler_of(request.kind, handlers)
             if (folder / CANCELLED).exists():
                 return 0
-            context.finish(handler(request.arguments, context))
+            context.finish(answered(handler, request.arguments, context))
     except InputError as error:
         if context.stop():  # work without a partial result answers a signal from outside like this
             with contextlib.suppress(OSError):
@@ -105,15 +82,8 @@ def _heed_marker(folder: Path, context: Context) -> None:
     context.ask_to_stop()
 
 
-def _load(kind: str, handlers: Mapping[str, str]) -> Handler:
-    if kind not in handlers:
-        raise InputError(f"{REQUEST}: no job is of the kind '{kind}'; the kinds are {', '.join(sorted(handlers))}")
-    module, function = handlers[kind].split(":")
-    return getattr(importlib.import_module(module), function)
-
-
 def _leave_error(folder: Path, message: str) -> None:
-    # On a full disk, without the reserve, the exit code and what the log still takes have to do.
+    # On a full disk, without the reserve, the exit code and the rest of the log have to do.
     with contextlib.suppress(OSError):
         (folder / RESERVE).unlink(missing_ok=True)
         write_atomically(folder / ERROR, Failure(message=" ".join(message.split())).to_json())
@@ -121,5 +91,5 @@ def _leave_error(folder: Path, message: str) -> None:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
-    gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
+    gc.freeze()  # or the interpreter looks for half a second through objects that end with it anyway
     sys.exit(code)

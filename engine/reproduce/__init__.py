@@ -1,1 +1,1 @@
-"""One file a paper: its examples and tables computed by our engine, beside the published numbers."""
+"""One file a paper: its examples and tables computed by our engine, with the published numbers."""

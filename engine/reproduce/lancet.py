@@ -51,7 +51,7 @@ class Setting:
     dtype: Literal["fp16", "fp32"] = "fp16"
 
     def problem(self, cost: CostModel) -> Problem:
-        """The step as the paper configures it; what it does not tell is in the catalogue's notes."""
+        """The step as the paper configures it; sizes that it does not give are in the catalogue's notes."""
         kind = node_types()[self.node]
         machines = tuple(kind.node(f"{kind.name}-{index}") for index in range(self.nodes))
         cluster = Cluster(name=f"{self.nodes} × {self.node}", nodes=machines, latency=kind.fabric_latency)
@@ -104,7 +104,7 @@ def evaluate(chosen: list[Setting], cost: CostModel | None = None, stop: Stop = 
 
 def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
     """By node type: largest and mean speedup over DeepSpeed and Tutel, and the largest share of RAF's and of Tutel's exposed
-    communication that Lancet hides, beside the paper's figures."""
+    communication that Lancet hides, with the paper's figures."""
     summaries = []
     for node, own in rows.groupby("node", sort=False):
         speedups = pd.concat([own[name] / own["lancet"] for name in ("deepspeed", "tutel")])
@@ -127,7 +127,7 @@ def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weight_gradient_gaps(chosen: list[Setting], cost: CostModel | None = None) -> pd.DataFrame:
-    """How much of the backward all-to-alls the paper's greedy hides and how much is possible, one row a setting: seconds
+    """The part of the backward all-to-alls that the paper's greedy hides and that is possible, one row a setting: seconds
     hidden by `greedy` and `best`, the proven `bound`, seconds of the proof, and the numbers of all-to-alls and dW."""
     rows = []
     for setting in chosen:

@@ -5,15 +5,15 @@ Figures 7 and 8 of the paper, read as follows (milliseconds as printed there):
 * Gradients i, i-1 and i-2 are computed until 4.1; combine until 5.7; each all-to-all takes 7.6 alone, FFN 1.6, gate 2.1. The
   all-reduce of all three gradients in one bucket takes 7.9 alone (4.1 to 12.0 in 7b, 22.5 to 30.4 in 7c). The layer's
   gradients are complete when the gate is.
-* 7a, sharing: at equal halves this would end at 30.9 like 7b, as the paper itself says of theory. What it measured is 29.0: the
+* 7a, sharing: at equal halves this would end at 30.9 like 7b, as the paper itself says of theory. It measured 29.0: the
   first all-to-all ends at 17.7 and the all-reduce at 14.7, so while both run they make 0.51 and 0.70 of their speeds. Two
   collectives that alone use 0.978 and 0.714 of the network do that; these two shares are fitted to these two times.
 * 7b: one at a time, nothing held back. 7c: the all-reduce waits, by an edge, for the second all-to-all. Its bucket is ready
   before the pair is open, so the rule "between pairs" alone would start it at once.
 * 8a and 8b: gradient i in three micro-ops and the others in one each; none starts during the combine.
 * 8b: each all-to-all in five micro-ops, as many as the gradients have, with a fifth of the FFN between. Three all-reduces after
-  the second all-to-all take 20.9 to 25.6, so 1.57 each, a fifth of the bucket; two run before the combine, which is what
-  comes of gradient i being ready after a third of the 4.1.
+  the second all-to-all take 20.9 to 25.6, so 1.57 each, a fifth of the bucket; two run before the combine, since
+  gradient i is ready after a third of the 4.1.
 * 8a: three run before the combine, so gradient i must be ready before 0.9: another run than 8b. One fills the FFN's 1.6. Any
   shorter one leaves room to start the next before the FFN is over, and the second all-to-all then waits for that: with the 1.3
   that the figure's last micro-op takes (22.5 to 23.8) the rule gives 25.6 for the layer's gradients, with a fifth of the

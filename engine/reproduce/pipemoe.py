@@ -1,4 +1,4 @@
-"""PipeMoE's grid of MoE layers (Table IV), and what its optimal degree gains over fixed ones (Table VI).
+"""PipeMoE's grid of MoE layers (Table IV), and the gain of its optimal degree over fixed ones (Table VI).
 
 Times are on the lines of Figure 6, sizes as in lines 2 and 3 of Algorithm 1, with k = 2: the paper does not say k; its
 authors' program is called with two. Layers that did not fit 11 GB were left out; 522 remained, and which is not published.
@@ -74,7 +74,7 @@ def table_iv(
 
 
 def table_vi(streams: Streams = 1, order: Order = "dispatch-first") -> pd.DataFrame:
-    """Part of the layer time that the exact degree saves over Tutel's fixed ones, beside the paper's Table VI.
+    """Part of the layer time that the exact degree saves over Tutel's fixed ones, with the paper's Table VI.
 
     Rows by (gpus, degree); columns `mean` and `highest` over the runnable layers, `paper_mean` and `paper_highest`. All are
     shares of Tutel's time: only so do the paper's highest ones agree with the 78-102 % of its Figure 4.

@@ -29,6 +29,7 @@ __all__ = [
     "Outcome",
     "System",
     "baseline_for",
+    "named_for",
     "proposed_for",
     "run",
     "systems_for",

@@ -25,6 +25,12 @@ def systems_for(problem: Problem) -> dict[str, System]:
     return _OF_GOAL[problem.goal]
 
 
+def named_for(problem: Problem) -> dict[str, System]:
+    """The systems that a name can mean for a problem: those for a training step, or all others, of which some refuse it and
+    say why."""
+    return TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
+
+
 def proposed_for(problem: Problem) -> System:
     """The system that is proposed until a person chooses."""
     return next(iter(systems_for(problem).values()))
@@ -45,6 +51,7 @@ __all__ = [
     "Outcome",
     "System",
     "baseline_for",
+    "named_for",
     "proposed_for",
     "run",
     "systems_for",

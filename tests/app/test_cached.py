@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, simulations, state, widgets
 from app.cached import figures, plans
-from app.cached.plans import Answer, Candidate
+from app.cached.plans import Candidate, Planned
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.compare.what_if import Change, Outlook, outlook_after
@@ -114,7 +114,7 @@ def test_figures_of_a_plan_are_those_of_its_own_claim(empty_session, proven) -> 
 def test_of_a_plan_that_several_jobs_found_what_proves_most_counts(empty_session, proven, monkeypatch) -> None:
     most, least, _ = proven
     answers = {
-        job: Answer([Candidate(plan, "feasible", 1.0, {"said by": {"value": job}})], {})
+        job: Planned([Candidate(plan, "feasible", 1.0, {"said by": {"value": job}})], {})
         for job, plan in (("c", least), ("b", most), ("a", most))
     }
     monkeypatch.setattr(plans, "jobs", lambda ids: [SimpleNamespace(id=job) for job in answers])
@@ -131,7 +131,7 @@ def test_only_plans_of_another_recording_than_the_open_one_say_of_which(empty_se
         found.append(Candidate(run(SYSTEMS["linear"], problem).result.solution, "feasible", 1.0, {}))
         state.open_workload(problem.workload)
     monkeypatch.setattr(plans, "jobs", lambda ids: [SimpleNamespace(id="job")])
-    monkeypatch.setattr(plans, "answer_of", lambda job: Answer(found, {}))
+    monkeypatch.setattr(plans, "answer_of", lambda job: Planned(found, {}))
     monkeypatch.setattr(plans, "_inputs_of", lambda id, job: {})
     names = [candidate.plan.name for candidate in cached.candidates().values()]
     assert names == ["Linear placement · on alpha-code", "Linear placement"]

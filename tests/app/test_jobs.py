@@ -15,10 +15,10 @@ from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.jobs import protocol, runner
+from engine.jobs.kinds import HANDLERS
 from engine.jobs.launches import describe_calibration
 from engine.jobs.protocol import Progress
 from engine.jobs.runner import Job, State
-from engine.jobs.worker import HANDLERS
 from tests.cases.jobs import LONG, WORKER, until
 from tests.cases.pages import field, press, said, visit
 from tests.costs import device_profiles as planted

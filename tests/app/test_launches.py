@@ -28,6 +28,7 @@ from engine.training import usual_step
 from tests.cases.launched import fail, finish, request_of
 from tests.cases.pages import button, field, metrics, press, said, studio, visit
 from tests.cases.sessions import launches, problem_of, wanted
+from tests.jobs.asking import in_json
 
 
 @pytest.fixture
@@ -123,12 +124,10 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     assert "prediction is for this machine, not for the drawn cluster" in said(app.caption)
     assert metrics(app)["Measured / predicted"] == "1.2×" and metrics(app)["Output differs by"] == "1e-07"
     preference = job.result["preference"]
-    title, details = report.finding(preference)
+    title, details = report.finding(preference["lines"])
     assert title.startswith("Measured, ") and details and details in said(app.caption)
     close = ["too close to call: a and b differ by less than the noise", "b", "as predicted: within 10 % of each other"]
-    assert report.finding({"lines": close})[0].startswith(
-        "Too close to call: a and b differ by less than the noise, as pred"
-    )
+    assert report.finding(close)[0].startswith("Too close to call: a and b differ by less than the noise, as pred")
     before = metrics(app)["Measured"]
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
     app.run()
@@ -221,7 +220,7 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=step)
     arguments = problem_arguments(problem) | {"systems": [{"name": "deepspeed"}]}
     (folder := store.data_folder() / "scratch").mkdir()
-    (candidate,) = tasks.optimise(arguments, Context(folder))["candidates"]
+    (candidate,) = in_json(tasks.optimise)(arguments, Context(folder))["candidates"]
     predicted = simulate_step(Plan.from_dict(candidate["plan"], "plan"), problem)
     measured = Timeline(predicted.events, predicted.resources, "measured", "CPU", predicted.labels)
     job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), store.data_folder()), 1.2, monkeypatch)

@@ -9,6 +9,7 @@ from app.review.brief import words
 from app.visitor import roles
 from engine import store
 from engine.jobs import protocol, runner
+from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
 from engine.workload import ExpertLoad
 from tests.cases.pages import chooser, enter, field, press, run_the_job, tick, visit
@@ -206,10 +207,10 @@ def test_a_plan_is_in_the_table_before_the_others_are_found(planned: AppTest, mo
     everything = job.result
     some = everything | {"candidates": everything["candidates"][1:2]}
     monkeypatch.setattr(runner.Job, "state", runner.State.RUNNING)
-    protocol.replace_result(job.folder, some)
+    protocol.replace_result(job.folder, OptimiseAnswer(**some))
     planned.run()
     assert list(planned.dataframe[0].value["Plan"]) == [some["candidates"][0]["plan"]["name"]]
-    protocol.replace_result(job.folder, everything)
+    protocol.replace_result(job.folder, OptimiseAnswer(**everything))
     planned.run()
     assert len(planned.dataframe[0].value) == len(everything["candidates"])
 

@@ -13,6 +13,7 @@ from app.review import store as review_store
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.errors import InputError
+from engine.jobs.kinds import read_answer
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.simulate import simulate
@@ -292,7 +293,7 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
     monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
     visit(app, "launch")
     assert "Not noted for the team" in said(app.caption) and app.metric
-    assert report.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == report.NOBODY
+    assert report.runs_of(job, read_answer(job), "local", 2, 1.0)[0]["by"] == report.NOBODY
 
 
 def test_two_plans_are_compared(app: AppTest) -> None:

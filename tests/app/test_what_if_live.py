@@ -124,9 +124,9 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
 
     def job(id: str, title: str, total: float, **more) -> SimpleNamespace:
         arguments = about | {"title": title, "target": target} | more
-        points = [CapacityPoint(2, 8, total).to_dict()]
+        points = [CapacityPoint(2, 8, total)]
         return SimpleNamespace(
-            id=id, request=SimpleNamespace(kind="capacity", arguments=arguments), result={"points": points}
+            id=id, request=SimpleNamespace(kind="capacity", arguments=arguments), result=SimpleNamespace(points=points)
         )
 
     past = [
@@ -139,7 +139,7 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
         job("damaged", "2 × F", 1.0),
     ]
 
-    def result_of(job: SimpleNamespace) -> dict:
+    def result_of(job: SimpleNamespace) -> SimpleNamespace:
         if job.id == "damaged":
             raise InputError("it is damaged")
         return job.result
@@ -147,7 +147,7 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
     monkeypatch.setattr(capacity.state, "study_jobs", list)
     monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
     monkeypatch.setattr(capacity.cached, "result_of", result_of)
-    result = {"title": "4 × A", "target": target}
+    result = SimpleNamespace(title="4 × A", target=target)
     assert capacity._answers_of_other_parts(problem, result, {}) == [
         "Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."
     ]
@@ -277,7 +277,7 @@ def test_percentages_as_people_type_them() -> None:
 
 
 def test_what_a_search_has_shown_is_said_and_no_more() -> None:
-    result = {"title": "1 × H100", "system": "aurora", "cost_source": "test"}
+    result = SimpleNamespace(title="1 × H100", system="aurora", cost_source="test")
 
     def point(gpus: int, total: float | None, bound: float = 0.5) -> CapacityPoint:
         scope = "placement and order" if total else ""
@@ -317,7 +317,7 @@ def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table
     assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")
     assert "Bound for any placement, s" not in capacity.as_text(points[:2], 2.0).columns
 
-    result = {"title": "=4 × H100", "system": "aurora", "target": 2.0}
+    result = SimpleNamespace(title="=4 × H100", system="aurora", target=2.0)
     lines = as_csv(capacity.to_download(points, result, {"H100": 2.5}, 10.0)).splitlines()
     assert lines[0] == (
         'Built from,System,GPUs,"Target, ms","Time, ms","Bound for this placement, ms","Bound for any placement, ms",'

@@ -8,6 +8,7 @@ from engine.cluster import Cluster, Node
 from engine.costs import CostProfile, Datasheet, Line
 from engine.files import write_atomically
 from engine.jobs import launches
+from engine.jobs.kinds import answered
 from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch.preparation.launch import Launch, PreparedLaunch
@@ -56,7 +57,7 @@ def finish(job: Job, factor: float, monkeypatch) -> Job:
     """Let a launch have ended well, `factor` times slower than predicted."""
     monkeypatch.setattr(launches, "run", lambda launch, *_: simulated(launch, factor))
     context = Context(job.folder)
-    context.finish(launches.launch(job.request.arguments, context))
+    context.finish(answered(launches.launch, job.request.arguments, context))
     return job
 
 

@@ -15,6 +15,7 @@ from engine import store
 from engine.costs import Datasheet
 from engine.files import write_atomically
 from engine.jobs import runner, tasks
+from engine.jobs.kinds import answered
 from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch.preparation.launch import Launch
@@ -55,7 +56,7 @@ def plan(problem: Problem, name: str, *systems: str | dict) -> list[Plan]:
     }
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
-    context.finish(tasks.optimise(arguments, context))
+    context.finish(answered(tasks.optimise, arguments, context))
     return [Plan.from_dict(candidate["plan"], "plan") for candidate in Job(folder.name, folder).result["candidates"]]
 
 

@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from pydantic import ConfigDict
+
 from engine.errors import InputError
+from engine.jobs.kinds import Answer, Ask
 from engine.jobs.protocol import Context
 from engine.jobs.worker import run
 
@@ -20,54 +23,71 @@ print(child.pid, flush=True)
 """
 
 
-def count(arguments: dict, context: Context) -> dict:
+class Loose(Ask):
+    """Whatever is asked."""
+
+
+class Count(Ask):
+    """How far to count, and the seconds of each step."""
+
+    steps: int
+    pause: float = 0.0
+
+
+class LooseAnswer(Answer):
+    """Whatever is answered."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def count(ask: Count, context: Context) -> LooseAnswer:
     """Counts to `steps`, keeping and reporting every step, until asked to stop."""
     reached = 0
-    while reached < arguments["steps"] and not context.stop():
+    while reached < ask.steps and not context.stop():
         reached += 1
-        context.keep({"reached": reached})
-        context.report(reached / arguments["steps"], f"step {reached}", incumbent=reached, bound=float("inf"))
-        time.sleep(arguments["pause"])
-    return {"reached": reached, "returned": True}
+        context.keep(LooseAnswer(reached=reached))
+        context.report(reached / ask.steps, f"step {reached}", incumbent=reached, bound=float("inf"))
+        time.sleep(ask.pause)
+    return LooseAnswer(reached=reached, returned=True)
 
 
-def refuse(arguments: dict, context: Context) -> dict:
+def refuse(ask: Loose, context: Context) -> LooseAnswer:
     """Finds the input wrong."""
     raise InputError("load.csv, line 3:\nexpert 9 of 8")
 
 
-def crash(arguments: dict, context: Context) -> dict:
+def crash(ask: Loose, context: Context) -> LooseAnswer:
     """Has a bug."""
     print("before the bug")
-    return {"answer": {}["missing"]}
+    return LooseAnswer(answer={}["missing"])
 
 
-def leave(arguments: dict, context: Context) -> dict:
+def leave(ask: Loose, context: Context) -> LooseAnswer:
     """Ends the process with an exit code and not a word."""
     os._exit(3)
 
 
-def cling(arguments: dict, context: Context) -> dict:
+def cling(ask: Loose, context: Context) -> LooseAnswer:
     """Ignores SIGTERM, and has descendants in other sessions: one without environment, one without parent."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     scripts = PARENT.format(options="env={}", then="child.wait()"), PARENT.format(options="", then="")
     parents = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for script in scripts]
     pids = [int(parent.stdout.readline()) for parent in parents]
     parents[1].wait()
-    context.keep({"reached": 1})
+    context.keep(LooseAnswer(reached=1))
     context.report(None, " ".join(map(str, pids)))
     time.sleep(60)
-    return {}
+    return LooseAnswer()
 
 
-def fill(arguments: dict, context: Context) -> dict:
+def fill(ask: Loose, context: Context) -> LooseAnswer:
     """Fills its disk, and then has something to say."""
-    context.keep({"reached": 1})
+    context.keep(LooseAnswer(reached=1))
     with (context.folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
     context.report(0.5, "x" * 10_000)
-    return {"reached": 2}
+    return LooseAnswer(reached=2)
 
 
 if __name__ == "__main__":

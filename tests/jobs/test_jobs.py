@@ -17,6 +17,7 @@ from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress
 from engine.jobs.runner import Job, State
 from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
+from tests.jobs.handlers import LooseAnswer
 
 
 def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
@@ -182,8 +183,8 @@ def test_lines_of_many_threads_do_not_mix(tmp_path):
 
 def test_a_thread_left_behind_does_not_overwrite_the_final_result(tmp_path):
     context = Context(tmp_path)
-    context.finish({"best": 1})
-    context.keep({"best": 2})
+    context.finish(LooseAnswer(best=1))
+    context.keep(LooseAnswer(best=2))
     assert protocol.read_result(tmp_path) == {"best": 1}
 
 

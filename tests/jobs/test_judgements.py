@@ -14,13 +14,17 @@ from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_model
 from engine.jobs import judgements, runner
+from engine.jobs.kinds import HANDLERS
 from engine.jobs.protocol import Context, replace_result
-from engine.jobs.worker import HANDLERS
 from engine.problem import Problem, make_problem
 from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import RoutingTrace
+from tests.jobs.asking import in_json
+from tests.jobs.handlers import LooseAnswer
+
+verdict, redundancy_study = in_json(judgements.verdict), in_json(judgements.redundancy_study)
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -48,7 +52,7 @@ def verdict_arguments(problem: Problem, **more) -> dict:
 
 def test_a_verdict_is_that_of_the_engine(problem: Problem, tmp_path: Path) -> None:
     arguments = verdict_arguments(problem)
-    told = Judgement.from_dict(judgements.verdict(arguments, Context(tmp_path)), "verdict").verdict
+    told = Judgement.from_dict(verdict(arguments, Context(tmp_path)), "verdict").verdict
     plan, deployed = (usual_plan(SYSTEMS[name], problem)[0] for name in ("round-robin", "linear"))
     assert told == verdict_of(plan, problem, [problem.workload], deployed, Thresholds(gain=0.2))
     assert told.parts and {criterion.name: criterion.threshold for criterion in told.criteria}["gain"] == 0.2
@@ -61,7 +65,7 @@ def test_a_verdict_in_a_whole_step(problem: Problem, tmp_path: Path) -> None:
     h100 = problem_arguments(
         make_problem(problem.workload, cluster_presets()["hgx-h100-8"].cluster, problem.model, Datasheet())
     )
-    told = judgements.verdict(verdict_arguments(problem) | h100 | {"serving": serving}, Context(tmp_path))
+    told = verdict(verdict_arguments(problem) | h100 | {"serving": serving}, Context(tmp_path))
     assert told["evidence"]["unit"] == "a whole decode step of 8 sequences per GPU"
     assert TransformerSizes.from_dict(serving["sizes"], "sizes") == sizes
 
@@ -84,7 +88,7 @@ def test_a_finished_verdict_is_decided_again_from_its_evidence(problem: Problem,
 def test_a_verdict_of_an_older_version_cannot_be_decided_again(problem: Problem, own_data_folder: Path) -> None:
     job = runner.start("verdict", verdict_arguments(problem), own_data_folder)
     assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
-    replace_result(job.folder, {"verdict": "do-it"})
+    replace_result(job.folder, LooseAnswer(verdict="do-it"))
     with pytest.raises(InputError, match=f"job {job.id}: "):
         judgements.decide_again(job, Thresholds())
     assert job.result == {"verdict": "do-it"}
@@ -92,19 +96,19 @@ def test_a_verdict_of_an_older_version_cannot_be_decided_again(problem: Problem,
 
 def test_thresholds_that_cannot_be_are_refused(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gain"):
-        judgements.verdict(verdict_arguments(problem, thresholds={"gain": -1}), Context(tmp_path))
+        verdict(verdict_arguments(problem, thresholds={"gain": -1}), Context(tmp_path))
 
 
 def test_a_stopped_verdict_is_none(problem: Problem, tmp_path: Path) -> None:
     context = Context(tmp_path)
     context.ask_to_stop()
     with pytest.raises(StoppedError):
-        judgements.verdict(verdict_arguments(problem), context)
+        verdict(verdict_arguments(problem), context)
 
 
 def test_spare_slots_point_by_point(problem: Problem, tmp_path: Path) -> None:
     arguments = problem_arguments(problem) | {"recordings": [problem.workload.digest]}
-    result = judgements.redundancy_study(arguments, Context(tmp_path))
+    result = redundancy_study(arguments, Context(tmp_path))
     points = [RedundancyPoint.from_dict(point) for point in result["points"]]
     assert len(points) == result["of"] and points[0].slots == 16 and points[0].gain == 0
     assert all(point.slots % 8 == 0 for point in points) and result["knee"]["slots"] in [
@@ -117,9 +121,7 @@ def test_spare_slots_point_by_point(problem: Problem, tmp_path: Path) -> None:
 def test_stopped_spare_slots_advise_nothing(problem: Problem, tmp_path: Path) -> None:
     context = Context(tmp_path)
     context.ask_to_stop()
-    result = judgements.redundancy_study(
-        problem_arguments(problem) | {"recordings": [problem.workload.digest]}, context
-    )
+    result = redundancy_study(problem_arguments(problem) | {"recordings": [problem.workload.digest]}, context)
     assert result["knee"] is None and len(result["points"]) < result["of"]
 
 

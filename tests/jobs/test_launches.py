@@ -24,6 +24,7 @@ from engine.result import never
 from tests.cases.cluster_launches import destination, launch_for
 from tests.cases.launched import request_of, simulated
 from tests.cases.launches import MODEL, plan_for, recording
+from tests.jobs.asking import in_json
 from tests.launch.cluster_fakes import install_slurm
 
 TRACE = recording()
@@ -47,7 +48,7 @@ def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatc
 
     monkeypatch.setattr(launches, "run", run)
     assert brief_of(job) == Brief(plans=("matched", "concurrent"), on="local", ranks=2)
-    result = launches.launch(job.request.arguments, Context(job.folder))
+    result = in_json(launches.launch)(job.request.arguments, Context(job.folder))
     assert before == [Brief(plans=("matched", "concurrent"), on="local", ranks=2, tokens=TRACE.tokens)]
     after = brief_of(job)
     assert after.predicted == tuple(run["predicted_seconds"] for run in result["runs"]) and min(after.predicted) > 0

@@ -15,6 +15,7 @@ from engine.problem import Problem
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, TRAINING, run
 from tests.benchmarks import bench_runtimes
+from tests.jobs.asking import in_json
 
 SMALLEST = bench_runtimes.SIZES[Goal.INFERENCE][0]
 
@@ -143,7 +144,7 @@ def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(pro
     context = Context(own_data_folder)
     names = ("exflow", "aurora-printed", "rcs", "linear")
     systems = [{"name": name, "options": {"time_limit": 0.3} if name == "exflow" else {}} for name in names]
-    result = tasks.optimise(problem_arguments(problem) | {"systems": systems}, context)
+    result = in_json(tasks.optimise)(problem_arguments(problem) | {"systems": systems}, context)
     made = [candidate["plan"]["provenance"]["optimiser"] for candidate in result["candidates"]]
     assert made == list(names), "they are listed as they were asked for"
     began = [run.system for run in noted()]

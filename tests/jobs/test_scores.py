@@ -10,9 +10,9 @@ import pytest
 from engine import store
 from engine.compare.figures import metrics
 from engine.errors import InputError
-from engine.jobs import runner
+from engine.jobs import runner, scores
+from engine.jobs.kinds import Answer
 from engine.jobs.runner import State
-from engine.jobs.scores import find_front, lina_study, score_matrix
 from engine.placement.transitions import transitions
 from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
@@ -25,11 +25,14 @@ from engine.systems.joint import instance_of
 from engine.systems.pieces import to_placement
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.cases.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
+from tests.jobs.asking import in_json
 from tests.oracles.placing import check_joint
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu
 
 pytestmark = pytest.mark.usefixtures("warm_python")
+
+find_front, lina_study, score_matrix = map(in_json, (scores.find_front, scores.lina_study, scores.score_matrix))
 
 FOUR = cluster_of(*[make_gpu()] * 4)
 
@@ -48,8 +51,8 @@ class FakeContext:
     def report(self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None):
         self.said.append((done, message))
 
-    def keep(self, result: dict) -> None:
-        self.kept.append(strict(result))
+    def keep(self, result: Answer) -> None:
+        self.kept.append(strict(result.model_dump(mode="json")))
 
 
 def strict(result: dict) -> dict:

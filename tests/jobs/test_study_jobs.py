@@ -140,7 +140,7 @@ def test_a_sweep_returns_points_with_plans_that_take_what_they_say(start_sweep) 
     assert len(candidates) == job.result["of"] == 4
     assert job.result["cost_source"] == problem.cost_source
     for candidate in candidates:
-        point, plan = SweepPoint.from_dict(candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
+        point, plan = SweepPoint(**candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
         assert plan.id == point.plan_id and plan.claim.objective == point.total
         assert simulate(plan, problem).total == point.total
         assert candidate["status"] == plan.claim.status.value and candidate["runtime"] > 0

@@ -344,12 +344,15 @@ def test_one_calibration_or_launch_at_a_time(tmp_path):
 def test_a_job_says_what_it_measured(monkeypatch):
     from engine.jobs import launches
     from tests.costs import device_profiles as planted
+    from tests.jobs.asking import in_json
 
     asked = []
     monkeypatch.setattr(launches, "attached", lambda: HOST)
     monkeypatch.setattr(launches, "calibrate", lambda *arguments: asked.append(arguments) or planted.device_profile())
     context = protocol.Context(store.data_folder())
-    answer = launches.calibrate_devices({"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context)
+    answer = in_json(launches.calibrate_devices)(
+        {"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context
+    )
     ((sweep, folder, _, _, kind),) = asked
     assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibrate.QUICK, "H200")
     assert folder.parent == context.folder

@@ -14,9 +14,10 @@ import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cli import main
-from engine.cli.launch import launched
+from engine.cli.launch import as_text
 from engine.costs import CostProfile, Line
 from engine.errors import InputError
+from engine.jobs.launches import LaunchAnswer
 from engine.launch.places import testbed
 from engine.launch.places.devices import Devices
 from engine.launch.places.testbed import Testbed, emulated, remove_remains
@@ -273,7 +274,9 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     answer = json.loads(out)
     assert answer["testbed"]["scale"] == pytest.approx(4000) and answer["runs"][0]["difference"] < 1e-5
     assert answer["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
-    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in launched(answer)
+    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in as_text(
+        LaunchAnswer(**answer)
+    )
     assert "netns exec switchyard-" in errors and "Warning" not in errors
 
 

@@ -35,6 +35,7 @@ from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.jobs.asking import in_json
 
 rng = np.random.default_rng(5)
 EXPERTS = rng.integers(-1, 6, (20, 3, 2), dtype=np.int16)
@@ -210,7 +211,7 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
     context = Context(own_data_folder)
 
     def planned() -> tuple[Plan, str]:
-        plan = Plan.from_dict(tasks.optimise(arguments, context)["candidates"][0]["plan"], "plan")
+        plan = Plan.from_dict(in_json(tasks.optimise)(arguments, context)["candidates"][0]["plan"], "plan")
         return plan, simulation_digest(plan, problem)
 
     _, key = planned()
@@ -237,7 +238,7 @@ def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, m
     """They are few, but simulating them was not."""
     problem = kept_problem()
     monkeypatch.setattr(events, "MOST_SENDS", 0)
-    candidates = tasks.optimise(
+    candidates = in_json(tasks.optimise)(
         problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
     )["candidates"]
     plan = Plan.from_dict(candidates[0]["plan"], "plan")
@@ -250,7 +251,9 @@ def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypat
     monkeypatch.setattr(simulated, "LONG", 0)
     for name in ("timelines", "figures"):
         (own_data_folder / name).write_text("a file where the folder should be")
-    result = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    result = in_json(tasks.optimise)(
+        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
+    )
     assert len(result["candidates"]) == 1
 
 
@@ -258,13 +261,15 @@ def test_a_timeline_that_is_too_large_is_not_kept(own_data_folder, monkeypatch):
     problem = kept_problem()
     monkeypatch.setattr(simulated, "LONG", 0)
     monkeypatch.setattr(simulated, "LONGEST", 10)
-    tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    in_json(tasks.optimise)(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
     assert not (own_data_folder / "timelines").exists()
 
 
 def test_figures_of_a_job_are_found_again_and_made_again_where_they_are_damaged(own_data_folder):
     problem = kept_problem()
-    result = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    result = in_json(tasks.optimise)(
+        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
+    )
     plan = Plan.from_dict(result["candidates"][0]["plan"], "plan")
     expected, made = metrics(plan, problem), []
 

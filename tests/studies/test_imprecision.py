@@ -56,7 +56,7 @@ def test_a_point_is_a_plan_from_the_recorded_traffic_on_noisy_one() -> None:
     for point in points:
         plan = run(SYSTEMS[point.system], problem, BRIEF.get(point.system, {})).result.solution
         assert point.total == simulate(plan, noisy(problem, 0.75, point.seed, "experts")).total
-        assert ImprecisionPoint.from_dict(point.to_dict()) == point
+        assert ImprecisionPoint(**point.to_dict()) == point
 
 
 def test_two_models_are_compared_with_random_gpus_and_random_colocation() -> None:
@@ -157,7 +157,7 @@ def test_most_saved_is_a_bound_and_an_order_that_never_pays_says_so():
     then = seconds_at(0.5, problem_that_pays, ordered(plan, problem_that_pays))
     most = most_saved(plan, problem_that_pays, then.seconds["concurrent"]) * then.seconds["concurrent"]
     assert 0 < then.saved <= most == pytest.approx(2 * 0.5 * 4 * 0.5)
-    assert ContentionPoint.from_dict(points[0].to_dict()) == points[0]
+    assert ContentionPoint(**points[0].to_dict()) == points[0]
 
 
 def test_orders_that_pay_as_things_are_pay_from_there():

@@ -111,7 +111,7 @@ def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
         assert point.forward == max(ends)
         after = [start for start, label in zip(events["start"], labels, strict=True) if label.startswith("dx.loss")]
         assert all(start >= point.forward for start in after)
-        assert SweepPoint.from_dict(point.to_dict()) == point
+        assert SweepPoint(**point.to_dict()) == point
         plan = outcome.result.solution
         assert plan.id == point.plan_id and simulate(plan, problem).total == point.total
         assert point.experts_per_gpu == max(len(slots) for slots in plan.placement.experts_of_gpu[0])
@@ -320,7 +320,7 @@ def test_a_bound_says_what_is_certain() -> None:
     assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
-    assert CapacityPoint.from_dict(points[0].to_dict()) == points[0]
+    assert CapacityPoint(**points[0].to_dict()) == points[0]
 
 
 def test_parts_and_larger_clusters() -> None:

@@ -284,7 +284,7 @@ def test_a_curve_is_every_value_by_hand() -> None:
             assert point.total == by_hand
     wide = list(curve(problem, "width", [1, 900], {"linear": plans["linear"]}, (SYSTEMS["linear"], {})))
     assert [point.total is None for point in wide] == [False, False, True, True], "what does not fit is a gap"
-    assert CurvePoint.from_dict(points[0].to_dict()) == points[0]
+    assert CurvePoint(**points[0].to_dict()) == points[0]
     for values, said in (([], "give 1 to 32"), ([0.0], "greater than 0"), ([2000.0], "less than or equal")):
         with pytest.raises(InputError, match=said):
             changes_of("network", values)

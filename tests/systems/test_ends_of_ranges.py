@@ -79,7 +79,7 @@ def test_every_system_plans_in_finite_numbers_or_says_one_line(goal, data):
         outcome = run(system, problem, known)
         refuse_broken(outcome.result.solution, problem)
         row = candidate(outcome, problem)
-        json_text(row)
+        json_text(row.model_dump(mode="json"))
         assert all(map(math.isfinite, (outcome.result.objective, outcome.result.bound, outcome.timeline.total)))
     except InputError as error:
         line = str(error)

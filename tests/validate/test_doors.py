@@ -12,6 +12,7 @@ from engine import store
 from engine.errors import InputError
 from engine.formats import read_plan
 from engine.jobs import launches
+from engine.jobs.kinds import answered
 from engine.jobs.protocol import Context
 from engine.launch.preparation.launch import Launch
 from engine.plan import Plan
@@ -87,7 +88,7 @@ def test_the_job_of_a_launch_refuses_a_broken_plan(tmp_path, kind):
     store.save_workload(inputs.workload)
     wanted = Launch((Plan.from_dict(plan, "plan"),), inputs.workload, inputs.model, inputs.cluster)
     with pytest.raises(InputError, match=rf"^the plan Aurora: {says}$"):
-        launches.launch(wanted.to_arguments(), Context(tmp_path))
+        answered(launches.launch, wanted.to_arguments(), Context(tmp_path))
     assert not (tmp_path / launches.RUN).exists()
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.compare.baseline import running
 from engine.compare.evidence import Evidence, Thresholds
-from engine.compare.held_out import running, split_by_origin
+from engine.compare.held_out import split_by_origin
 from engine.compare.judge import Judge
 from engine.compare.verdict import evidence_of, verdict_from, verdict_of
 from engine.errors import InputError, StoppedError

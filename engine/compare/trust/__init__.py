@@ -1,7 +1,4 @@
-"""All predictions that can be held against public measurements.
-
-How far to trust predictions: each beside a public measurement, on settings that were fitted and on those that were not.
-"""
+"""All predictions that can be held against public measurements, on settings that were fitted and on those that were not."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,11 +14,11 @@ SECTIONS: dict[str, Callable[[], Iterator[Prediction]]] = {
     "experts under power laws": skewed_experts,
     "whole steps": serving,
 }
-"""By what is predicted."""
+"""The sections, by the predicted quantity."""
 
 
 def predictions() -> Iterator[Prediction]:
-    """Of all sections. Raises InputError when the tables of measurements are absent."""
+    """The predictions of all sections. Raises InputError when the tables of measurements are absent."""
     for section in SECTIONS.values():
         yield from section()
 

@@ -93,7 +93,7 @@ def busiest_gpu(model: MoEModel, tokens: int, held: int, exponent: float, rng: n
 
 
 def skew_errors(gpu_type: str, model: MoEModel, phase: str) -> pd.DataFrame:
-    """Every power-law row of a model beside the mean of `DRAWS` loads of its law: columns exponent, held, tokens, measured and
+    """Every power-law row of a model with the mean of `DRAWS` loads of its law: columns exponent, held, tokens, measured and
     ours (seconds), error (relative)."""
     table, rows = kernel_table(gpu_type, model, phase), kernel_rows(gpu_type, model, phase)
     skewed = rows[rows.distribution.str.startswith("power_law_")]

@@ -31,14 +31,15 @@ OLD_PRICING = "every copy at full rate"
 HARDWARE = "H100, H200"
 """The package has the same rows for both: one measurement."""
 NODE_TYPE = "hgx-h100"
-"""Of the catalogue, which has its start-ups."""
+"""A fabric of the catalogue, which has its start-ups."""
 LEFT_OUT = 4
 """A number of nodes that others are asked about."""
 
 
 def deepep() -> Iterator[Prediction]:
-    """Of all series that were measured; of the normal kernels also four nodes from what two and eight did, and what a
-    simulation says that knows neither how tokens travel nor what ports reach. Raises InputError when the tables are absent."""
+    """The predictions of all series that were measured; of the normal kernels also four nodes from two and eight, and those of
+    a simulation that knows neither the travel of tokens nor the rates of ports. Raises InputError when the tables are
+    absent."""
     series = measured_exchanges(FOLDER)
     half = tuple(_every_second(exchange) for exchange in series)
     for exchange in series:
@@ -55,8 +56,8 @@ def deepep() -> Iterator[Prediction]:
 def _predicted(
     of: str, exchange: Exchange, series: tuple[Exchange, ...] | None, fitted: bool = True
 ) -> Iterator[Prediction]:
-    """Every point of an exchange, by the simulation on ports that reach what `series` did; None: their whole rate, and every
-    copy of a token goes on its own. fitted: whether every second point is in the series."""
+    """Every point of an exchange, by the simulation on ports that reach the rates of `series`; None: their whole rate, and
+    every copy of a token goes on its own. fitted: True if every second point is in the series."""
     network, unit = Network.of(_cluster(exchange.nodes)), exchange.unit if series else "copies"
     a_token = _rows_a_token(exchange.nodes, unit, exchange.unit) * _row_bytes(unit, exchange.kind)
     for place, (tokens, seconds) in enumerate(zip(exchange.tokens, exchange.seconds, strict=True)):
@@ -82,12 +83,12 @@ def _cluster(nodes: int) -> Cluster:
 
 @lru_cache
 def _rows_a_token(nodes: int, unit: TravelUnit, routed: TravelUnit) -> np.ndarray:
-    """float64[src, dst]: rows for every token that a GPU holds, in the mean. routed: the benchmark whose tokens they are."""
+    """float64[src, dst]: rows for every token that a GPU holds, in the mean. routed: the benchmark that has these tokens."""
     chosen, gpus = benchmark_experts(nodes, routed), nodes * GPUS_PER_NODE
     hosts = chosen // (EXPERTS // gpus)
     stops = Stops(np.repeat(np.arange(nodes), GPUS_PER_NODE))
     rows = rows_of_tokens(hosts, np.zeros(len(hosts)), stops, unit)
-    # All GPUs are alike, so what the first one's tokens cause is what each one's do, evenly over the pairs that stand alike:
+    # All GPUs are alike, so the first one's tokens cause the traffic of each one's, evenly over the pairs that stand alike:
     # a GPU and itself, GPUs of a node, those of equal places in two nodes, others.
     same_node = stops.of_gpu[:, None] == stops.of_gpu[None, :]
     equal_place = stops.entry[np.arange(stops.gpus)][:, stops.of_gpu] == np.arange(stops.gpus)

@@ -1,12 +1,17 @@
-"""One prediction held against a measurement, and what many of them say together."""
+"""One prediction held against a measurement, and a summary of many."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Prediction(NamedTuple):
-    """of: what is predicted, and how; setting: sizes, for people; measured, predicted: seconds; fitted: whether the measurement
-    was used to fit what predicts it"""
+    """A prediction and its measurement.
+
+    of: the predicted quantity and its source, in words
+    setting: sizes, for people
+    measured, predicted: seconds
+    fitted: True if the measurement was used to fit its prediction
+    """
 
     of: str
     hardware: str
@@ -23,8 +28,12 @@ class Prediction(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Of predictions of one kind whose measurements were not fitted. mean, worst: of their errors without sign; points: how
-    many there are; fitted: how many measurements were used to fit"""
+    """The errors of predictions of one kind on measurements that were not fitted.
+
+    mean, worst: of the errors without sign
+    points: their number
+    fitted: number of measurements that were used to fit
+    """
 
     of: str
     hardware: str
@@ -36,7 +45,7 @@ class Summary(NamedTuple):
 
 
 def summaries(predictions: Iterable[Prediction]) -> list[Summary]:
-    """By what is predicted, on what and on how many nodes, in the order of their first appearance."""
+    """Summaries by predicted quantity, hardware and number of nodes, in the order of their first appearance."""
     groups: dict[tuple[str, str, int], list[Prediction]] = {}
     for prediction in predictions:
         groups.setdefault((prediction.of, prediction.hardware, prediction.nodes), []).append(prediction)

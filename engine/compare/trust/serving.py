@@ -1,4 +1,5 @@
-"""Whole steps of serving beside published figures of the same setting, and the experts of skewed loads beside measured ones."""
+"""Whole steps of serving against published figures of the same setting, and the experts of skewed loads against measured
+ones."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
