@@ -129,7 +129,7 @@ def started(monkeypatch) -> list[dict]:
 
 @pytest.fixture
 def cluster_page(sample: AppTest, monkeypatch) -> AppTest:
-    """The Cluster page with the sample open, as a visitor on this machine sees it, whose PyTorch has no GPU."""
+    """The Cluster page with the sample open, seen by a visitor on this machine, without a GPU for PyTorch."""
     monkeypatch.setattr(people, "why_not_launch", lambda context, user: None)  # a page under test has no address
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return visit(sample, "cluster")

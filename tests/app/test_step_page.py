@@ -62,7 +62,7 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert not any(control.label == "Show" for control in app.segmented_control)
     plan_the_step(app, "Lancet", "DeepSpeed")
     table = app.dataframe[0].value
-    # What counts as deployed is on top, then the fastest first.
+    # The baseline is on top, then the fastest first.
     assert table["Plan"].tolist() == ["DeepSpeed (no overlap)", "Lancet"]
     times = table["Time, ms (simulated)"].astype(float)
     assert times[1] < times[0] and table["Against DeepSpeed"].tolist()[0] == "deployed"

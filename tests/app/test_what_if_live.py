@@ -92,7 +92,7 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
         assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
         visit(tab, "timeline")
         visit(tab, "what_if")
-        # A widget of the same key would still show in the browser what it was slid to.
+        # A widget of the same key would still show its old position in the browser.
         assert tab.slider(key="what-if-noise-1").value == 0
 
 

@@ -80,7 +80,7 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     press(training, "Open this plan")
     assert training.session_state["plan"] == best["plan_id"]
     assert button(training, "Open this plan").disabled
-    (only,) = offered_plans(training)  # only what was opened is a candidate
+    (only,) = offered_plans(training)  # only the opened plan is a candidate
     assert only.startswith("One degree, ")
 
     pick(training, "sweep-kind", "micro_op")

@@ -60,12 +60,12 @@ def workers() -> list[psutil.Process]:
 
 
 def servers() -> list[psutil.Process]:
-    """What has forked processes for this one; other children may be those of other tests, such as a browser."""
+    """The children that have forked processes for this one; others may be those of other tests, such as a browser."""
     return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
 
 
 def left(mark: str) -> list[psutil.Process]:
-    """The processes whose environment has the mark of a test."""
+    """The processes with the mark of a test in their environment."""
     mine = []
     for process in psutil.process_iter():
         try:

@@ -122,7 +122,7 @@ def test_a_plan_scores_differently_on_another_recording_and_claims_no_bound_ther
     foreign = engine.text("simulate", saved, "--workload", SAMPLES / "tiny-moe" / "alpha-man.npz")
     assert "no placement" not in foreign
     false = json.loads(saved.read_text())
-    saved.write_text(json.dumps(false | {"claim": false["claim"] | {"bound": 1e9}}))  # above what the plan itself takes
+    saved.write_text(json.dumps(false | {"claim": false["claim"] | {"bound": 1e9}}))  # above the plan's own time
     assert "no placement" not in engine.text("simulate", saved)
 
 

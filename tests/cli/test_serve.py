@@ -110,7 +110,7 @@ def test_a_plan_for_the_tokens_of_a_step(engine, files, tmp_path):
     assert here["total"] < recorded
     config = ["--config", files["config"], "--operators", "datasheet"]
     (served,) = engine.json("serve", plan, "--serving", files["step"], *config)["plans"]
-    # The recording at the step is the step's: what is simulated of one is of the other, but for how tokens scatter.
+    # The recording at the step is the step's: both simulate alike, but for how tokens scatter.
     assert served["moe_seconds"] == pytest.approx(here["total"], rel=0.1)
     message = engine.refused("plan", *inputs, "--system", "lancet", "--training", "usual", "--serving", files["step"])
     assert "--serving is for inference of one model" in message

@@ -145,7 +145,7 @@ def test_algorithm_1_can_be_stopped():
 
 def test_algorithm_1_misses_the_bound():
     ones = np.ones(3)
-    # GPU 0 comes first and takes 0→1, 0→2 and, beside them, 1→0 at once; 1→2 then waits for receiver 2 while 0→2 runs.
+    # GPU 0 comes first and takes 0→1, 0→2 and, at the same time, 1→0; 1→2 then waits for receiver 2 while 0→2 runs.
     traffic = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
     result = algorithm1(traffic, ones, ones)
     makespan, bound = check_schedule(result.solution, traffic, ones, ones, "matched")

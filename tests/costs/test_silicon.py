@@ -59,7 +59,7 @@ def test_no_collective_beats_the_links(kind, operation):
     links = MACHINES[kind].link_bandwidth
     for count in measured_counts(MACHINES[kind].folder):
         sizes, seconds = collective_table(MACHINES[kind].folder, operation, count)
-        # What must leave each GPU: its parts for others, and of a sum that the switch makes at least the buffer once.
+        # Bytes that must leave each GPU: its parts for others, and of a sum that the switch makes at least the buffer once.
         leaves = sizes * ((count - 1) / count if operation == "all_to_all" else 1.0)
         share = leaves / seconds / links
         assert share.max() < 1

@@ -229,7 +229,7 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
 @needs_tables
 def test_predictions_are_held_against_sizes_that_were_not_learned():
     errors = cross_errors(["H100"]).set_index(["operation", "source"])
-    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22, whose even places end before the last
+    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22; even places end before the last
     assert errors.points["GEMM", "α–β"] == errors.points["GEMM", "profiled"] == inside - learned
     assert errors["mean"]["GEMM", "profiled"] > 0.01
     assert errors.points["all-reduce", "profiled"] == 3 * 10

@@ -95,7 +95,7 @@ def test_a_file_without_a_name(tmp_path):
     path = tmp_path / "packed.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("nameless", b"1")
-        archive.infolist()[0].filename = ""  # in the directory at the end, which is what counts
+        archive.infolist()[0].filename = ""  # in the directory at the end, which counts
         archive.writestr("loads.json", FILES["loads.json"])
     assert not isinstance(workload_or_one_line(path, partial(read_workload, scratch=tmp_path)), str)
 

@@ -164,9 +164,9 @@ def test_no_cut_equal_or_not_is_faster_than_the_limit(coefficients, way, sizes):
 
 
 def test_the_limit_is_met_where_one_resource_is_never_idle():
-    # One part: 2 · 3 + 4 is also what the experts alone need beside two start-ups without bytes.
+    # One part: 2 · 3 + 4 is also the need of the experts alone and of two start-ups without bytes.
     assert DegreeInstance(3, 0, 1, 1, 3, 1, 9).limit().tolist() == [10.0]
-    # Two parts fill the network: 2 · 2 · 1 + 2 · 10, beside the limit 2 + 2 · 10.
+    # Two parts fill the network: 2 · 2 · 1 + 2 · 10, against the limit 2 + 2 · 10.
     short = DegreeInstance(1, 10, 1, 0, 1, 1, 9)
     assert short.limit().tolist() == [22.0] and pipeline_degree(short).objective == 23.0
     assert DegreeInstance(1, 10, 1, 0, 1, 1, 9, streams=2).limit().tolist() == [12.0]

@@ -101,7 +101,7 @@ def test_upper_limits_are_never_worse_than_filling_them():
 
 def test_same_seed_same_answer_and_close_to_the_bound():
     instance, slots = four_speeds(64, 8, 1)
-    heard = []  # seconds suffice for a proof, which on a busy machine take longer; what time cuts off is not repeatable
+    heard = []  # a proof takes seconds, and longer on a busy machine; a search cut off by time is not repeatable
     first = assign_groups(instance, slots, time_limit=30.0, on_incumbent=lambda *pair: heard.append(pair))
     second = assign_groups(instance, slots, time_limit=30.0)
     assert first.solution.tolist() == second.solution.tolist()

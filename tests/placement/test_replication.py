@@ -258,14 +258,14 @@ def test_groups_stay_on_their_node():
     for nodes in result.solution.reshape(4, 2, 12) // 4:
         assert not set(nodes[0]) & set(nodes[1])
     assert result.objective >= replicate(instance, "eplb").objective
-    # What the groups cost: the same without them.
+    # The cost of the groups: the same without them.
     assert replicate(ReplicationInstance(loads, 24, 8)).objective >= result.objective
 
 
 def test_the_limit_of_groups_is_their_best_dealing():
     assert [len(_partitions(groups, nodes)) for groups, nodes in ((4, 2), (8, 4), (8, 2), (6, 6))] == [3, 105, 35, 1]
     assert _partitions(16, 4) is None
-    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 beside 2 + 1 where one group outweighs all.
+    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 and 2 + 1 where one group outweighs all.
     even = ReplicationInstance(np.array([[[4.0, 3, 2, 1]]]), 4, 2, nodes=2, groups=4)
     assert replicate(even).bound == 1.0
     uneven = ReplicationInstance(np.array([[[6.0, 1, 2, 1]]]), 4, 2, nodes=2, groups=4)

@@ -33,7 +33,7 @@ VALUES = {"micro_op": [0.1, 0.2, 1.0], "degree": [1, 2, 5], "range": [0, 4, 8, 1
 
 
 def problem_of(layers: int = 2, vocabulary: int = 2000, **sizes) -> Problem:
-    """A small step on four GPUs whose computation, transfers and start-up times weigh about the same."""
+    """A small step on four GPUs with computation, transfers and start-up times of about the same weight."""
     model = make_model(layers, 4, 1, **sizes)
     cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
     return make_problem(
