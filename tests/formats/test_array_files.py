@@ -150,11 +150,6 @@ def test_expert_out_of_the_models_range(tmp_path):
     refused(npz(tmp_path, experts=experts, num_experts=65), "65 experts", "model has 128", num_experts=128)
 
 
-def test_unknown_bytes_named_npz(tmp_path):
-    (tmp_path / "trace.npz").write_bytes(b"\0\1\2")
-    refused(tmp_path / "trace.npz", "is not a NumPy .npz archive")
-
-
 def test_truncated_npz(tmp_path):
     path = npz(tmp_path, experts=EXPERTS)
     path.write_bytes(path.read_bytes()[:-40])

@@ -269,17 +269,12 @@ def test_layers_without_tokens_and_a_single_gpu():
     [
         ({"experts": np.zeros((1, 3))}, "experts"),
         ({"experts": np.zeros((1, 3), dtype=int)}, "experts: shape"),
-        ({"experts": np.full((1, 3, 1), -2)}, "-2"),
         ({"expert_count": 2, "experts": np.full((1, 3, 1), 2)}, "0 to 1"),
         ({"experts": np.full((1, 3, 1), 40_000)}, "40000"),
         ({"source_gpu": np.zeros(2, dtype=int)}, "3 tokens"),
-        ({"source_gpu": np.array([0, 1, 2])}, "source_gpu"),
         ({"gpus": 0}, "gpus"),
-        ({"gpus_per_node": 3}, "gpus_per_node"),
         ({"travel": "copies"}, "travel"),
-        ({"cap": 0.9}, "cap"),
         ({"cap": float("nan")}, "cap"),
-        ({"expert_count": 5}, "5 experts"),
     ],
 )
 def test_a_malformed_instance_says_what_is_wrong(change, part):

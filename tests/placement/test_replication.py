@@ -338,17 +338,10 @@ ONES = np.ones((1, 2, 12))
     ("more", "parts"),
     [
         ({"loads": np.ones((2, 12))}, ["loads", "[load, layer, expert]"]),
-        ({"loads": -ONES}, ["loads", "at least 0"]),
         ({"split": "half"}, ["split", "half"]),
-        ({"slots": 8}, ["8 slots for 12 experts", "16"]),
-        ({"slots": 17}, ["17 slots", "8 GPUs", "16 or 24"]),
-        ({"nodes": 3}, ["8 GPUs", "3 nodes"]),
-        ({"groups": 5}, ["12 experts", "5 groups"]),
-        ({"slots_of_gpu": np.full(7, 2)}, ["slots_of_gpu", "8 GPUs"]),
         ({"slots_of_gpu": np.full(8, 3)}, ["adds up to 24", "16", "8 slots"]),
         ({"slots_of_gpu": np.full(8, 2.5)}, ["slots_of_gpu", "whole number"]),
         ({"slots_of_gpu": np.full(8, 1), "slots": 8}, ["8 slots for 12 experts", "add 4"]),
-        ({"speed": np.zeros(8)}, ["speed", "positive"]),
         ({"speed": np.r_[2.0, np.ones(7)], "nodes": 2, "groups": 2}, ["groups", "leave groups"]),
     ],
 )
@@ -436,12 +429,8 @@ def test_the_unit_of_the_load_changes_nothing():
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
-        ({"slots": 8}, ["8 slots for 12 experts", "16"]),
-        ({"slots": 17}, ["17 slots", "8 GPUs", "16 or 24"]),
         ({"slots": 9}, ["9 slots", "take 16"]),
         ({"gpus": 0}, ["gpus", "at least 1"]),
-        ({"nodes": 3}, ["8 GPUs", "3 nodes", "1, 2, 4 or 8"]),
-        ({"groups": 5}, ["12 experts", "5 groups", "1, 2, 3, 4, 6 or 12"]),
         ({"load": np.ones(12)}, ["load"]),
         ({"load": -EXAMPLE}, ["load"]),
         ({"load": EXAMPLE * np.nan}, ["load"]),
