@@ -52,11 +52,7 @@ def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
 def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app: AppTest) -> None:
     press(empty(app), "Training step")
     assert {box.label.split("**")[1] for box in app.checkbox if box.value and "**" in box.label} == {
-        "Lancet",
-        "PipeMoE",
-        "Lina (training)",
-        "Tutel (best of 1, 2, 4, 8)",
-        "DeepSpeed (no overlap)",
+        *("Lancet", "PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "DeepSpeed (no overlap)"),
         "RAF-like (no partition)",
     }
     assert not any(control.label == "Show" for control in app.segmented_control)

@@ -100,11 +100,7 @@ def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
     assert len(titles(training, "what-if-totals")) == len(titles(training, "what-if-kinds")) == 1
     assert not titles(training, "what-if-gpus"), "all GPUs do the same"
     assert [slider.label for slider in training.select_slider] == [
-        "Network bandwidth",
-        "Computation speed",
-        "Latency",
-        "Contention",
-        "Batch",
+        *("Network bandwidth", "Computation speed", "Latency", "Contention", "Batch")
     ]
     before = titles(training, "what-if")[0]
     training.select_slider(key="what-if-tokens").set_value(4.0).run()

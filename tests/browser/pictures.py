@@ -290,18 +290,7 @@ def training_step(camera: Camera) -> None:
 
 
 SERIES = (
-    workload,
-    cluster,
-    affinity,
-    plans,
-    timeline,
-    board,
-    what_if,
-    recordings,
-    record,
-    review,
-    launch,
-    deployed,
+    *(workload, cluster, affinity, plans, timeline, board, what_if, recordings, record, review, launch, deployed),
     training_step,
 )
 """In this order: each goes on in the session that the one before has left."""

@@ -39,12 +39,7 @@ def test_inspect(engine):
     files = [RECORDING, SAMPLES / "tiny-moe" / "beta-man.npz", SAMPLES / "traffic-8.csv"]
     code, other, matrix = engine.json("inspect", *files)["files"]
     assert (code["name"], code["kind"], code["tokens"], code["layers"], code["experts"], code["k"]) == (
-        "alpha-code",
-        "routing",
-        12288,
-        8,
-        16,
-        1,
+        *("alpha-code", "routing", 12288, 8, 16, 1),
     )
     counts = np.stack([np.bincount(layer, minlength=16) for layer in np.load(RECORDING)["experts"][:, :, 0].T])
     assert code["max_over_mean"] == pytest.approx(counts.max(axis=1) / counts.mean(axis=1))

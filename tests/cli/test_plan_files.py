@@ -166,13 +166,7 @@ def eplb_plan(engine, tmp_path):
     engine.text(
         "plan",
         *INPUTS,
-        "--system",
-        "eplb",
-        "--set",
-        "algorithm=eplb",
-        "--set",
-        "slots=even",
-        "-o",
+        *("--system", "eplb", "--set", "algorithm=eplb", "--set", "slots=even", "-o"),
         tmp_path / "eplb.json",
     )
     return tmp_path / "eplb.json"

@@ -33,13 +33,7 @@ FILES = {
     "request-1.npz": b"PK\x05\x06" + bytes(18),
 }
 ODD_NAMES = (
-    "../outside.json",
-    "/absolute.json",
-    "a\\b.json",
-    ".hidden",
-    ".",
-    "..",
-    "a/",
+    *("../outside.json", "/absolute.json", "a\\b.json", ".hidden", ".", "..", "a/"),
     "x" * 300,
     "é\n.json",
     "a\x00b",
@@ -248,17 +242,7 @@ TEXTS = {kind: text_of(columns) for kind, columns in COLUMNS.items()} | {
 WORDS = (
     *PIECES,
     *ROUTING,
-    "src",
-    "dst",
-    "bytes",
-    "expert_0",
-    "expert_9",
-    "expert_99999",
-    "3.0",
-    "1e3",
-    "-0",
-    "4095",
-    "32767",
+    *("src", "dst", "bytes", "expert_0", "expert_9", "expert_99999", "3.0", "1e3", "-0", "4095", "32767"),
 )
 
 

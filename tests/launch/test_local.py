@@ -60,11 +60,7 @@ from tests.oracles.plans import check_plan
 def test_prepare_says_what_it_checked():
     launch = prepare("matched", 2, tokens=100, repeats=4)
     assert launch.ready and [check.name for check in launch.checks] == [
-        "Ranks",
-        "Backend",
-        "Memory",
-        "Tokens",
-        "Numbers",
+        *("Ranks", "Backend", "Memory", "Tokens", "Numbers")
     ]
     text = {check.name: check.text for check in launch.checks}
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]

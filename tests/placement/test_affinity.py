@@ -48,11 +48,7 @@ def every_placement(layers: int, experts: int, gpus: int):
 def check(result, instance: AffinityInstance) -> tuple[float, float, float]:
     """Check that the answer is legal and its objective right; (cost, node_hops, gpu_hops), recomputed hop by hop."""
     worth = check_affinity(
-        result.solution,
-        instance.transitions,
-        instance.gpus,
-        instance.gpus_per_node,
-        instance.cost_gpu,
+        *(result.solution, instance.transitions, instance.gpus, instance.gpus_per_node, instance.cost_gpu),
         instance.cost_node,
     )
     assert result.solution.dtype == np.int64

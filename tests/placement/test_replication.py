@@ -94,14 +94,7 @@ def test_equal_split_against_every_placement(instance, exact):
         known = instance.layout(result.solution[[layer]])[0]
         arguments = (
             layer_instance.relative[0],
-            layer_instance.slots_of_gpu,
-            layer_instance.speed,
-            "equal",
-            known,
-            0.5,
-            5.0,
-            0,
-            never,
+            *(layer_instance.slots_of_gpu, layer_instance.speed, "equal", known, 0.5, 5.0, 0, never),
         )
         assert best_of_layer * best_layout(*arguments)[1] <= 1 + 1e-9
     if exact:
