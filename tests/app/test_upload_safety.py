@@ -21,6 +21,7 @@ from streamlit.testing.v1 import AppTest
 from app import uploads
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
+from tests.cases.mutations import npy
 from tests.cases.pages import PAGES, plan_the_sample, run, said, visit
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
@@ -40,12 +41,6 @@ class Evil:
 
     def __reduce__(self):
         return Path.touch, (self.mark,)
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
 
 
 def archive(**members: bytes) -> bytes:

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -31,15 +29,6 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
             if "RANK" in process.environ():
                 ranks.append(process)
     return ranks
-
-
-def until(condition: Callable, timeout: float = 120.0):
-    """Wait for a condition and return its answer."""
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return answer
 
 
 def workers_of(folder: Path) -> list[psutil.Process]:
