@@ -320,13 +320,10 @@ def test_printed_rule_with_equal_start_ups(alpha, network, experts):
     instance = DegreeInstance(alpha, network, 1, alpha, experts, 1, 12)
     result, exact = pipemoe_printed(instance), pipeline_degree(instance)
     assert 1 <= result.solution[0] <= 12
-    assert result.objective == pytest.approx(simulated_of(instance, int(result.solution[0])))
-    assert result.objective >= result.bound == pytest.approx(exact.objective)
-
-
-def simulated_of(instance: DegreeInstance, parts: int) -> float:
     coefficients = {name: float(getattr(instance, name)[0]) for name in NUMBERS}
-    return simulated(coefficients, parts, instance.streams, instance.order)
+    parts = int(result.solution[0])
+    assert result.objective == pytest.approx(simulated(coefficients, parts, instance.streams, instance.order))
+    assert result.objective >= result.bound == pytest.approx(exact.objective)
 
 
 def test_printed_rule_is_scored_on_the_streams_of_the_instance_and_never_beats_the_exact_one():

@@ -37,12 +37,9 @@ def random_counts(layers: int, experts: int, seed: int, kind: str = "integer") -
     return rng.random((layers - 1, experts, experts))
 
 
-def layer_placements(experts: int, gpus: int) -> list[tuple[int, ...]]:
-    return sorted(set(permutations([gpu for gpu in range(gpus) for _ in range(experts // gpus)])))
-
-
 def every_placement(layers: int, experts: int, gpus: int):
-    return product(layer_placements(experts, gpus), repeat=layers)
+    rows = sorted(set(permutations([gpu for gpu in range(gpus) for _ in range(experts // gpus)])))
+    return product(rows, repeat=layers)
 
 
 def check(result, instance: AffinityInstance) -> tuple[float, float, float]:
