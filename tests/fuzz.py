@@ -1,7 +1,7 @@
 """All fuzz targets for a given time: `make fuzz SECONDS=600`.
 
 A target is a property test of a reader or a kernel that takes any input, see `TARGETS`. Each gets an equal part of the time and
-begins with the good files or instances that its strategies change; what has failed before is tried first (`.hypothesis`).
+begins with the good files or instances that its strategies change; past failures are tried first (`.hypothesis`).
 """
 
 import argparse
@@ -19,13 +19,13 @@ import pytest
 
 TARGETS = ("tests/formats", "tests/solve/test_fuzz.py", "tests/validate/test_tampered.py")
 FUZZED = ("test_fuzz", "test_tampered")
-"""How the files with targets begin."""
+"""The beginning of the names of files with targets."""
 BATCH = 20
 """Inputs between two looks at the clock."""
 
 
 class _Collected:
-    """A plugin of pytest that keeps what was collected."""
+    """A plugin of pytest that keeps the collected tests."""
 
     def __init__(self) -> None:
         self.items: list[pytest.Function] = []
@@ -50,8 +50,8 @@ def _counted(test: Callable[..., None], counts: list[int]) -> Callable[..., None
 
 
 def fuzz(item: pytest.Function, seconds: float, folder: Path) -> tuple[int, str | None]:
-    """How many inputs a target took in so many seconds, and what went wrong; a target that asks for `tmp_path` gets the
-    folder."""
+    """Return the number of inputs that a target took in these seconds, and its failure, if any. A target that asks for
+    `tmp_path` gets the folder."""
     ends, counts = time.monotonic() + seconds, [0]
     handle = item.obj.hypothesis
     test, handle.inner_test = handle.inner_test, _counted(handle.inner_test, counts)

@@ -1,4 +1,4 @@
-"""`plan --system all` on a Dask cluster, and what is said where there is none."""
+"""`plan --system all` on a Dask cluster, and the message where there is none."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What the documentation prints is true: its commands run, its links lead somewhere, its examples work."""
+"""The documentation is true: its commands run, its links lead somewhere, its examples work."""
 
 import contextlib
 import importlib.util
@@ -72,19 +72,19 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def commands_of(page: Path) -> list[str]:
-    """Every command of a page, one a line of its `sh` blocks (a backslash joins lines), without what is said about it."""
+    """Every command of a page, one a line of its `sh` blocks (a backslash joins lines), without its comment."""
     blocks = [text for kind, text in FENCED.findall(page.read_text()) if kind == "sh"]
     lines = [line for text in blocks for line in re.sub(r"\\\n\s*", "", text).splitlines()]
     return [command for line in lines if (command := line.split("  #")[0].strip())]
 
 
 def python_blocks(page: Path) -> dict[str, str]:
-    """The Python of a page whose file is named right above it, by that file."""
+    """The Python of a page by the file named right above it."""
     return dict(re.findall(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What links into a page may name: its headings, as GitHub writes them."""
+    """The targets of links into a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -106,7 +106,7 @@ def options_of(*words: str) -> frozenset[str]:
 
 
 def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """The exit code of a command in a folder, and what it says to standard error.
+    """The exit code of a command in a folder, and its standard error.
 
     command: `python -m engine ...`, `echo '...' | python -m engine ...`, or anything that bash runs.
     """
@@ -129,7 +129,7 @@ def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[in
 
 
 def exists(command: str) -> bool:
-    """Whether a command that takes too long for a test, or asks for a screen, is there at all."""
+    """True if a command that takes too long for a test, or asks for a screen, is there at all."""
     if command.startswith("make "):
         return f"\n{command.split()[1]}:" in (ROOT / "Makefile").read_text()
     return importlib.util.find_spec(command.split()[2]) is not None
@@ -137,7 +137,7 @@ def exists(command: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_its_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one folder, so that what one command writes serves the next."""
+    """In order, in one folder, so that the files of one command serve the next."""
     shutil.copytree(ROOT / "sample_traces", tmp_path / "sample_traces")
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tmp_path / "python").chmod(0o755)

@@ -91,7 +91,7 @@ def test_recordings_and_documents_are_there_or_not(how: How, own_data_folder: Pa
         )
         for path in (own_data_folder / "configs").glob("[!.]*"):
             assert path.read_text() == config.read_text()
-        assert store.save_workload(TRACE) == TRACE.digest  # and what failed can be done again
+        assert store.save_workload(TRACE) == TRACE.digest  # and the failed step can be done again
 
     at_every_point(own_data_folder, how, work, look, record_property)
 
@@ -228,7 +228,7 @@ def _work_until(folder: Path, root: Path, how: How, at: int) -> int:
 def _in_a_child(work: Callable[[], int]) -> int:
     """The exit code of a forked process."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: the child only writes files
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks while threads run: the child only writes files
         child = os.fork()
     if child == 0:
         code = 70

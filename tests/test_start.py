@@ -1,4 +1,4 @@
-"""What is imported at the start: nothing heavy for --help, and otherwise only what runs. Counts modules, never seconds."""
+"""Imports at the start: nothing heavy for --help, and otherwise only the modules that run. Counts modules, never seconds."""
 
 import argparse
 import subprocess

@@ -15,7 +15,7 @@ SECRET = "T0/very-secret"
 
 
 class Service(ThreadingHTTPServer):
-    """Stands in for the service: keeps what it is told, and answers as it is told to."""
+    """Stands in for the service: keeps each message, and answers as it is told to."""
 
     daemon_threads = True
 

@@ -212,11 +212,7 @@ def dossier_of(problem: Problem, plan: Plan) -> Dossier:
     others = [RoutingTrace(f"{HOSTILE} {shift}", (problem.workload.experts + shift) % 16, 16) for shift in (3, 8)]
     saved = SavedPlan(1, "w", plan.id, "f" * 64, HOSTILE[:100], HOSTILE, {}, {}, HOSTILE[:100], 1e9)
     review = Review(
-        "r",
-        saved,
-        HOSTILE,
-        HOSTILE,
-        1e9,
+        *("r", saved, HOSTILE, HOSTILE, 1e9),
         (Comment(HOSTILE, 1e9 + 60, f"first {HOSTILE}"),),
         (Decision(HOSTILE, 1e9 + 30, "rejected", f"reason {HOSTILE}"),),
     )

@@ -1,4 +1,4 @@
-"""The charts that several pages share: what they say and draw, their colours, contrasts and fonts."""
+"""The charts that several pages share: their texts and shapes, their colours, contrasts and fonts."""
 
 import colorsys
 import math

@@ -26,9 +26,9 @@ TYPE = "GPU type, where the driver or a file does not name it"
 
 @pytest.fixture
 def page(monkeypatch) -> AppTest:
-    """The Cluster page with nothing open, on a machine whose PyTorch has no GPU."""
+    """The Cluster page with nothing open, on a machine without a GPU for PyTorch."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    st.cache_resource.clear()  # what an earlier test saw attached
+    st.cache_resource.clear()  # the devices that an earlier test saw attached
     app = studio().run()
     yield visit(app, "cluster")
     st.cache_resource.clear()

@@ -200,7 +200,7 @@ def test_links_belong_to_the_node_whichever_row_they_are_typed_into(
     changed = to_cluster(frame, LINKED, 0.0, base)
     assert {node.name: node.link_bandwidth for node in changed.nodes} == links
     assert shows(frame, changed) is still_shown
-    again = to_frame(changed)  # what the table is written anew from
+    again = to_frame(changed)  # the table is written anew from it
     assert to_cluster(again, changed, 0.0, again) is changed
     assert shows(again, changed)
 

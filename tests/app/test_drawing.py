@@ -197,11 +197,7 @@ def test_experts_are_named_layer_by_layer() -> None:
     overlay = board.overlay_of(plan, small_problem())
     assert overlay.gpus[0].layers == ("layer 0: 0 1", "layer 2: 5", "layer 4: none")
     assert [gpu.text for gpu in overlay.gpus] == [
-        "1 expert",
-        "1 expert",
-        "1.33 experts",
-        "1.33 experts",
-        "1.67 experts",
+        *("1 expert", "1 expert", "1.33 experts", "1.33 experts", "1.67 experts")
     ]
     of_layer = board.overlay_of(plan, small_problem(), 1)
     assert [gpu.text for gpu in of_layer.gpus] == ["E 5", "E 4", "E 3 3", "E 2", "E 0 1"]

@@ -93,7 +93,7 @@ def test_the_older_of_two_tabs_is_told_and_overwrites_nothing_by_itself(choice: 
     assert "another tab" not in said(older.warning)
     wanted = ANOTHER if choice.startswith("Load") else THIRD
     assert stored_cluster() == older.session_state["cluster"].name == wanted
-    # The board forgets what was drawn in a session that is not shown any more.
+    # The board forgets the drawing of a session that is not shown any more.
     assert ("sessions_shown" in older.session_state) == (wanted == ANOTHER)
     assert ("another tab" in said(newer.run().warning)) == (wanted != ANOTHER)
     choose(older, "mixed-8")

@@ -129,7 +129,7 @@ def started(monkeypatch) -> list[dict]:
 
 @pytest.fixture
 def cluster_page(sample: AppTest, monkeypatch) -> AppTest:
-    """The Cluster page with the sample open, as a visitor on this machine sees it, whose PyTorch has no GPU."""
+    """The Cluster page with the sample open, seen by a visitor on this machine, without a GPU for PyTorch."""
     monkeypatch.setattr(people, "why_not_launch", lambda context, user: None)  # a page under test has no address
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return visit(sample, "cluster")
@@ -154,11 +154,7 @@ def test_it_starts_what_was_asked_for_and_shows_what_was_found(cluster_page, sta
     assert started == [{"ranks": 3, "quick": True, "type": None}]
     table = cluster_page.dataframe[-1].value
     assert list(table["Operation"]) == [
-        "GEMM bf16 H200",
-        "memory H200",
-        "all-to-all",
-        "all-reduce",
-        "exchange with a peer",
+        *("GEMM bf16 H200", "memory H200", "all-to-all", "all-reduce", "exchange with a peer")
     ]
     assert "1,000 GFLOP/s" in set(table["Rate 1/β"])
     assert any(

@@ -171,7 +171,7 @@ def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: 
     press(app, "New launch")
     assert not is_folded(app)
     press(app, "Start")
-    # While one runs nothing stands beside how far it is, until another one is chosen.
+    # While one runs only its progress is shown, until another one is chosen.
     assert is_folded(app) and "Measured:" not in said(app.subheader)
     app.session_state["launch_shown"] = older.id
     assert "Measured:" in said(app.run().subheader)

@@ -165,7 +165,7 @@ def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
     enter(app, "Also plan for", [_other(app)])
     assert app.session_state["others"] == [_other(app)]
     job = run_the_job(tick(app, "Replication"))
-    # What counts as deployed is planned too, before all others, although it was not asked for.
+    # The baseline is planned too, before all others, although it was not asked for.
     linear, replicated = job.result["candidates"]
     assert linear["plan"]["name"] == "Linear placement"
     note = replicated["notes"]["balancedness"]["value"]
@@ -251,7 +251,7 @@ def test_tokens_choose_copies_where_rows_are_shared(app: AppTest) -> None:
 
 
 def test_co_activation_says_what_it_needs(app: AppTest) -> None:
-    run_the_job(tick(visit(app, "optimise"), "Co-activation"))  # of what counts as deployed, which is planned first
+    run_the_job(tick(visit(app, "optimise"), "Co-activation"))  # of the baseline, which is planned first
     assert any("every copy of a token travels on its own" in text.value for text in app.warning)
 
 

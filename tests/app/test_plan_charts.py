@@ -29,13 +29,7 @@ EVENTS = [
     (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
 ]
 LABELS = (
-    "0.qkv",
-    "<b>0.dispatch</b>",
-    "dx.0.qkv",
-    "all_reduce.0.qkv",
-    "dw.1.qkv",
-    "0.qkv",
-    "<b>0.dispatch</b>",
+    *("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"),
     "dx.0.qkv",
 )
 

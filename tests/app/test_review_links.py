@@ -68,12 +68,9 @@ def test_a_link_opens_its_plan_where_plans_were_compared_before(app: AppTest) ->
 def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
     saved = save(app, question="first?")
     newest = team.open_review(database(), saved.number, "second?", "Ben")
-    assert "first?" in said(link(plan=saved.plan, review=_oldest(saved)).text)
+    oldest = team.reviews_of(database(), saved.number)[-1].id
+    assert "first?" in said(link(plan=saved.plan, review=oldest).text)
     assert "second?" in said(link(plan=saved.plan, review=newest.id).text)
-
-
-def _oldest(saved: team.SavedPlan) -> str:
-    return team.reviews_of(database(), saved.number)[-1].id
 
 
 def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: AppTest) -> None:

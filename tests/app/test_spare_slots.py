@@ -72,7 +72,7 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
     ticked = {box.label.split("**")[1]: box.value for box in app.checkbox}
     assert ticked["Replication (EPLB)"]
     assert field(app, "Spare slots per GPU").value == number
-    # What a person types over it counts, until advice is taken again.
+    # A number typed over it counts, until advice is taken again.
     field(app, "Spare slots per GPU").set_value(5).run()
     press(app, "Use it")
     assert field(app, "Spare slots per GPU").value == number

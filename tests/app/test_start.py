@@ -69,19 +69,8 @@ def test_every_module_of_the_studio_is_imported_and_the_simulation_compiled() ->
 FORMULAS = (
     "=1+1",
     '=HYPERLINK("http://attacker.example","plan")',
-    "+1+cmd|' /C calc'!A0",
-    "-2+3+cmd|' /C calc'!A0",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    "＝1+1",
-    "＠SUM(A1)",
-    "+1/A1",
-    "-1,2;3",
-    "+.A1",
-    "-",
-    "- in October",
+    *("+1+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1", "＠SUM(A1)"),
+    *("+1/A1", "-1,2;3", "+.A1", "-", "- in October"),
 )
 
 

@@ -21,6 +21,7 @@ from streamlit.testing.v1 import AppTest
 from app import uploads
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
+from tests.cases.mutations import npy
 from tests.cases.pages import PAGES, plan_the_sample, run, said, visit
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
@@ -40,12 +41,6 @@ class Evil:
 
     def __reduce__(self):
         return Path.touch, (self.mark,)
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
 
 
 def archive(**members: bytes) -> bytes:
@@ -133,22 +128,8 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
 @pytest.mark.parametrize(
     "name",
     [
-        "../../up.npz",
-        "..\\..\\up.npz",
-        "/etc/up.npz",
-        "C:\\up.npz",
-        "..",
-        ".",
-        "",
-        "/",
-        "a/",
-        "\0.npz",
-        "\ud800.npz",
-        f"{'é' * 300}.npz",
-        f"{'x' * 5000}.npz",
-        "a\nb.npz",
-        "con.npz",
-        "-rf.npz",
+        *("../../up.npz", "..\\..\\up.npz", "/etc/up.npz", "C:\\up.npz", "..", ".", "", "/", "a/", "\0.npz"),
+        *("\ud800.npz", f"{'é' * 300}.npz", f"{'x' * 5000}.npz", "a\nb.npz", "con.npz", "-rf.npz"),
         "$(touch x).npz",
     ],
 )

@@ -66,7 +66,7 @@ def test_the_legend_of_totals_has_room_below_the_axis_on_as_many_lines_as_a_narr
     figure = live.totals([Case("Aurora", outlook(parts=parts), None)], "")
     legend = figure.layout.legend
     assert (legend.xref, legend.yref, legend.y, legend.yanchor) == ("container", "container", 0, "bottom")
-    lines = 3  # of five parts and the bound, two beside each other
+    lines = 3  # of five parts and the bound, two a line
     assert figure.layout.margin.b >= 19 * lines + 45 and figure.layout.height - figure.layout.margin.b > 60
 
 

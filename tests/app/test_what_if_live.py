@@ -67,12 +67,7 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     problem = small()
     assert [slider.label for slider in page.select_slider] == [
-        "Network bandwidth",
-        "Computation speed",
-        "Latency",
-        "Contention",
-        "Tokens",
-        "Model width",
+        *("Network bandwidth", "Computation speed", "Latency", "Contention", "Tokens", "Model width")
     ]
     page.select_slider(key="what-if-network").set_value(2.0).run()
     page.slider(key="what-if-noise").set_value(30).run()
@@ -92,7 +87,7 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
         assert titles(tab, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
         visit(tab, "timeline")
         visit(tab, "what_if")
-        # A widget of the same key would still show in the browser what it was slid to.
+        # A widget of the same key would still show its old position in the browser.
         assert tab.slider(key="what-if-noise-1").value == 0
 
 
@@ -306,11 +301,7 @@ def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table
     ]
     table = capacity.as_text(points, 2.0)
     assert list(table.columns) == [
-        "GPUs",
-        "Time, s",
-        "Bound for this placement, s",
-        "Bound for any placement, s",
-        "Result",
+        *("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")
     ]
     assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
     assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]

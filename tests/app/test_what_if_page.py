@@ -80,7 +80,7 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     press(training, "Open this plan")
     assert training.session_state["plan"] == best["plan_id"]
     assert button(training, "Open this plan").disabled
-    (only,) = offered_plans(training)  # only what was opened is a candidate
+    (only,) = offered_plans(training)  # only the opened plan is a candidate
     assert only.startswith("One degree, ")
 
     pick(training, "sweep-kind", "micro_op")
@@ -100,11 +100,7 @@ def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
     assert len(titles(training, "what-if-totals")) == len(titles(training, "what-if-kinds")) == 1
     assert not titles(training, "what-if-gpus"), "all GPUs do the same"
     assert [slider.label for slider in training.select_slider] == [
-        "Network bandwidth",
-        "Computation speed",
-        "Latency",
-        "Contention",
-        "Batch",
+        *("Network bandwidth", "Computation speed", "Latency", "Contention", "Batch")
     ]
     before = titles(training, "what-if")[0]
     training.select_slider(key="what-if-tokens").set_value(4.0).run()

@@ -2,7 +2,7 @@
 
 On the sample and on `deepseek`'s recording for each number of GPUs, uploaded and with plans (of the default systems; for
 `deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws of
-what is open, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
+the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
 click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the figures. Wall
 time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some attempts.
 """

@@ -1,8 +1,8 @@
 """Seconds until something answers, over what its heaviest library needs: `python -m tests.benchmarks.bench_start`.
 
-Commands beside `import numpy`, the studio beside `import streamlit`; each the least of some attempts with files in memory, in
-wall time and, since it does not depend on what else the machine does, in CPU time. The studio is started as a person does and
-its first page run over a websocket, then the sample is opened: its resident memory is printed after both.
+Commands are compared with `import numpy`, the studio with `import streamlit`; each is the least of some attempts with files
+in memory, in wall time and, since other work of the machine does not change it, in CPU time. The studio is started as a person
+does and its first page run over a websocket, then the sample is opened: its resident memory is printed after both.
 """
 
 import os
@@ -70,7 +70,7 @@ def studio(folder: Path) -> tuple[Times, Times, int, int]:
             session = Session(port, 0, open)
             drawn, nothing = so_far(), process.memory_info().rss
             session.press("", "Open the sample")
-            time.sleep(10)  # what is loaded in the background counts too
+            time.sleep(10)  # modules loaded in the background count too
             return answered, drawn, nothing, process.memory_info().rss
     finally:
         server.terminate()

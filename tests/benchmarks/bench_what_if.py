@@ -102,7 +102,7 @@ def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[
         visitors = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 2)]
         alone, watching, *others = visitors
         alone.look()
-        for _ in range(3):  # by then the processes beside the studio have started
+        for _ in range(3):  # by then the worker processes of the studio have started
             time.sleep(2)
             alone.move()
         rows, ended, took = [], threading.Event(), []

@@ -19,28 +19,28 @@ POPOVER = "[data-testid='stPopoverBody']"
 
 
 WHOLE = {"width": 2200, "height": 4000}
-"""A window that nothing has to be scrolled in: axe gives up on what is out of sight in a long page."""
+"""A window large enough that nothing scrolls: axe gives up on elements out of sight in a long page."""
 
 
 ASIDE = f"""
 .stApp {{ right: 760px !important; }}
 {POPOVER} {{ position: relative !important; inset: 0 0 0 1440px !important; transform: none !important; }}
 """
-"""Open popovers at the right of the page and below each other: of what lies under another axe can say nothing."""
+"""Open popovers at the right of the page and below each other: axe can not judge elements that lie under others."""
 
 
 CLOSED, OPEN = (f'[data-testid="stPopover"] button[aria-expanded="{is_open}"]:enabled' for is_open in ("false", "true"))
 
 
 FOLDED = '[data-testid="stExpander"] details:not([open]) > summary'
-"""What a person opens on a page; a press of the mouse on one popover would close the others."""
+"""The elements that a person opens on a page; a press of the mouse on one popover would close the others."""
 
 
 PRESS_ALL = "selector => { for (const one of document.querySelectorAll(selector)) one.click(); }"
 
 
 def faults(page: Page, theme: str) -> list[str]:
-    """What axe finds that keeps people from using the page."""
+    """The findings of axe that keep people from using the page."""
     report = Axe().run(page, options={"runOnly": RULES[theme], "resultTypes": ["violations"]}).response
     broken = [node for rule in report["incomplete"] for node in rule["nodes"] if GAVE_UP in node["failureSummary"]]
     assert report["passes"] and not broken, f"axe looked at nothing on {page.url}, {theme}, or gave up: {broken}"

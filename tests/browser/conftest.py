@@ -26,12 +26,8 @@ SCREENSHOTS = Path(__file__).parent / "screenshots"
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
 ]
 
 RUN = re.compile("^Run$")
@@ -39,7 +35,7 @@ RUN = re.compile("^Run$")
 TITLES = '[class*="st-key-titled-"] [data-testid="stMarkdown"]'
 """The titles of charts, which stand above them."""
 FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
-"""What a page shows of a fault of ours."""
+"""The elements by which a page shows a fault of ours."""
 
 STILL = """
 document.addEventListener("DOMContentLoaded", () => {
@@ -89,7 +85,7 @@ SETTLED = """() => {
 """A run that was asked for has begun and ended, not another one that was under way; an element whose code is still fetched is
 none yet."""
 NEVER_BEGINS = 30_000
-"""Milliseconds after which a run that has not begun never will: what asked for it is gone from the page."""
+"""Milliseconds after which a run that has not begun never will: the element that asked for it is gone from the page."""
 AT_REST = 250
 """Milliseconds: a slider tells the studio that it was moved 200 ms later."""
 HANDS = ("click", "fill", "focus", "set_input_files")
@@ -120,8 +116,8 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Chromium. A page is left to come to rest before anything on it is used: what is about to be drawn anew would lose the
-    click, the text or the list that was opened."""
+    """Chromium. A page is left to come to rest before anything on it is used: an element about to be drawn anew would lose
+    the click, the text or the list that was opened."""
     with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
         for name in HANDS:
             patch.setattr(Locator, name, at_rest(getattr(Locator, name)))
@@ -193,7 +189,7 @@ def studios(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str
 
 @pytest.fixture
 def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
-    """Starts a studio of the test's own, for what restarts, configures or counts the jobs of one."""
+    """Starts a studio of the test's own, for tests that restart or configure one or count its jobs."""
     with studios(data_folder, warm_process) as start:
         yield start
 
@@ -222,7 +218,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 
 @contextlib.contextmanager
 def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
-    """A page of a browser of its own, which fails the test for what `page` says, and for any dialog."""
+    """A page of a browser of its own, which fails the test for the reasons of `page`, and for any dialog."""
     context = browser.new_context(accept_downloads=True, **options)
     page = context.new_page()
     page.add_init_script(STILL)
@@ -264,7 +260,7 @@ def _note_request(url: str, faults: list[str]) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until the studio has answered what the page asked, runs nothing, and what it drew stands still, without a fault."""
+    """Wait until the studio has answered the page and runs nothing, and the page stands still, without a fault."""
     page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50)
     assert not page.locator(FAULT).count(), page.locator(FAULT).first.inner_text()
 
@@ -293,7 +289,7 @@ def begins_at(page: Page, width: int, height: int) -> float:
 
 
 class Clicks:
-    """What a person clicks, counted."""
+    """The clicks of a person, counted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -314,7 +310,7 @@ def wear(page: Page, theme: str) -> None:
 
 @contextlib.contextmanager
 def held(process: psutil.Process | None) -> Iterator[None]:
-    """Inside, a process stands still: what is looked for while it runs is there on a machine of any speed."""
+    """Inside, a process stands still: its running state can be looked at on a machine of any speed."""
     assert process is not None, "it had ended before anything was looked for"
     process.suspend()
     try:

@@ -1,4 +1,4 @@
-"""Four journeys through the studio: `make journeys` prints what each takes and photographs every step.
+"""Four journeys through the studio: `make journeys` prints the seconds of each and photographs every step.
 
     python -m tests.browser.journeys [newcomer] [engineer] [planner] [team]
 
@@ -28,13 +28,13 @@ WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 1024, "height": 768}
 VARIANTS = ((NARROW, "dark"), (NARROW, "light"), (WIDE, "dark"), (WIDE, "light"))
 """Window and theme of every picture; the last is how a person goes on."""
 DENSE_LAYERS = 3
-"""Of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
+"""The dense layers of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
 QUESTION = "Why does this layer wait for GPU 6?"
 VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
 
 
 class Journey:
-    """A person's way, in one browser or several: what it takes, and pictures of it."""
+    """A person's way, in one browser or several: its seconds and clicks, and pictures of it."""
 
     def __init__(self, browser: Browser, name: str, address: str) -> None:
         self.browser, self.name, self.address = browser, name, address
@@ -49,7 +49,7 @@ class Journey:
 
     @contextlib.contextmanager
     def step(self, page: Page, title: str, sight: Locator | None = None) -> Iterator[None]:
-        """What a person does until a page is at rest. sight: what of it they then look at, the top of the page if none"""
+        """A person's actions until a page is at rest. sight: the part that they then look at, the top if none"""
         clicks, begun = self.click.count, time.monotonic()
         yield
         settle(page)
@@ -58,7 +58,7 @@ class Journey:
         self._photograph(page, f"{self.name}-{len(self.seconds)}-{title.replace(' ', '-')}", sight)
 
     def _photograph(self, page: Page, name: str, sight: Locator | None) -> None:
-        page.mouse.move(2, 2)  # away from what would show a tooltip
+        page.mouse.move(2, 2)  # away from any tooltip
         for window, theme in VARIANTS:
             page.set_viewport_size(window)
             wear(page, theme)
@@ -129,7 +129,7 @@ def files_of_an_engineer(folder: Path) -> list[Path]:
 
 
 def engineer(journey: Journey, folder: Path) -> None:
-    """From what SGLang recorded on a model of R1's size to a file that it loads, judged on another recording."""
+    """From SGLang's recording of a model of R1's size to a file that it loads, judged on another recording."""
     click = journey.click
     files = files_of_an_engineer(folder)
     with journey.person() as page:
@@ -169,7 +169,7 @@ def engineer(journey: Journey, folder: Path) -> None:
 
 
 def planner(journey: Journey, folder: Path) -> None:
-    """From a purchase of 64 mixed GPUs, drawn, to what a target time costs and a brief for those who pay."""
+    """From a purchase of 64 mixed GPUs, drawn, to the price of a target time and a brief for those who pay."""
     click = journey.click
     with journey.person() as page:
         with journey.step(page, "sample"):

@@ -28,9 +28,9 @@ from tests.browser.conftest import CHROMIUM, QUIET, RUN, settle, watched_page
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 VIEWPORT = {"width": 1440, "height": 3400}
-"""Higher than what is photographed: Streamlit scrolls inside the window, and a picture shows only what is in it."""
+"""Higher than any picture: Streamlit scrolls inside the window, and a picture shows the inside of the window only."""
 MARGIN = 14
-"""Pixels left free above and below what is photographed."""
+"""Pixels left free above and below the photographed element."""
 JOB_TIMEOUT, LAUNCH_TIMEOUT = 120_000, 300_000
 """Milliseconds."""
 
@@ -48,7 +48,7 @@ RENAME = """names => {
 class Camera:
     """A page of the studio and how it is photographed.
 
-    usual_names: interpreter, data folder and address as they are here, each with what `make studio` has instead
+    usual_names: interpreter, data folder and address as they are here, each with that of `make studio` instead
     """
 
     page: Page
@@ -59,7 +59,7 @@ class Camera:
         the page)."""
         page = self.page
         settle(page)
-        page.mouse.move(2, 2)  # away from what would show a tooltip
+        page.mouse.move(2, 2)  # away from any tooltip
         page.evaluate(RENAME, self.usual_names)
         top = first.bounding_box()["y"] - MARGIN if first else 0
         end = (last or page.get_by_test_id("stMainBlockContainer").locator("> div").first).bounding_box()
@@ -81,13 +81,13 @@ class Camera:
         settle(self.page)
 
     def chart(self, title: str | re.Pattern) -> Locator:
-        """The chart whose title has these words, with its title."""
+        """The chart with these words in its title, and that title."""
         return self.page.locator('[class*="st-key-titled-"]').filter(has_text=title).last
 
 
 @contextlib.contextmanager
 def studio(data_folder: Path, *arguments: str) -> Iterator[str]:
-    """A studio whose work stays in `data_folder`, started as a person starts it; its address. arguments: as `--sample`"""
+    """Start a studio as a person does, with its work in `data_folder`, and yield its address. arguments: as `--sample`"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -195,7 +195,7 @@ def what_if(camera: Camera) -> None:
 
 
 def deployed(camera: Camera) -> None:
-    """What runs today, from a serving engine's file."""
+    """Name today's placement as the baseline, from a serving engine's file."""
     page = camera.page
     camera.visit("Optimise")
     running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
@@ -256,7 +256,7 @@ def launch(camera: Camera) -> None:
     expect(page.get_by_role("button", name=re.compile("^Download .*sglang"))).to_be_visible()
     export = page.get_by_test_id("stExpander").filter(has_text="Export to a serving engine")
     camera.shoot("export", first=export, last=export)
-    page.get_by_text("Export to a serving engine").click()  # closed, it leaves room for what was measured
+    page.get_by_text("Export to a serving engine").click()  # closed, it leaves room for the measurement
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
     settle(page)
@@ -278,7 +278,7 @@ def training_step(camera: Camera) -> None:
     expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
     settle(page)
     run_systems(page)
-    # What is done may be an earlier job; the fastest plan is opened when all have ended.
+    # The job shown as done may be an earlier one; the fastest plan is opened when all have ended.
     expect(page.get_by_test_id("stSidebar").get_by_text("Lancet", exact=True)).to_be_visible(timeout=JOB_TIMEOUT)
     settle(page)
     hidden = page.locator('[class*="st-key-titled-"]').first
@@ -290,18 +290,7 @@ def training_step(camera: Camera) -> None:
 
 
 SERIES = (
-    workload,
-    cluster,
-    affinity,
-    plans,
-    timeline,
-    board,
-    what_if,
-    recordings,
-    record,
-    review,
-    launch,
-    deployed,
+    *(workload, cluster, affinity, plans, timeline, board, what_if, recordings, record, review, launch, deployed),
     training_step,
 )
 """In this order: each goes on in the session that the one before has left."""

@@ -1,4 +1,4 @@
-"""Files that cannot be used: each is answered in the page, and what the session had open stays."""
+"""Files that cannot be used: each is answered in the page, and the session keeps its open inputs."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_every_bad_file_is_answered_and_loses_nothing(studio_page: Page, tmp_pat
         path = tmp_path / name
         make(path)
         page.locator('input[type="file"]').set_input_files(path)
-        # Streamlit itself refuses what is too large: a red file whose reason is read out and shown on hover.
+        # Streamlit itself refuses a file that is too large: it turns red, and the reason is read out and shown on hover.
         answer = page.get_by_test_id("stAlert").or_(page.get_by_role("alert")).filter(has_text=reason)
         expect(answer.first).to_be_attached()
         expect(page.get_by_text(SAMPLE)).to_be_visible()

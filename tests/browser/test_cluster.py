@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Board:
-    """The board through what a person sees of it."""
+    """The board through the parts of it that a person sees."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -36,7 +36,7 @@ class Board:
 
     @property
     def free(self) -> tuple[float, float]:
-        """A place on the board beside every node."""
+        """A place on the board that no node covers."""
         box = self.drawing.bounding_box()
         return box["x"] + box["width"] - 10, box["y"] + 10
 
@@ -63,7 +63,7 @@ def middle(locator: Locator) -> tuple[float, float]:
 
 
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
-    """Whether two boxes of the page do."""
+    """True if two boxes of the page overlap."""
     apart = (
         one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at]
         for at, size in (("x", "width"), ("y", "height"))
@@ -75,7 +75,7 @@ NODE, TYPE, SEND = 1, 2, 3
 
 
 def cells(page: Page, column: int) -> Locator:
-    """A column of the table below, which draws on a canvas and keeps its texts beside it for screen readers."""
+    """A column of the table below, which draws on a canvas and keeps its texts as elements for screen readers."""
     table = page.get_by_test_id("stDataFrame").first
     return table.locator(f'table [role="gridcell"][aria-colindex="{column}"]')
 
@@ -101,14 +101,14 @@ def board(page: Page, studio: str) -> Board:
 
 def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> None:
     page, keys = board.page, board.page.keyboard
-    # Nodes with the mouse, which grow; what was wrong goes back to where it came from.
+    # Nodes with the mouse, which grow; a wrong one goes back to where it came from.
     board.drag(board.type("H200"), board.free)
     expect(page.get_by_role("button", name="Presets")).to_be_visible()  # the gallery has gone
     settle(page)
     board.drawing.scroll_into_view_if_needed()
     board.drag(board.item("GPU 0,"), board.palette)
     expect(page.get_by_text("Nothing drawn yet")).to_be_visible()
-    settle(page)  # what was below the board goes, and the window may scroll
+    settle(page)  # the elements below the board go, and the window may scroll
     board.drag(board.type("H100"), board.free)
     board.drag(board.type("A100-80"), board.item("Node node 1"))
     board.drag(board.type("V100-32"), board.free)
@@ -208,7 +208,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     for name in board.drawing.locator(".type").all():
         assert not overlap(arrow, name.bounding_box()), "the mark leaves the type's name free"
 
-    # A narrow window has all types in sight beside the board, the fastest first.
+    # A narrow window has all types in sight next to the board, the fastest first.
     page.set_viewport_size({"width": 1024, "height": 768})
     settle(page)
     assert board.palette.evaluate("types => types.scrollHeight <= types.clientHeight")

@@ -33,7 +33,7 @@ def rank_of(folder: Path, number: int) -> psutil.Process:
 
 
 def has_said(folder: Path, rank: int, words: str) -> bool:
-    """Whether a rank of the launch in this folder has come so far."""
+    """True if a rank of the launch in this folder has come so far."""
     log = log_of(folder / "run", rank)
     return log.exists() and words in log.read_text()
 

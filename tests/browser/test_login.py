@@ -83,7 +83,7 @@ def choose(page: Page, button: str) -> None:
 
 
 def corner(page: Page, name: str) -> None:
-    """Open what stands beside one's name."""
+    """Open the menu next to one's name."""
     page.get_by_role("button", name=re.compile(name)).click()
 
 

@@ -14,7 +14,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def names(table: Locator) -> Locator:
-    """What the table keeps beside its canvas for screen readers."""
+    """The texts that the table keeps next to its canvas for screen readers."""
     return table.locator('table [role="gridcell"][aria-colindex="1"]')
 
 

@@ -1,4 +1,4 @@
-"""Two people in two browsers decide on a plan: each sees what the other does, and whoever has the report needs no studio."""
+"""Two people in two browsers decide on a plan: each sees the other's actions, and whoever has the report needs no studio."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.cases.sessions import session_with_plans
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
 SCRIPT = "<script>alert(2)</script> why *not*?"
 SOON = 20_000
-"""Milliseconds in which one browser shows what the other did, on a machine that does other things too."""
+"""Milliseconds in which one browser shows the other's action, on a machine that does other things too."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
     settle(page)
 
-    # Another person opens the link: exactly this plan, with what it was made from.
+    # Another person opens the link: exactly this plan, with its inputs.
     link = link_of_plan(page)
     assert link.startswith(f"{studio}/review?plan=") and "session" not in link
     other.goto(link)
@@ -90,7 +90,7 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     # The chart is in sight, and the decision one press away.
     page.get_by_role("button", name="End guide").click()
-    if (dismiss := page.get_by_role("button", name="Dismiss")).count():  # of what the other one wrote at once
+    if (dismiss := page.get_by_role("button", name="Dismiss")).count():  # of the other one's simultaneous remark
         dismiss.click()
     expect(dismiss).to_have_count(0)
     assert begins_at(page, 1440, 900) < 300
@@ -126,7 +126,7 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     assert not (found := faults_in_either_theme(page)), "\n".join(found)
 
-    # Beside another plan.
+    # Compared with another plan.
     page.get_by_role("button", name="Compare", exact=True).click()
     settle(page)
     page.reload()  # without the style that lays popovers aside

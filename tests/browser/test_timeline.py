@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is: its bottleneck, layer by layer beside its baseline, and as a file for Perfetto."""
+"""Why a plan is as fast as it is: its bottleneck, layer by layer next to its baseline, and as a file for Perfetto."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
 
 
 def test_the_work_under_the_pointer_stands_out(page: Page, start_studio, planned: str) -> None:
-    """Hovering over a bar dims what is another kind of work or of another layer, in both plans; leaving brings all back."""
+    """Hovering over a bar dims other kinds of work and other layers, in both plans; leaving brings all back."""
     page.goto(f"{start_studio()}/timeline?session={planned}")
     settle(page)
     chart = page.locator(".js-plotly-plot").first

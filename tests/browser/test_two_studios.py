@@ -1,4 +1,4 @@
-"""Two studios on one data folder and one PostgreSQL, as behind a balancer: what is done in one goes on in the other."""
+"""Two studios on one data folder and one PostgreSQL, as behind a balancer: work done in one goes on in the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_sessions_jobs_and_links_work_from_each(
 ) -> None:
     first, second = start_studio(), start_studio()
 
-    # A saved plan's link, and what somebody says about it.
+    # A saved plan's link, and a comment on it.
     page.goto(f"{first}/review?session={session}")
     settle(page)
     page.get_by_role("button", name="New workspace").click()

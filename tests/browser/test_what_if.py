@@ -31,7 +31,7 @@ def slide(page: Page, label: str, key: str, times: int) -> None:
 
 
 def has_points_with_noise(folder: Path) -> bool:
-    """Whether the newest study of the imprecision has come to a noisy draw."""
+    """True if the newest study of the imprecision has come to a noisy draw."""
     job = next(iter(runner.jobs(folder, "imprecision")), None)
     return bool(job and job.result and any(point["level"] for point in job.result["points"]))
 

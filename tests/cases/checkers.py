@@ -71,7 +71,7 @@ def vllm_ascend(content: bytes, layers: int, experts: int, gpus: int) -> Held:
         assert [device["device_id"] for device in layer["device_list"]] == list(range(gpus))
         held.append(blocks([e for device in layer["device_list"] for e in device["device_expert"]], experts, gpus))
         assert [device["device_expert"] for device in layer["device_list"]] == held[-1]
-    torch.tensor(held)  # what vLLM-Ascend makes of it
+    torch.tensor(held)  # as vLLM-Ascend reads it
     return held
 
 

@@ -50,7 +50,7 @@ class CommandLine:
         return answer
 
     def text(self, *arguments: object) -> str:
-        """What a command that must succeed tells a person."""
+        """Return the standard output of a command that must succeed."""
         code, out, _ = self(*arguments)
         assert code == 0 and not out.startswith("{")
         return out

@@ -66,6 +66,16 @@ def loaded_networks(draw, **options) -> tuple[Network, np.ndarray]:
     return network, draw(traffics(network.gpus))
 
 
+def capacity_of(network: Network) -> dict:
+    """The bytes/s of every port of a network, one send alone."""
+    capacity = {}
+    for gpu in range(network.gpus):
+        capacity |= {("out", gpu): network.send[gpu], ("in", gpu): network.receive[gpu]}
+        if network.link[gpu]:
+            capacity |= {("link out", gpu): network.link[gpu], ("link in", gpu): network.link[gpu]}
+    return capacity
+
+
 def naive_rates(ports_of_flow: list[tuple], capacity: dict) -> list[float]:
     """Max-min fair rates of flows: all grow alike, and a flow stops for good when one of its ports is full.
 

@@ -1,4 +1,4 @@
-"""Small planning problems whose computation, transfers and start-up times weigh about the same."""
+"""Small planning problems with computation, transfers and start-up times of about the same weight."""
 
 import numpy as np
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -33,15 +31,6 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
     return ranks
 
 
-def until(condition: Callable, timeout: float = 120.0):
-    """Wait for a condition and return its answer."""
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return answer
-
-
 def workers_of(folder: Path) -> list[psutil.Process]:
     """The living ranks of a launch."""
     ranks = []
@@ -60,12 +49,12 @@ def workers() -> list[psutil.Process]:
 
 
 def servers() -> list[psutil.Process]:
-    """What has forked processes for this one; other children may be those of other tests, such as a browser."""
+    """The children that have forked processes for this one; others may be those of other tests, such as a browser."""
     return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
 
 
 def left(mark: str) -> list[psutil.Process]:
-    """The processes whose environment has the mark of a test."""
+    """The processes with the mark of a test in their environment."""
     mine = []
     for process in psutil.process_iter():
         try:

@@ -31,8 +31,3 @@ def recording(
     for rank, numbers in enumerate(tokens or ()):
         (folder / f"rank{rank}_numtokens.json").write_text(json.dumps(numbers))
     return folder
-
-
-def codes(workload: object) -> dict[str, str]:
-    """Severity of the reader's findings by their code."""
-    return {finding.code: finding.severity for finding in workload.origin.findings}

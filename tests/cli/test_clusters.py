@@ -44,24 +44,8 @@ def test_the_command_line_shows_what_would_be_submitted(engine, plan, shared):
     assert {path.name for path in folder.iterdir()} == {"spec.json", "trace.npz", "job.json"}
     assert np.load(folder / "trace.npz")["experts_0"].shape[0] == 64
     answer = engine.json(
-        "launch",
-        plan,
-        "--on",
-        "kubernetes",
-        "--shared",
-        shared,
-        "--claim",
-        "runs",
-        "--image",
-        "x/y:1",
-        "--nodes",
-        2,
-        "--gpus-per-node",
-        0,
-        "--cpus-per-node",
-        3,
-        "--memory-per-node",
-        20,
+        *("launch", plan, "--on", "kubernetes", "--shared", shared, "--claim", "runs", "--image", "x/y:1"),
+        *("--nodes", 2, "--gpus-per-node", 0, "--cpus-per-node", 3, "--memory-per-node", 20),
     )
     tasks = yaml.safe_load(answer["text"])["spec"]["tasks"]
     assert len(tasks) == 2 and answer["handle"] is None

@@ -157,7 +157,6 @@ def test_what_does_not_go_is_one_line(run, plan, tmp_path):
 
 
 PROSE, MAN = (SAMPLES / "tiny-moe" / f"alpha-{text}.npz" for text in ("prose", "man"))
-PROMISED = {"verdict", "gain_held_out", "persistence", "memory_bytes", "move_seconds", "break_even_steps", "reasons"}
 
 
 @pytest.fixture
@@ -166,41 +165,17 @@ def eplb_plan(engine, tmp_path):
     engine.text(
         "plan",
         *INPUTS,
-        "--system",
-        "eplb",
-        "--set",
-        "algorithm=eplb",
-        "--set",
-        "slots=even",
-        "-o",
+        *("--system", "eplb", "--set", "algorithm=eplb", "--set", "slots=even", "-o"),
         tmp_path / "eplb.json",
     )
     return tmp_path / "eplb.json"
 
 
-def test_a_verdict_on_two_other_recordings(engine, eplb_plan):
+def test_a_verdict_counts_the_plans_own_recording_once(engine, eplb_plan):
     answer = engine.json("verdict", eplb_plan, "--workload", PROSE, MAN)
-    assert set(answer) >= PROMISED and answer["verdict"] in ("do-it", "try-it", "not-now", "cannot-say")
-    assert [(part["by"], part["part"]) for part in answer["parts"]] == [
-        ("time", "alpha-code, later half"),  # its own, which the data folder has
-        ("recording", "alpha-prose"),
-        ("recording", "alpha-man"),
-    ]
     assert answer["gain_held_out"] == pytest.approx(np.mean([part["gain"] for part in answer["parts"]]))
-    assert answer["deployed"] == "Linear placement" and answer["memory_bytes"] == 8 * 8 * 2 * 128 * 512 * 2
-    assert [row["name"].partition(":")[0] for row in answer["beside"]] == [
-        "deployed",
-        "no plan",
-        "no replicas",
-        "Replication (EPLB)",
-    ]
-    again = engine.json("verdict", eplb_plan, "--workload", PROSE, "--workload", RECORDING, MAN)
-    assert again == answer
-    text = engine.text("verdict", eplb_plan, "--workload", PROSE, MAN)
-    assert "at least 1.00 %" in text and "none" not in text
-    assert text.splitlines()[0].startswith("Replication (EPLB): ") and all(
-        reason in text for reason in answer["reasons"]
-    )
+    assert answer["memory_bytes"] == 8 * 8 * 2 * 128 * 512 * 2
+    assert engine.json("verdict", eplb_plan, "--workload", PROSE, "--workload", RECORDING, MAN) == answer
 
 
 def paid(text: str) -> str:
@@ -271,9 +246,8 @@ def test_spare_slots(engine):
     first, second, *_ = answer["points"]
     assert first["gain_low"] == first["gain_high"] == 0 and second["gain_low"] < second["gain"] < second["gain_high"]
     assert "no more than one slot for each of 16 experts" in answer["limit"]
-    text = engine.text("redundancy", "--workload", RECORDING, PROSE, *INPUTS[2:], "--algorithm", "eplb")
-    assert "planned on alpha-code, judged on alpha-prose" in text and " ←" in text
-    assert "95 % interval" in text and "of them spare: " in text
+    judged = engine.text("redundancy", "--workload", RECORDING, PROSE, *INPUTS[2:], "--algorithm", "eplb")
+    assert "planned on alpha-code, judged on alpha-prose" in judged
 
 
 def test_spare_slots_of_what_cannot_be_are_refused(engine):

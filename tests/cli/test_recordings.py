@@ -56,7 +56,7 @@ def test_fix_tells_a_person_what_it_did(engine, profiled, tmp_path):
 def test_fix_says_how_a_person_chooses(engine, tmp_path):
     trace = read_workload(BETA)
     experts, phase = trace.experts.copy(), np.arange(trace.tokens) % 2
-    experts[phase == 1] = 15 - np.arange(2)  # far from what prefill chooses
+    experts[phase == 1] = 15 - np.arange(2)  # far from the choices of prefill
     np.savez(tmp_path / "phases.npz", experts=experts, phase=phase)
     text = engine.text("inspect", tmp_path / "phases.npz", "--fix")
     assert "nothing written; choose with --keep prefill or --keep decode" in text

@@ -39,7 +39,7 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
     """Relative errors |predicted / measured - 1|: columns gpu, operation ("GEMM", "MoE FFN", "all-to-all", "all-reduce"),
     source ("α–β", "profiled", "silicon", "datasheet"), mean, worst, points. Raises InputError when nothing was measured.
 
-    GEMM: the grid without the points whose three sizes all were learned; all-to-all and all-reduce: NCCL on all measured
+    GEMM: the grid without the points of three learned sizes; all-to-all and all-reduce: NCCL on all measured
     numbers of GPUs of a node. In both `silicon` interpolates as `profiled` does and has no row of its own. MoE FFN: whole
     MoE layers of equally loaded experts in SGLang's fused kernels, against the GEMMs of their experts one after another, of
     which `silicon` learned all and the others a part as before. That is no like for like: fused kernels save launches on

@@ -76,7 +76,7 @@ def test_sources_say_what_was_assumed():
     assert Datasheet(launch=1e-6).source != Datasheet().source
 
 
-# What holds for every source
+# Tests of every source
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -188,7 +188,7 @@ def test_a_measured_network_replaces_the_drawn_fabric_only():
     drawn = AlphaBeta(profile()).network(cluster)
     assert drawn.send.tolist() == Network.of(cluster).send.tolist() == [1e6, 1e6, 1e6]
     measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
-    # Half of what a GPU of the pair sends in an all-to-all takes the link, so its port needs half the rate for the rest.
+    # Half of the bytes of a GPU of the pair in an all-to-all takes the link, so its port needs half the rate for the rest.
     assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([5e6, 5e6, 1e7])
     assert measured.latency == 2e-4
     assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6, 0], [1e-5, 1e-5, 0])

@@ -77,7 +77,7 @@ def benchmark_plan(nodes: int, tokens: int) -> tuple[Plan, object]:
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 def test_a_whole_plan_takes_what_was_measured(nodes):
     """Tokens routed as in the benchmark, through simulation and check: dispatch and combine within five per cent of the tables,
-    whose rows are means of many tokens."""
+    which hold means of many tokens."""
     tokens = 256
     plan, problem = benchmark_plan(nodes, tokens)
     timeline = simulate(plan, problem)

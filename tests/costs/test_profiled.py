@@ -306,7 +306,7 @@ def test_planted_lines_are_recovered():
         assert fit.rate == pytest.approx((2 if operation == "gemm" else 1) / line.beta, rel=1e-6)
     assert [fits[operation].spread for operation in lines] == [0.01, 0.02, 0.03, 0.04, 0.05]
     assert (fits["gemm"].gpu, fits["gemm"].dtype, fits["gemm"].points) == ("H200", "bf16", 36)
-    # An all-to-all is fitted over what a rank sends to the others, an all-reduce over its buffer.
+    # An all-to-all is fitted over the bytes that a rank sends to the others, an all-reduce over its buffer.
     assert fits["all_to_all"].largest == pytest.approx(planted.SIZES[-1] * 3 / 4)
     assert fits["all_reduce"].largest == planted.SIZES[-1]
 
@@ -322,7 +322,7 @@ def test_a_line_through_points_beside_it_tells_its_error():
 
 def test_held_out_shapes_tell_the_error_of_what_is_in_between():
     (held_out,) = planted.device_profile().held_out
-    # The shape lies on the grid here, so what is predicted is the line itself: the errors are the planted ones.
+    # The shape lies on the grid here, so the prediction is the line itself: the errors are the planted ones.
     assert held_out.errors == pytest.approx([0.0, 0.25, 0.2], abs=1e-6)
 
 
@@ -338,7 +338,7 @@ def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
     assert cost.all_to_all(CLUSTER, sizes) == pytest.approx([seconds for _, seconds in sent.points])
     assert cost.all_reduce(CLUSTER, sizes) == pytest.approx(planted.ALL_REDUCE.seconds(sizes))
     assert cost.memory_pass(CARD, sizes) == pytest.approx(planted.MEMORY.seconds(sizes))
-    # Uneven sends run on the fitted network, whose uniform all-to-all is the measured line again.
+    # Uneven sends run on the fitted network, and its uniform all-to-all is the measured line again.
     network = cost.network(CLUSTER)
     assert network.link_latency[0] == pytest.approx(planted.ALL_TO_ALL.alpha, rel=1e-6)
     assert network.link[0] == pytest.approx(1 / planted.ALL_TO_ALL.beta, rel=1e-6)

@@ -19,6 +19,7 @@ from engine.costs.silicon import GEMM_DTYPES, LEFT_OUT_ERROR, MACHINES, collecti
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
 from tests.cases.examples import examples
+from tests.cases.refusals import refusal
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import left_out_errors
 from tests.serving.samples import DEEPSEEK, QWEN, h200
@@ -59,7 +60,7 @@ def test_no_collective_beats_the_links(kind, operation):
     links = MACHINES[kind].link_bandwidth
     for count in measured_counts(MACHINES[kind].folder):
         sizes, seconds = collective_table(MACHINES[kind].folder, operation, count)
-        # What must leave each GPU: its parts for others, and of a sum that the switch makes at least the buffer once.
+        # Bytes that must leave each GPU: its parts for others, and of a sum that the switch makes at least the buffer once.
         leaves = sizes * ((count - 1) / count if operation == "all_to_all" else 1.0)
         share = leaves / seconds / links
         assert share.max() < 1
@@ -225,21 +226,14 @@ def test_one_gpu_needs_no_network():
 # Without a measurement
 
 
-def refused(work) -> str:
-    with pytest.raises(InputError) as caught:
-        work()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @needs_tables
 def test_what_was_not_measured_is_said_with_what_to_use():
     card = gpu("H100")
-    assert "no tables of V100-32 (it has A100-40" in refused(lambda: COST.gemm(gpu("V100-32"), 1, 64, 64, "fp16"))
-    message = refused(lambda: COST.gemm(card, 1, 64, 64, "fp32"))
+    assert "no tables of V100-32 (it has A100-40" in refusal(lambda: COST.gemm(gpu("V100-32"), 1, 64, 64, "fp16"))
+    message = refusal(lambda: COST.gemm(card, 1, 64, 64, "fp32"))
     assert "fp32 on H100 (it has bf16, fp16, fp8); use the datasheet" in message
-    assert "fp8 on A100-80 (it has bf16, fp16)" in refused(lambda: COST.gemm(gpu("A100-80"), 1, 64, 64, "fp8"))
-    message = refused(lambda: COST.all_to_all(one_node("H100", 8), 1e10))
+    assert "fp8 on A100-80 (it has bf16, fp16)" in refusal(lambda: COST.gemm(gpu("A100-80"), 1, 64, 64, "fp8"))
+    message = refusal(lambda: COST.all_to_all(one_node("H100", 8), 1e10))
     assert "all-to-all over 8 H100 was measured up to size 5.37e+08" in message
 
 
@@ -263,7 +257,7 @@ def test_networks_that_were_not_measured_are_refused(cluster, part):
         lambda cluster: COST.all_to_all(cluster, 1e6),
         lambda cluster: COST.all_reduce(cluster, 1e6),
     ):
-        message = refused(lambda work=work: work(cluster))
+        message = refusal(lambda work=work: work(cluster))
         assert part in message
         assert "add a source of the network: the datasheet, nccl-tests output" in message
 
@@ -278,7 +272,7 @@ def test_without_the_package_everything_else_works(monkeypatch):
             lambda: Silicon().all_to_all(one_node("H100", 8), 1e6),
             lambda: Silicon().lacks_computation(one_node("H100", 8)),
         ):
-            assert "need the package aiconfigurator-core (Linux x86-64 only), which is not installed" in refused(work)
+            assert "need the package aiconfigurator-core (Linux x86-64 only), which is not installed" in refusal(work)
         line = Line(alpha=0, beta=1)
         profile = CostProfile(name="p", origin="o", gemm={"H100": line}, memory={"H100": line})
         for cost in (Datasheet(), AlphaBeta(profile)):

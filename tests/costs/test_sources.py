@@ -24,11 +24,11 @@ from engine.costs import (
     choice,
     combine,
 )
-from engine.errors import InputError
 from engine.network import Network
 from engine.problem import Problem
 from engine.store.problems import problem_arguments, problem_from
 from engine.workload import RoutingTrace
+from tests.cases.refusals import refusal
 from tests.costs.silicon import needs_tables
 from tests.costs.source_errors import COLUMNS, cross_errors
 from tests.strategies import cluster_of, make_gpu, make_model
@@ -59,13 +59,6 @@ SOURCES = [
     NETWORK,
     Combined(AlphaBeta(PROFILE), NETWORK),
 ]
-
-
-def refused(work) -> str:
-    with pytest.raises(InputError) as caught:
-        work()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Two sources as one
@@ -112,19 +105,19 @@ def test_every_part_is_the_first_sources_that_has_it(names, computation, network
 
 
 def test_a_missing_part_is_named_with_every_reason_and_what_to_add():
-    message = refused(lambda: combine({"gemms.csv": COMPUTATION}, PAIR))
+    message = refusal(lambda: combine({"gemms.csv": COMPUTATION}, PAIR))
     assert message == (
         "no source given has times of the network for this cluster: gemms has no all-to-all over 2 GPUs (it has no "
         "all-to-all at all); add the datasheet as a source"
     )
     three = cluster_of(GPU, GPU, GPU)
-    message = refused(lambda: combine({"gemms.csv": COMPUTATION, "net.txt": NETWORK}, three))
+    message = refusal(lambda: combine({"gemms.csv": COMPUTATION, "net.txt": NETWORK}, three))
     assert "gemms has no all-to-all" in message and "net has no all-to-all over 3 GPUs (it has 2)" in message
-    assert "times of computation" in refused(lambda: combine({"net.txt": NETWORK}, PAIR))
+    assert "times of computation" in refusal(lambda: combine({"net.txt": NETWORK}, PAIR))
 
 
 def test_a_source_that_would_not_count_is_not_passed_over_in_silence():
-    message = refused(lambda: combine({"datasheet": Datasheet(), "net.txt": NETWORK}, PAIR))
+    message = refusal(lambda: combine({"datasheet": Datasheet(), "net.txt": NETWORK}, PAIR))
     assert message.startswith("net.txt is not used: datasheet before it has all that it could add; name it first")
 
 
@@ -148,22 +141,22 @@ def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
     both = cost_of(table, measured)
     assert both.connection == NETWORK
     assert float(both.gemm(GPU, 5, 64, 64, "bf16")) == pytest.approx(0.6)
-    assert "twice at most" in refused(lambda: cost_of(profile, measured, table))
-    assert "no such file" in refused(lambda: cost_of(tmp_path / "missing.json"))
-    assert "silicone" in refused(lambda: cost_of("silicone"))
+    assert "twice at most" in refusal(lambda: cost_of(profile, measured, table))
+    assert "no such file" in refusal(lambda: cost_of(tmp_path / "missing.json"))
+    assert "silicone" in refusal(lambda: cost_of("silicone"))
 
 
 @needs_tables
 def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
     one_node, four_nodes = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
     assert cost_of("silicon", cluster=one_node) == Silicon()
-    message = refused(lambda: cost_of("silicon", cluster=four_nodes))
+    message = refusal(lambda: cost_of("silicon", cluster=four_nodes))
     assert "the network" in message and "stop at one node" in message and "add the datasheet" in message
     both = cost_of("silicon", "datasheet", cluster=four_nodes)
     assert both == Combined(Silicon(), Datasheet())
     assert "aiconfigurator" in both.source and "roofline" in both.source
     unknown = Cluster(name="u", nodes=(Node(name="n", gpus=(gpu("V100-32"),)),))
-    assert "no tables of V100-32" in refused(lambda: cost_of("silicon", cluster=unknown))
+    assert "no tables of V100-32" in refusal(lambda: cost_of("silicon", cluster=unknown))
 
 
 # In a job
@@ -203,7 +196,7 @@ def test_a_job_counts_with_the_costs_of_its_problem(tmp_path, monkeypatch):
     ],
 )
 def test_a_bad_choice_is_refused(data, part):
-    assert part in refused(lambda: choice.from_dict(data))
+    assert part in refusal(lambda: choice.from_dict(data))
 
 
 # Errors against each other
@@ -229,7 +222,7 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
 @needs_tables
 def test_predictions_are_held_against_sizes_that_were_not_learned():
     errors = cross_errors(["H100"]).set_index(["operation", "source"])
-    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22, whose even places end before the last
+    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22; even places end before the last
     assert errors.points["GEMM", "α–β"] == errors.points["GEMM", "profiled"] == inside - learned
     assert errors["mean"]["GEMM", "profiled"] > 0.01
     assert errors.points["all-reduce", "profiled"] == 3 * 10

@@ -19,6 +19,7 @@ from engine.formats import check_recording, identify, members, numpy_files, read
 from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
 from tests.cases.examples import examples
 from tests.cases.files import refused
+from tests.cases.refusals import refusal
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
@@ -148,11 +149,6 @@ def test_expert_out_of_the_models_range(tmp_path):
     refused(path, "token 17, layer 3: expert 64 is out of range, experts are 0 … 63", num_experts=64)
     assert read_workload(path, num_experts=128).num_experts == 128
     refused(npz(tmp_path, experts=experts, num_experts=65), "65 experts", "model has 128", num_experts=128)
-
-
-def test_unknown_bytes_named_npz(tmp_path):
-    (tmp_path / "trace.npz").write_bytes(b"\0\1\2")
-    refused(tmp_path / "trace.npz", "is not a NumPy .npz archive")
 
 
 def test_truncated_npz(tmp_path):
@@ -349,11 +345,8 @@ def base64_of(data: bytes) -> str:
 
 
 def choices_refused(decode, *arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        decode(*arguments)
-    message = str(caught.value)
+    message = refusal(decode, *arguments)
     assert message.startswith("routed_experts: ")
-    assert "\n" not in message
     return message
 
 

@@ -175,19 +175,7 @@ def test_any_config(data, config, sizes):
 
 CELLS = (
     *PIECES,
-    "X",
-    "NV4",
-    "NV18",
-    "NV999",
-    "PIX",
-    "SYS",
-    "SOC",
-    "GPU0",
-    "GPU7",
-    "NIC0",
-    "NIC0NIC1",
-    "NODEPXB",
-    "CPU",
+    *("X", "NV4", "NV18", "NV999", "PIX", "SYS", "SOC", "GPU0", "GPU7", "NIC0", "NIC0NIC1", "NODEPXB", "CPU"),
     "\x1b[4m",
 )
 LISTED = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"

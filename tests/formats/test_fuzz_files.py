@@ -33,13 +33,7 @@ FILES = {
     "request-1.npz": b"PK\x05\x06" + bytes(18),
 }
 ODD_NAMES = (
-    "../outside.json",
-    "/absolute.json",
-    "a\\b.json",
-    ".hidden",
-    ".",
-    "..",
-    "a/",
+    *("../outside.json", "/absolute.json", "a\\b.json", ".hidden", ".", "..", "a/"),
     "x" * 300,
     "é\n.json",
     "a\x00b",
@@ -95,7 +89,7 @@ def test_a_file_without_a_name(tmp_path):
     path = tmp_path / "packed.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("nameless", b"1")
-        archive.infolist()[0].filename = ""  # in the directory at the end, which is what counts
+        archive.infolist()[0].filename = ""  # in the directory at the end, which counts
         archive.writestr("loads.json", FILES["loads.json"])
     assert not isinstance(workload_or_one_line(path, partial(read_workload, scratch=tmp_path)), str)
 
@@ -248,17 +242,7 @@ TEXTS = {kind: text_of(columns) for kind, columns in COLUMNS.items()} | {
 WORDS = (
     *PIECES,
     *ROUTING,
-    "src",
-    "dst",
-    "bytes",
-    "expert_0",
-    "expert_9",
-    "expert_99999",
-    "3.0",
-    "1e3",
-    "-0",
-    "4095",
-    "32767",
+    *("src", "dst", "bytes", "expert_0", "expert_9", "expert_99999", "3.0", "1e3", "-0", "4095", "32767"),
 )
 
 

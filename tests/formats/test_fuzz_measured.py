@@ -65,16 +65,7 @@ def test_logs_of_deepxtrace(tmp_path, data, windows, bare):
 
 WORDS = (
     *PIECES,
-    "gemm",
-    "all_reduce",
-    "send_receive",
-    "operation",
-    "seconds",
-    "ranks",
-    "fp8",
-    "4.0",
-    "1e-300",
-    "1e300",
+    *("gemm", "all_reduce", "send_receive", "operation", "seconds", "ranks", "fp8", "4.0", "1e-300", "1e300"),
 )
 
 

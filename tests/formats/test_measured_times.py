@@ -88,15 +88,8 @@ def test_devices_that_are_not_named_or_not_known(tmp_path):
     [
         (
             (
-                "moe_dtype",
-                "num_tokens",
-                "hidden_size",
-                "inter_size",
-                "topk",
-                "num_experts",
-                "moe_ep_size",
-                "distribution",
-                "latency",
+                *("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size"),
+                *("distribution", "latency"),
             ),
             "moe",
             "a step of serving",

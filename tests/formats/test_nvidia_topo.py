@@ -192,7 +192,7 @@ def test_pace_of_an_equal_exchange(gpus, seed):
     rng = np.random.default_rng(seed)
     upper = np.triu(rng.integers(0, 3, (gpus, gpus)), 1)
     nvlinks = upper + upper.T
-    types = ["H100"] * gpus  # whose 18 links are more than any row here: no switch
+    types = ["H100"] * gpus  # 18 links of an H100 are more than any row here: no switch
     pcie = rng.uniform(10e9, 60e9, gpus).tolist()
     ends = []
     for source in range(gpus):

@@ -258,15 +258,11 @@ def test_uneven_layers_and_gpus_are_named_in_runs():
 
 
 @pytest.mark.parametrize("target", WITH_REPLICAS)
-def test_layers_with_different_totals(target):
+def test_layers_with_different_totals_and_an_expert_twice_on_a_gpu(target):
     assert advice_of(target, placed([[0, 1], [2, 3]], [[0, 1, 2], [2, 3, 0]])) == (
         f"{ENGINES[target]} needs as many slots in every layer, but layer 0 (model layer 1) has 4 and layer 1 (model layer 2) "
         "has 6; export its even projection instead (--even)"
     )
-
-
-@pytest.mark.parametrize("target", WITH_REPLICAS)
-def test_an_expert_twice_on_a_gpu(target):
     assert advice_of(target, placed([[0, 1, 2], [3, 0, 1]], [[0, 1, 2], [3, 0, 3]])) == (
         f"{ENGINES[target]} can not use a second copy of an expert on one GPU, but layer 1 (model layer 2) has expert 3 twice "
         "on GPU 1; export its even projection instead (--even)"

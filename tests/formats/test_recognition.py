@@ -1,6 +1,5 @@
 """Recognition of files: formats, glances, sources, names of recordings, and foreign files."""
 
-import io
 import json
 import struct
 import tarfile
@@ -34,6 +33,7 @@ from engine.formats.recognition import MOST_FILES, STRANGERS
 from engine.formats.source import without_ids
 from tests.cases.files import refused
 from tests.cases.fuzzing import answer_or_one_line, any_input
+from tests.cases.plan_files import saved_tensors
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 STATISTICS = {"logical_count": [[0, 0], [1, 2]]}
@@ -44,12 +44,6 @@ def written(path: Path, content: str | bytes | dict) -> Path:
     content = json.dumps(content) if isinstance(content, dict) else content
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-def torch_saved(content: dict) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
 
 
 def recording(path: Path) -> Path:
@@ -82,8 +76,8 @@ def recording(path: Path) -> Path:
         ("Expert,Node\n0,0\n", "exflow-plan"),
         ("[[1, 0, 2], [0, 1, 2]]", "engine-plan"),
         ("[[5, 0, 2], [0, 1, 9]]", "bare-list"),
-        (torch_saved({"physical_to_logical_map": torch.zeros(1, 4, dtype=torch.int64)}), "engine-plan"),
-        (torch_saved({"logical_count": torch.ones(1, 4, dtype=torch.int32)}), "sglang-statistics"),
+        (saved_tensors({"physical_to_logical_map": torch.zeros(1, 4, dtype=torch.int64)}), "engine-plan"),
+        (saved_tensors({"logical_count": torch.ones(1, 4, dtype=torch.int32)}), "sglang-statistics"),
     ],
 )
 def test_files_are_told_by_their_content(tmp_path, content, name):

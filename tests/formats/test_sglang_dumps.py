@@ -304,14 +304,6 @@ def test_copies_of_passes_count_once(tmp_path):
     assert "3 of 4 ranks (1, 2, 3)" in load.origin.findings[0].message
 
 
-def test_two_files_of_a_rank_are_no_copies(tmp_path):
-    """The rank in the file counts, not that in its name."""
-    for name in range(2):
-        dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, name)
-    with pytest.raises(InputError, match="second file of rank 0"):
-        read_workload(tmp_path)
-
-
 def test_a_balancer_that_moved_is_found(tmp_path):
     dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, 0)
     dump(tmp_path, [pass_record(1, 1, [[0] * 4, [2, 2, 4, 8]])], [[0, 1, 2, 0], [2, 0, 1, 1]], 1)

@@ -181,7 +181,7 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
     try:
         workload = read_workload(path)
     except InputError as error:
-        # A placement, or nothing in it: refused for what it says, never for a missing header.
+        # A placement, or nothing in it: refused for its content, never for a missing header.
         assert any(reason in str(error) for reason in ("a placement", "every load is 0")), error
         return
     if rows == columns:

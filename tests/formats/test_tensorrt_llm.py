@@ -11,7 +11,8 @@ from engine.errors import InputError
 from engine.formats import identify, parts, read_workload
 from engine.model import MoEModel
 from tests.cases.files import refused
-from tests.cases.tensorrt_llm import MODEL, codes, recording
+from tests.cases.megatron import codes
+from tests.cases.tensorrt_llm import MODEL, recording
 
 TWO_RANKS = [
     {"7_1": [1, 2, 3, 0], "7_2": [0, 0, 6, 0], "7_3": [6, 0, 0, 0], "8_1": [2, 0, 0, 0]},

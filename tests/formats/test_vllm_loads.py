@@ -15,17 +15,14 @@ from engine.formats.step_spans import StepSpans
 from engine.model import MoEModel
 from tests.cases.examples import examples
 from tests.cases.files import refused
+from tests.cases.sglang import codes
 from tests.cases.vllm import FIRST, META, MOVED, ROUTED, ROUTED_AT, SECOND, route_meta, routes, stats
 
 
-def saved(folder: Path, *records: dict) -> Path:
-    path = folder / "stats.jsonl"
+def saved(folder: Path, *records: dict, name: str = "stats.jsonl") -> Path:
+    path = folder / name
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
-
-
-def codes(load) -> list[str]:
-    return [finding.code for finding in load.origin.findings]
 
 
 @pytest.mark.parametrize("form", ["older", "newer"])
@@ -193,9 +190,7 @@ def test_a_damaged_structure(tmp_path):
 
 
 def saved_routes(folder: Path, records: list[dict], name: str = "routes-layer0.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return saved(folder, *records, name=name)
 
 
 def logged(folder: Path, layer: int, **more: object) -> Path:

@@ -37,7 +37,7 @@ def traces(draw, columns=("sequence", "source_rank", "phase", "model_layers")) -
     tokens, layers, k = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     num_experts = draw(st.integers(k, 300))
     experts = rng.integers(-1, num_experts, (tokens, layers, k)).astype(np.int16)
-    experts[0, 0, 0] = num_experts - 1  # what a reader takes for the number of experts
+    experts[0, 0, 0] = num_experts - 1  # a reader takes the number of experts from it
     parts = {
         "sequence": rng.integers(0, 5, tokens).astype(np.int32),
         "source_rank": rng.integers(0, 4, tokens).astype(np.int32),

@@ -15,7 +15,7 @@ from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress
-from engine.jobs.runner import Job, State
+from engine.jobs.runner import State
 from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
 from tests.jobs.handlers import LooseAnswer
 
@@ -150,15 +150,11 @@ def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
 def test_a_clock_that_is_set_leaves_no_job_starting(tmp_path, monkeypatch, hours):
     job = by_hand(tmp_path)
     queue.join(job.folder)
-    later = by_hand_later(job)
+    later = job.folder.with_name(f"2026{job.id[4:]}")
     assert job.state is State.STARTING and queue.ahead_of(later) == 1
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3600 * hours)
     assert job.state is State.FAILED and job.error == "the process is gone" and queue.ahead_of(later) == 0
-
-
-def by_hand_later(job: Job) -> Path:
-    return job.folder.with_name(f"2026{job.id[4:]}")
 
 
 def test_torn_lines_of_progress_are_passed_over(tmp_path):

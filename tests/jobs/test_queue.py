@@ -208,7 +208,7 @@ def test_what_is_expected_counts_until_the_job_shows_its_own_pace(job):
     report(job, 5.0, 0.0, expected=60.0)
     assert seconds_left(job) == pytest.approx(55.0, abs=1.0)
     report(job, 0.0, 0.9, expected=60.0)
-    # Nine tenths in 5 s: what is left is hardly more than half a second, whatever was expected.
+    # Nine tenths in 5 s: hardly more than half a second is left, whatever was expected.
     assert seconds_left(job) == pytest.approx(0.1 * (0.1 * 60 + 5), abs=0.2)
 
 

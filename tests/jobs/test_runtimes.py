@@ -51,7 +51,7 @@ def test_what_a_page_proposes_was_measured_at_every_size():
 @pytest.mark.parametrize("name", ["linear", "rcs", "aurora-printed", "lina"])
 def test_what_is_said_of_a_quick_system_is_what_it_takes(problem, name):
     """On any machine and under any load, so by an order of magnitude: a table of another unit or size is told."""
-    run(SYSTEMS[name], problem)  # what is loaded once
+    run(SYSTEMS[name], problem)  # loads modules once
     seconds = bench_runtimes.measure(problem, SYSTEMS[name], most=5).seconds
     assert 0.1 < seconds / estimate(problem, SYSTEMS[name], {}) < 10
 
@@ -162,6 +162,6 @@ def test_on_gpus_of_several_types_a_search_is_said_to_take_as_long_as_there():
         bench_runtimes.problem_of(Goal.INFERENCE, *bench_runtimes.OF_MIXED[0], mixed=mixed) for mixed in (False, True)
     )
     assert estimate(mixed, SYSTEMS["aurora"], {}) > 5 * estimate(alike, SYSTEMS["aurora"], {})
-    # Of what was measured on GPUs of one type alone that is said.
+    # Times measured on GPUs of one type alone are named as such.
     two = replace(mixed, second=mixed)
     assert estimate(two, SYSTEMS["aurora"], {}) is not None

@@ -58,16 +58,8 @@ MAY_SEND_ALONE = {("layers.py", "outputs"), ("check.py", "_from_zero")}
 gloo = {
     name: getattr(dist, name)
     for name in (
-        "init_process_group",
-        "new_group",
-        "get_backend",
-        "all_reduce",
-        "all_gather_object",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "isend",
-        "irecv",
+        *("init_process_group", "new_group", "get_backend", "all_reduce", "all_gather_object"),
+        *("all_to_all_single", "barrier", "broadcast", "isend", "irecv"),
     )
 }
 

@@ -145,11 +145,7 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
     assert calibration.held_out[0].errors == pytest.approx([0.2])
     assert [row["operation"] for row in table_of(calibration)] == [
-        "GEMM bf16 CPU",
-        "memory CPU",
-        "all-to-all",
-        "all-reduce",
-        "exchange with a peer",
+        *("GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer")
     ]
 
 
@@ -256,13 +252,7 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
     assert code == 0, errors
     for part in (
-        "2 × CPU",
-        "GEMM fp32 CPU",
-        "all-to-all",
-        "exchange",
-        "all-reduce",
-        "held-out shapes",
-        f"--cost {path}",
+        *("2 × CPU", "GEMM fp32 CPU", "all-to-all", "exchange", "all-reduce", "held-out shapes", f"--cost {path}"),
     ):
         assert part in out
     cost, card = Profiled(read_costs(path)), make_gpu().model_copy(update={"type": "CPU"})

@@ -335,12 +335,8 @@ def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "handle",
     [
-        "",
-        "slurm://switchyard/--help",
-        "local_cwd://switchyard/4242",
-        "slurm://x/1/2",
-        "slurm://switchyard/4242\n",
-        "kubernetes://switchyard/a:b:c",
+        *("", "slurm://switchyard/--help", "local_cwd://switchyard/4242", "slurm://x/1/2"),
+        *("slurm://switchyard/4242\n", "kubernetes://switchyard/a:b:c"),
     ],
 )
 def test_only_handles_of_jobs_are_asked_about(tmp_path, monkeypatch, handle):

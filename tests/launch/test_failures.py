@@ -21,7 +21,6 @@ import torch
 
 from engine import store
 from engine.cli import main
-from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
@@ -34,8 +33,10 @@ from engine.launch.running.local import run_here
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
+from tests.cases.jobs import until
 from tests.cases.launches import BIG, launch_arguments, prepare
-from tests.cases.processes import processes_of, until
+from tests.cases.processes import processes_of
+from tests.cases.refusals import refusal
 from tests.cases.testbeds import MBIT, command, needs_testbed, nothing_left, own_namespaces
 
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -46,10 +47,8 @@ ASLEEP = "import time; time.sleep(600)"
 
 def message_of(run: Callable[[], object]) -> str:
     """The message of a launch that fails, checked to be one line and no traceback."""
-    with pytest.raises(InputError) as caught:
-        run()
-    text = str(caught.value)
-    assert "\n" not in text and "Traceback" not in text and len(text) < 300
+    text = refusal(run)
+    assert "Traceback" not in text and len(text) < 300
     return text
 
 

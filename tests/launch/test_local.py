@@ -34,6 +34,7 @@ from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.cases.jobs import until
 from tests.cases.launch_plans import MODES
 from tests.cases.launches import (
     BIG,
@@ -52,7 +53,7 @@ from tests.cases.launches import (
     recording,
     sent,
 )
-from tests.cases.processes import processes_of, ranks_of, until
+from tests.cases.processes import processes_of, ranks_of
 from tests.oracles.plans import check_plan
 
 
@@ -60,11 +61,7 @@ from tests.oracles.plans import check_plan
 def test_prepare_says_what_it_checked():
     launch = prepare("matched", 2, tokens=100, repeats=4)
     assert launch.ready and [check.name for check in launch.checks] == [
-        "Ranks",
-        "Backend",
-        "Memory",
-        "Tokens",
-        "Numbers",
+        *("Ranks", "Backend", "Memory", "Tokens", "Numbers")
     ]
     text = {check.name: check.text for check in launch.checks}
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
@@ -304,7 +301,7 @@ MOMENTS = {
 @pytest.mark.clock
 def test_a_stop_ends_everything_within_two_seconds(begin, moment):
     running = begin()
-    until(lambda: moment(running))
+    until(lambda: moment(running), 120)
     asked = time.monotonic()
     running.asked.set()
     assert "stopped" in running.join(2.0)
@@ -323,7 +320,7 @@ def test_the_time_limit_ends_the_launch(begin):
 @pytest.mark.clock
 def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     running = begin()
-    until(lambda: any(message.startswith("warm-up") for message in running.messages))
+    until(lambda: any(message.startswith("warm-up") for message in running.messages), 120)
     first, second = ranks_of(running.folder)
     number = second.environ()["RANK"]
     second.kill()
@@ -336,7 +333,7 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
 @pytest.mark.clock
 def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
     running = begin()
-    until(lambda: len(ranks_of(running.folder)) == 2)
+    until(lambda: len(ranks_of(running.folder)) == 2, 120)
     first, second = ranks_of(running.folder)
     second.suspend()
     first.parent().kill()
@@ -375,7 +372,7 @@ def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python)
 @pytest.mark.clock
 def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
-    until(lambda: job.progress and job.progress.message.startswith("warm-up"))
+    until(lambda: job.progress and job.progress.message.startswith("warm-up"), 120)
     assert len(processes_of(job.folder)) >= 4
     asked = time.monotonic()
     runner.cancel(job)
@@ -387,7 +384,7 @@ def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
 @pytest.mark.clock
 def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
-    until(lambda: len(ranks_of(job.folder)) == 2)
+    until(lambda: len(ranks_of(job.folder)) == 2, 120)
     ranks_of(job.folder)[0].suspend()
     os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
     assert runner.wait(job, 5.0) is State.FAILED
@@ -399,7 +396,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
 @pytest.mark.clock
 def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
-    until(lambda: len(ranks_of(job.folder)) == 2)
+    until(lambda: len(ranks_of(job.folder)) == 2, 120)
     protocol.living_worker(job.folder).terminate()
     assert runner.wait(job, 3.0) is State.CANCELLED and job.error is None
     until(lambda: not processes_of(job.folder), 1)
@@ -439,7 +436,7 @@ def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_
     cluster = cluster_presets()["mixed-8"].cluster
     systems = [{"name": "linear"}, {"name": "aurora", "options": {"time_limit": 1000.0}}]
     job = start_job("optimise", optimise_arguments(trace, model, cluster, systems))
-    until(lambda: job.progress and "placing layer 2" in job.progress.message)
+    until(lambda: job.progress and "placing layer 2" in job.progress.message, 120)
     asked = time.monotonic()
     runner.cancel(job)
     assert runner.wait(job, 2.0) is State.CANCELLED

@@ -67,13 +67,10 @@ def placed(plan: Plan) -> Plan:
     return plan.model_copy(update=both)
 
 
-def tokens_of(trace: RoutingTrace) -> Tokens:
-    return Tokens(trace.experts, trace.rank_of_token(1))
-
-
 def context_of(plan: Plan, *traces: RoutingTrace, **more) -> RankContext:
     instructions = RankInstructions(plans=(plan,), ranks=1, backend="gloo", **more)
-    return RankContext(instructions, tuple(map(tokens_of, traces)), 0, CPU, Recorder(0, CPU))
+    tokens = tuple(Tokens(trace.experts, trace.rank_of_token(1)) for trace in traces)
+    return RankContext(instructions, tokens, 0, CPU, Recorder(0, CPU))
 
 
 @torch.inference_mode()

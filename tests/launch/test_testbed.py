@@ -27,7 +27,8 @@ from engine.launch.results.prediction import predict
 from engine.launch.running.local import run_here
 from engine.result import never
 from engine.systems.base import silent
-from tests.cases.processes import until, workers_of
+from tests.cases.jobs import until
+from tests.cases.processes import workers_of
 from tests.cases.testbeds import (
     LAYERS,
     MBIT,
@@ -73,7 +74,7 @@ def test_namespaces_exist_inside_and_the_host_sees_no_link():
 def test_nothing_is_left_after_an_error_not_even_a_process_inside(error):
     with pytest.raises(error), Testbed(np.full(2, MBIT)) as testbed:
         inside = subprocess.Popen(testbed.inside(1, ["sleep", "60"]))
-        until(lambda: psutil.Process(inside.pid).name() == "sleep")
+        until(lambda: psutil.Process(inside.pid).name() == "sleep", 120)
         raise error
     assert inside.wait(2.0) == -signal.SIGKILL
     assert not own_namespaces()
@@ -107,7 +108,7 @@ def test_what_a_killed_process_left_goes_when_the_next_testbed_starts_and_a_livi
             assert process.stdout.readline()
         killed.kill()
         # Not reaped yet: a process that is dead but still listed owns nothing.
-        until(lambda: psutil.Process(killed.pid).status() == psutil.STATUS_ZOMBIE)
+        until(lambda: psutil.Process(killed.pid).status() == psutil.STATUS_ZOMBIE, 120)
         assert len(own_namespaces(killed.pid)) == 3
         with Testbed(np.full(1, MBIT)):
             assert not own_namespaces(killed.pid) and len(own_namespaces(living.pid)) == 3
@@ -303,7 +304,7 @@ def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(com
         return [process for folder in own_data_folder.glob("run-*") for process in workers_of(folder)]
 
     try:
-        until(lambda: len(ranks()) == 2)
+        until(lambda: len(ranks()) == 2, 120)
         ranks()[0].suspend()  # one that cannot notice anything
         assert len(own_namespaces(engine.pid)) == 3
     finally:

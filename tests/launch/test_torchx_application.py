@@ -22,18 +22,8 @@ HOSTILE = [
     "a b",
     "it's",
     'say "x"',
-    "$(touch owned)",
-    "`touch owned`",
-    "${HOME} $HOME",
-    "$$ $app_id $${replica_id}",
-    "a;touch owned",
-    "%j%%",
-    "--help",
-    "a & b | c > owned",
-    "#!*?[a]~",
-    "ünï",
-    "a:b,c",
-    "$(PATH) $(SECRET)",
+    *("$(touch owned)", "`touch owned`", "${HOME} $HOME", "$$ $app_id $${replica_id}", "a;touch owned", "%j%%"),
+    *("--help", "a & b | c > owned", "#!*?[a]~", "ünï", "a:b,c", "$(PATH) $(SECRET)"),
 ]
 
 
@@ -197,26 +187,11 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
 # The fields of a Job that a person sets, by Volcano's CustomResourceDefinition jobs.batch.volcano.sh (v1alpha1), but for the
 # pods' templates, which are Kubernetes' own. Unlike the original, this schema refuses every other field.
 EVENTS = [
-    "*",
-    "PodPending",
-    "PodRunning",
-    "PodFailed",
-    "PodEvicted",
-    "Unknown",
-    "TaskCompleted",
-    "OutOfSync",
-    "CommandIssued",
-    "JobUpdated",
-    "TaskFailed",
+    *("*", "PodPending", "PodRunning", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted", "OutOfSync"),
+    *("CommandIssued", "JobUpdated", "TaskFailed"),
 ]
 ACTIONS = [
-    "AbortJob",
-    "RestartJob",
-    "RestartTask",
-    "RestartPod",
-    "RestartPartition",
-    "TerminateJob",
-    "CompleteJob",
+    *("AbortJob", "RestartJob", "RestartTask", "RestartPod", "RestartPartition", "TerminateJob", "CompleteJob"),
     "ResumeJob",
 ]
 """The definition takes any text for these; the controller acts on these."""

@@ -112,7 +112,7 @@ def check_relayed(
         raise IllegalError(f"step {step[fault[0]]}: GPU {src[fault[0]]} sends nothing, or to itself")
     linked = network.linked | np.eye(network.gpus, dtype=bool)
     fabric, inside = ~linked[src, dst], linked[origin, target]
-    # Of what is for another node: from its sender to a relay, between the nodes, or from a relay to its receiver
+    # Rows for another node: from their sender to a relay, between the nodes, or from a relay to their receiver
     before = linked[origin, dst] & (src == origin)
     after = linked[src, target] & (dst == target)
     crosses = linked[origin, src] & linked[dst, target]

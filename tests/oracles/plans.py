@@ -221,7 +221,7 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
         if (sends["start"] < used_until - slack).any():
             raise IllegalError(f"layer {layer} sends before the layer before it has received everything")
         used_until = max(used_until, sends["end"].max()) if len(sends) else used_until
-        if plan.send_order.mode == "joint":  # what both models have for one GPU in a phase is one transfer
+        if plan.send_order.mode == "joint":  # the bytes of both models for one GPU in a phase are one transfer
             columns = ["resource", "peer", "start", "end"]
             sends = sends.groupby(columns, as_index=False, observed=True)["bytes"].sum()
         _check_ports(sends, problem.network)

@@ -223,19 +223,8 @@ def forward_of(*edges: tuple[str, str]) -> nx.DiGraph:
 def test_backward_by_hand():
     graph = with_backward(forward_of(("a", "b"), ("b", "c")), 2.0)
     assert [node.name for node in graph.operators] == [
-        "a",
-        "b",
-        "c",
-        "dw.c",
-        "dx.c",
-        "dw.b",
-        "dx.b",
-        "dw.a",
-        "dx.a",
-        "all_reduce.c",
-        "all_reduce.b",
-        "all_reduce.a",
-        "update",
+        *("a", "b", "c", "dw.c", "dx.c", "dw.b", "dx.b", "dw.a", "dx.a", "all_reduce.c", "all_reduce.b"),
+        *("all_reduce.a", "update"),
     ]
     needs = {
         dependency.after: sorted(two.before for two in graph.dependencies if two.after == dependency.after)

@@ -98,19 +98,6 @@ def test_a_count_that_is_too_entangled_is_refused_and_can_be_stopped():
     assert partition_axes(free).status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize(
-    ("constraint", "message"),
-    [
-        (AxisConstraint((), ()), "constraint 0 names no tensor"),
-        (AxisConstraint(("b",), ((0,),)), "'b', which has no domain"),
-        (AxisConstraint(("a",), ((0, 1),)), "2 axes for 1 tensors"),
-    ],
-)
-def test_a_malformed_problem_is_said(constraint, message):
-    with pytest.raises(InputError, match=message):
-        AxisProblem({"a": (0,)}, (constraint,))
-
-
 def test_the_check_refuses_what_breaks_a_rule():
     domains, rule = {"a": (0, 1), "b": (0, 1)}, [(("a", "b"), ((0, 1),))]
     check_axes({"a": 0, "b": 1}, domains, rule)

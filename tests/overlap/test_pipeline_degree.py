@@ -164,9 +164,9 @@ def test_no_cut_equal_or_not_is_faster_than_the_limit(coefficients, way, sizes):
 
 
 def test_the_limit_is_met_where_one_resource_is_never_idle():
-    # One part: 2 · 3 + 4 is also what the experts alone need beside two start-ups without bytes.
+    # One part: 2 · 3 + 4 is also the need of the experts alone and of two start-ups without bytes.
     assert DegreeInstance(3, 0, 1, 1, 3, 1, 9).limit().tolist() == [10.0]
-    # Two parts fill the network: 2 · 2 · 1 + 2 · 10, beside the limit 2 + 2 · 10.
+    # Two parts fill the network: 2 · 2 · 1 + 2 · 10, against the limit 2 + 2 · 10.
     short = DegreeInstance(1, 10, 1, 0, 1, 1, 9)
     assert short.limit().tolist() == [22.0] and pipeline_degree(short).objective == 23.0
     assert DegreeInstance(1, 10, 1, 0, 1, 1, 9, streams=2).limit().tolist() == [12.0]
@@ -320,13 +320,10 @@ def test_printed_rule_with_equal_start_ups(alpha, network, experts):
     instance = DegreeInstance(alpha, network, 1, alpha, experts, 1, 12)
     result, exact = pipemoe_printed(instance), pipeline_degree(instance)
     assert 1 <= result.solution[0] <= 12
-    assert result.objective == pytest.approx(simulated_of(instance, int(result.solution[0])))
-    assert result.objective >= result.bound == pytest.approx(exact.objective)
-
-
-def simulated_of(instance: DegreeInstance, parts: int) -> float:
     coefficients = {name: float(getattr(instance, name)[0]) for name in NUMBERS}
-    return simulated(coefficients, parts, instance.streams, instance.order)
+    parts = int(result.solution[0])
+    assert result.objective == pytest.approx(simulated(coefficients, parts, instance.streams, instance.order))
+    assert result.objective >= result.bound == pytest.approx(exact.objective)
 
 
 def test_printed_rule_is_scored_on_the_streams_of_the_instance_and_never_beats_the_exact_one():

@@ -63,7 +63,7 @@ def die_always(common, index, stop, report):
 
 
 def threads(common, index, stop, report):
-    """How many threads the linear algebra may use here, and in whose process group it runs."""
+    """Return the threads that the linear algebra may use here, and the process group."""
     time.sleep(common)
     return os.environ.get("OMP_NUM_THREADS"), os.getpgid(0), threading.current_thread() is threading.main_thread()
 

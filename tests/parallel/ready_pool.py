@@ -6,7 +6,7 @@ from engine.parallel.pool import Pool
 
 
 def nothing() -> None:
-    """What these workers do first."""
+    """The first work of these workers."""
 
 
 def ready(pool: Pool) -> Pool:

@@ -1,4 +1,4 @@
-"""Questions in processes beside this one: the same answers, large arguments sent once, and no process that outlives this."""
+"""Questions in worker processes: the same answers, large arguments sent once, and no process that outlives this one."""
 
 import os
 import signal

@@ -123,7 +123,7 @@ def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
     asked = []
 
     def stop() -> bool:
-        """Once two workers are at work beside the process of the test."""
+        """True once two workers are at work besides the process of the test."""
         if not asked and all((tmp_path / f"begun-{index}").exists() for index in (0, 1, 2)):
             asked.append(time.monotonic())
         return bool(asked)

@@ -46,7 +46,7 @@ def on_cluster(cluster: "distributed.LocalCluster", monkeypatch: pytest.MonkeyPa
 def test_a_sweep_of_64_points_gives_the_same_numbers(cluster, monkeypatch):
     hardware = cluster_presets()["mixed-8"].cluster
     model = MoEModel.from_json((ROOT / "sample_traces" / "tiny-moe-alpha.json").read_bytes(), "model")
-    model = model.model_copy(update={"layers": 2})  # what is asked is whether the points are alike, not what they cost
+    model = model.model_copy(update={"layers": 2})  # the points shall be alike, whatever they cost
     step = usual_step(model, len(hardware.gpus))
     problem = make_problem(balanced_load(model), hardware, model, Datasheet(), step=step)
     trials = trials_of(problem, "micro_op", [1 + 0.5 * place for place in range(61)])
@@ -109,7 +109,7 @@ def test_nothing_is_left_on_the_client(on_cluster):
     assert threading.active_count() <= before
 
 
-# What kills workers comes last: on a busy machine theirs can take long to be started again.
+# Points that kill workers come last: on a busy machine a new worker can take long to start.
 
 
 def test_a_killed_worker_costs_its_points_a_second_attempt(on_cluster, tmp_path):
@@ -126,7 +126,7 @@ def test_a_point_that_kills_every_worker_is_refused(on_cluster):
     assert kept == sorted(kept) and 3 not in kept
 
 
-# A cluster of its own, whose scheduler is a process that can be killed
+# A cluster of its own, with a scheduler in a process that can be killed
 
 
 @pytest.fixture

@@ -94,14 +94,7 @@ def test_equal_split_against_every_placement(instance, exact):
         known = instance.layout(result.solution[[layer]])[0]
         arguments = (
             layer_instance.relative[0],
-            layer_instance.slots_of_gpu,
-            layer_instance.speed,
-            "equal",
-            known,
-            0.5,
-            5.0,
-            0,
-            never,
+            *(layer_instance.slots_of_gpu, layer_instance.speed, "equal", known, 0.5, 5.0, 0, never),
         )
         assert best_of_layer * best_layout(*arguments)[1] <= 1 + 1e-9
     if exact:
@@ -265,7 +258,7 @@ def test_groups_stay_on_their_node():
 def test_the_limit_of_groups_is_their_best_dealing():
     assert [len(_partitions(groups, nodes)) for groups, nodes in ((4, 2), (8, 4), (8, 2), (6, 6))] == [3, 105, 35, 1]
     assert _partitions(16, 4) is None
-    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 beside 2 + 1 where one group outweighs all.
+    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 and 2 + 1 where one group outweighs all.
     even = ReplicationInstance(np.array([[[4.0, 3, 2, 1]]]), 4, 2, nodes=2, groups=4)
     assert replicate(even).bound == 1.0
     uneven = ReplicationInstance(np.array([[[6.0, 1, 2, 1]]]), 4, 2, nodes=2, groups=4)
@@ -338,17 +331,10 @@ ONES = np.ones((1, 2, 12))
     ("more", "parts"),
     [
         ({"loads": np.ones((2, 12))}, ["loads", "[load, layer, expert]"]),
-        ({"loads": -ONES}, ["loads", "at least 0"]),
         ({"split": "half"}, ["split", "half"]),
-        ({"slots": 8}, ["8 slots for 12 experts", "16"]),
-        ({"slots": 17}, ["17 slots", "8 GPUs", "16 or 24"]),
-        ({"nodes": 3}, ["8 GPUs", "3 nodes"]),
-        ({"groups": 5}, ["12 experts", "5 groups"]),
-        ({"slots_of_gpu": np.full(7, 2)}, ["slots_of_gpu", "8 GPUs"]),
         ({"slots_of_gpu": np.full(8, 3)}, ["adds up to 24", "16", "8 slots"]),
         ({"slots_of_gpu": np.full(8, 2.5)}, ["slots_of_gpu", "whole number"]),
         ({"slots_of_gpu": np.full(8, 1), "slots": 8}, ["8 slots for 12 experts", "add 4"]),
-        ({"speed": np.zeros(8)}, ["speed", "positive"]),
         ({"speed": np.r_[2.0, np.ones(7)], "nodes": 2, "groups": 2}, ["groups", "leave groups"]),
     ],
 )
@@ -436,12 +422,8 @@ def test_the_unit_of_the_load_changes_nothing():
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
-        ({"slots": 8}, ["8 slots for 12 experts", "16"]),
-        ({"slots": 17}, ["17 slots", "8 GPUs", "16 or 24"]),
         ({"slots": 9}, ["9 slots", "take 16"]),
         ({"gpus": 0}, ["gpus", "at least 1"]),
-        ({"nodes": 3}, ["8 GPUs", "3 nodes", "1, 2, 4 or 8"]),
-        ({"groups": 5}, ["12 experts", "5 groups", "1, 2, 3, 4, 6 or 12"]),
         ({"load": np.ones(12)}, ["load"]),
         ({"load": -EXAMPLE}, ["load"]),
         ({"load": EXAMPLE * np.nan}, ["load"]),

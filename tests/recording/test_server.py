@@ -6,16 +6,9 @@ import time
 
 import pytest
 
-from engine.errors import InputError
 from engine.recording.server import Server, ServerError, check_url
+from tests.cases.refusals import refusal
 from tests.recording.stand_in import Reply, StandIn
-
-
-def refused(call, *arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +37,7 @@ def test_addresses(text, url):
     ],
 )
 def test_addresses_that_are_none(text, part):
-    message = refused(check_url, text)
+    message = refusal(check_url, text)
     assert part in message and "secret" not in message
 
 
@@ -54,8 +47,8 @@ def test_no_redirect_is_followed(other: StandIn, status):
     named = StandIn()
     named.answers["/server_info"] = lambda body: Reply(status, "", {"Location": f"{other.url}/server_info"})
     other.answers["/server_info"] = lambda body: {"model_path": "elsewhere"}
-    assert f"redirect to '{other.url}" in refused(Server(named.url, 5).get, "/server_info")
-    assert refused(Server(named.url, 5).post, "/server_info", {"prompt": "confidential"})
+    assert f"redirect to '{other.url}" in refusal(Server(named.url, 5).get, "/server_info")
+    assert refusal(Server(named.url, 5).post, "/server_info", {"prompt": "confidential"})
     assert not other.requests
     named.close()
 
@@ -81,14 +74,14 @@ def test_the_key_goes_to_the_server_alone(other: StandIn, monkeypatch):
     assert other.headers[0]["Authorization"] == "Bearer sk-1"
     assert "sk-1" not in repr(Server(other.url, 5))
     monkeypatch.setenv("SWITCHYARD_API_KEY", "sk-1\r\nX: y")
-    assert "printable" in refused(Server, other.url, 5)
+    assert "printable" in refusal(Server, other.url, 5)
 
 
 @pytest.mark.clock
 def test_a_server_that_never_answers(other: StandIn):
     other.answers["/x"] = lambda body: time.sleep(2)
     begin = time.monotonic()
-    assert "no answer within 0.3 s" in refused(Server(other.url, 0.3).get, "/x")
+    assert "no answer within 0.3 s" in refusal(Server(other.url, 0.3).get, "/x")
     assert time.monotonic() - begin < 1.5
 
 
@@ -97,55 +90,42 @@ def test_a_server_that_answers_a_byte_at_a_time(other: StandIn):
     """Each byte comes in time; together they do not."""
     other.answers["/x"] = lambda body: Reply(200, "x" * 1000, slowly=0.05)
     begin = time.monotonic()
-    assert "not complete within 0.4 s" in refused(Server(other.url, 0.4).get, "/x")
+    assert "not complete within 0.4 s" in refusal(Server(other.url, 0.4).get, "/x")
     assert time.monotonic() - begin < 1.5
 
 
 def test_an_answer_that_is_cut_short(other: StandIn):
     other.answers["/x"] = lambda body: Reply(200, "x" * 1000, truncated=True)
-    assert "broke off before the answer was complete" in refused(Server(other.url, 5).get, "/x")
+    assert "broke off before the answer was complete" in refusal(Server(other.url, 5).get, "/x")
 
 
 def test_an_answer_that_is_too_large(other: StandIn):
     other.answers["/x"] = lambda body: "x" * 3_000_000
-    assert "larger than 1 MB" in refused(lambda: Server(other.url, 5).get("/x", most=1024**2))
+    assert "larger than 1 MB" in refusal(lambda: Server(other.url, 5).get("/x", most=1024**2))
 
 
-def test_a_server_that_hangs_up():
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_a_server_that_hangs_up_or_does_not_speak_http(greeting):
     listening = socket.create_server(("127.0.0.1", 0))
 
     def hang_up() -> None:
         connection, _ = listening.accept()
-        connection.recv(100)
+        connection.sendall(greeting) if greeting else connection.recv(100)
         connection.close()
 
     threading.Thread(target=hang_up, daemon=True).start()
     port = listening.getsockname()[1]
-    assert "broke off" in refused(Server(f"http://127.0.0.1:{port}", 5).get, "/x")
-    listening.close()
-
-
-def test_something_that_does_not_speak_http():
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def greet() -> None:
-        connection, _ = listening.accept()
-        connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-        connection.close()
-
-    threading.Thread(target=greet, daemon=True).start()
-    port = listening.getsockname()[1]
-    assert "broke off" in refused(Server(f"http://127.0.0.1:{port}", 5).get, "/x")
+    assert "broke off" in refusal(Server(f"http://127.0.0.1:{port}", 5).get, "/x")
     listening.close()
 
 
 def test_http_where_https_was_asked_for(other: StandIn):
-    assert "does not speak https" in refused(Server(other.url.replace("http", "https"), 5).get, "/x")
+    assert "does not speak https" in refusal(Server(other.url.replace("http", "https"), 5).get, "/x")
 
 
 def test_nobody_there():
-    assert "connection refused" in refused(Server("http://127.0.0.1:1", 5).get, "/x")
-    assert "no host of this name" in refused(Server("http://nowhere.invalid", 5).get, "/x")
+    assert "connection refused" in refusal(Server("http://127.0.0.1:1", 5).get, "/x")
+    assert "no host of this name" in refusal(Server("http://nowhere.invalid", 5).get, "/x")
 
 
 @pytest.mark.parametrize(
@@ -169,4 +149,4 @@ def test_a_server_s_own_words(other: StandIn, body, reason):
 @pytest.mark.parametrize("body", ["[1]", "{", "[" * 100_000, b"\xff"])
 def test_an_object_that_is_none(other: StandIn, body):
     other.answers["/x"] = lambda request: Reply(200, body)
-    assert refused(Server(other.url, 5).get_object, "/x").startswith(f"{other.url}/x: ")
+    assert refusal(Server(other.url, 5).get_object, "/x").startswith(f"{other.url}/x: ")

@@ -33,7 +33,7 @@ def test_a_prefill_step_takes_whole_prompts():
     assert pytest.approx(np.mean(keys)) == PREFILL.keys
     for window in (1, 1000, 4096, 5000):
         assert pytest.approx(np.minimum(keys, window).mean()) == PREFILL.keys_within(window)
-    assert PREFILL.longest == 4096  # what comes after is another step's
+    assert PREFILL.longest == 4096  # later tokens are another step's
 
 
 def test_half_a_step_is_one_of_two_batches():
@@ -249,7 +249,7 @@ def test_every_layer_is_counted_where_it_is():
     operators = timed(DEEPSEEK, DEEPSEEK_SIZES, DECODE)
     assert operators["attention"].layers == operators["output projection"].layers == 61
     assert operators["shared experts"].layers == 58 and operators["dense FFN"].layers == 3
-    weights = 58 * 3 * 7168 * 2048 + 64 * 58 * (2 * 7168 + 3 * 2048)  # read once, and what goes in and comes out
+    weights = 58 * 3 * 7168 * 2048 + 64 * 58 * (2 * 7168 + 3 * 2048)  # read once, and the tokens in and out
     assert operators["shared experts"].seconds == pytest.approx(weights / H200.memory_bandwidth)
     assert "shared experts" not in timed(QWEN, QWEN_SIZES, DECODE) and "dense FFN" not in timed(
         QWEN, QWEN_SIZES, DECODE

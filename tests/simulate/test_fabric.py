@@ -16,6 +16,7 @@ from engine.simulate.flows import Flows, all_to_all
 from tests.cases.examples import examples
 from tests.cases.flows import (
     MODES,
+    capacity_of,
     contended,
     fabric,
     linked_network,
@@ -58,11 +59,7 @@ def run(network: Network, listed: list) -> Fabric:
 
 def naive_ends(network: Network, listed: list) -> list[float]:
     """The end of each, from lanes of groups of sends: a group starts when the one before it in its lane has ended."""
-    capacity, linked = {}, network.linked
-    for gpu in range(network.gpus):
-        capacity |= {("out", gpu): network.send[gpu], ("in", gpu): network.receive[gpu]}
-        if network.link[gpu]:
-            capacity |= {("link out", gpu): network.link[gpu], ("link in", gpu): network.link[gpu]}
+    capacity, linked = capacity_of(network), network.linked
     lanes, ends = [], []
     for owner, (start, mode, schedule, traffic) in enumerate(listed):
         traffic = off_diagonal(traffic)

@@ -16,6 +16,7 @@ from tests.cases.examples import examples
 from tests.cases.flows import (
     CLOSE,
     MODES,
+    capacity_of,
     fabric,
     linked_network,
     loaded_networks,
@@ -34,11 +35,7 @@ def sequence(*sends: tuple[int, int], size: float = 1.0) -> Schedule:
 
 def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> float:
     """End of the last send when every lane works through its (src, dst, bytes) one by one."""
-    capacity, linked = {}, network.linked
-    for gpu in range(network.gpus):
-        capacity |= {("out", gpu): network.send[gpu], ("in", gpu): network.receive[gpu]}
-        if network.link[gpu]:
-            capacity |= {("link out", gpu): network.link[gpu], ("link in", gpu): network.link[gpu]}
+    capacity, linked = capacity_of(network), network.linked
     now = 0.0
     lanes = [list(lane) for lane in lanes if lane]
 

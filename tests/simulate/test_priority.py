@@ -133,12 +133,10 @@ def test_sizes_that_divide_evenly_up_to_round_off_make_no_extra_piece():
     ("change", "message"),
     [
         ({"alltoall": [[1, 2, 3]]}, "alltoall: wanted rows"),
-        ({"allreduce": [[1, -2]]}, "allreduce: wanted rows"),
         ({"allreduce": [[1, np.nan]]}, "allreduce: wanted rows"),
         ({"alltoall": [1, 2]}, "alltoall: wanted rows"),
         ({"micro_op": 0.0}, "micro_op: wanted"),
         ({"micro_op": np.nan}, "micro_op: wanted"),
-        ({"micro_op": 1e-9}, "2e\\+09 pieces"),
         ({"micro_op": 5e-324}, "pieces"),
         ({"overhead": -1.0}, "overhead: wanted"),
         ({"policy": "fixed"}, "policy 'fixed'"),

@@ -140,10 +140,7 @@ def test_faster_hardware_scales_every_time(case):
                         update={
                             name: 2 * getattr(gpu, name)
                             for name in (
-                                "memory_bandwidth",
-                                "flops_fp32",
-                                "flops_fp16",
-                                "send_bandwidth",
+                                *("memory_bandwidth", "flops_fp32", "flops_fp16", "send_bandwidth"),
                                 "receive_bandwidth",
                             )
                         }

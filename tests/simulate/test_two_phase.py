@@ -363,7 +363,6 @@ def test_on_a_recording(gpus):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path_length": 3}, "path_length: 3"),
         ({"path_length": 0}, "path_length: 0"),
         ({"top_k": 5}, "top_k: 5; wanted at most the number of experts, 4"),
         ({"batch_tokens": 31}, "30 tokens, fewer than the 31 of one batch"),

@@ -45,7 +45,7 @@ GresTypes=gpu
 PartitionName=main Nodes=127.0.0.[2-3] Default=YES
 PartitionName=short Nodes=127.0.0.[2-3] MaxTime=2
 """
-"""Heterogeneous jobs, which are what is submitted, start by the backfill scheduler alone; two cores pose as sixteen a node, and
+"""Heterogeneous jobs, the only kind submitted, start by the backfill scheduler alone; two cores pose as sixteen a node, and
 empty files as four GPUs."""
 
 NODE = "NodeName={name} NodeHostname={host} NodeAddr={name} Port={port} CPUs=16 RealMemory=64000 Gres=gpu:4"
@@ -60,7 +60,7 @@ def missing() -> str | None:
 
 
 TO_REST = 90
-"""Seconds in which a cluster whose processes were killed comes to rest: Slurm asks a node again that has not answered."""
+"""Seconds in which a cluster with killed processes comes to rest: Slurm asks a node again that has not answered."""
 
 
 def until(holds: Callable[[], object], seconds: float, what: str, between: float = 0.1) -> None:
@@ -100,7 +100,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What finds this cluster."""
+        """The environment by which commands find this cluster."""
         return {"SLURM_CONF": str(self.configuration)}
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Cluster:
         until(self.idle, 20, "node ready for jobs")
 
     def mend(self) -> None:
-        """Start again what is not there any more."""
+        """Start the processes that have ended again."""
         if "slurmctld" not in self.daemons:
             self.start_controller()
         for name in NODES:
@@ -119,11 +119,11 @@ class Cluster:
                 self.start_node(name)
 
     def idle(self) -> bool:
-        """Whether both nodes are there and have nothing to do."""
+        """True if both nodes are there and have nothing to do."""
         return self.say("sinfo", "-h", "-p", "main", "-o", "%T %D") == "idle 2"
 
     def say(self, *command: str) -> str:
-        """What a command of Slurm prints; nothing when it fails."""
+        """Return the output of a command of Slurm; empty when it fails."""
         return subprocess.run(command, capture_output=True, text=True, env=os.environ | self.environment).stdout.strip()
 
     def start_controller(self, new: bool = False) -> None:
@@ -135,7 +135,7 @@ class Cluster:
         self._end("slurmctld", signal.SIGTERM)
 
     def start_node(self, name: str) -> None:
-        """Its daemon starts what jobs run with the environment that it has itself, by which they are found."""
+        """Its daemon starts the programs of jobs with its own environment, by which they are found."""
         self._start(name, ["slurmd", "-D", "-N", name], {"SLURMD_NODENAME": name})
 
     def kill_node(self, name: str) -> None:
@@ -146,7 +146,7 @@ class Cluster:
                 process.kill()
 
     def processes(self, name: str) -> Iterator[psutil.Process]:
-        """What jobs run on a node, and what Slurm runs them with."""
+        """The processes of jobs on a node, and those of Slurm that run them."""
         mine, spool = self.environment | {"SLURMD_NODENAME": name}, f"{self.folder / name}/"
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

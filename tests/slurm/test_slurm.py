@@ -1,4 +1,4 @@
-"""Launches on a real Slurm of two nodes. Where it does not matter what ranks do, a shell script stands for what runs them."""
+"""Launches on a real Slurm of two nodes. Where the work of ranks does not matter, a shell script stands in for it."""
 
 import contextlib
 import os
@@ -65,13 +65,13 @@ def submitted(shared: Path, limit: float = 600.0, **more) -> tuple[str, Path]:
 
 
 def in_state(handle: str, state: str) -> clusters.Status:
-    """How a job stands once it is in a state."""
+    """Wait until a job is in a state, and return it."""
     until(lambda: clusters.status(handle).state == state, 15, f"state {state}")
     return clusters.status(handle)
 
 
 def watched(launch, seen: Path, act: Callable[[str], object], stop=never) -> list[str]:
-    """What a launch reports until it fails, with the failure at its end. act: does something about a report."""
+    """The reports of a launch until it fails, with the failure at its end. act: reacts to a report."""
     said: list[str] = []
 
     def report(done, message, *_) -> None:
@@ -140,7 +140,7 @@ def test_ranks_get_of_the_environment_only_what_they_need(slurm, shared, tmp_pat
     handle, _ = submitted(shared)
     until(lambda: all((tmp_path / name).exists() for name in NODES), 15, "job")
     kept = b"".join(path.read_bytes() for path in slurm.folder.rglob("*") if path.is_file())
-    assert b"ib0,ib1" in kept and b"let nobody" not in kept  # what Slurm keeps of the job
+    assert b"ib0,ib1" in kept and b"let nobody" not in kept  # the job as Slurm keeps it
     for name in NODES:
         lines = (tmp_path / name).read_text().splitlines()
         assert "let nobody" not in str(lines)

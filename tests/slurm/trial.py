@@ -1,5 +1,5 @@
-"""`python -m tests.slurm.trial`: eight ranks over the two nodes of a real Slurm, one fault after the other, and what a person
-is told of each beside what they should be told. It takes some minutes and is no part of the suite."""
+"""`python -m tests.slurm.trial`: eight ranks over the two nodes of a real Slurm, one fault after the other, with the message
+of each and the expected one. It takes some minutes and is no part of the suite."""
 
 import contextlib
 import re
@@ -42,7 +42,7 @@ class Trial:
         return launch_for(destination("slurm", self.shared, **size | more), limit)
 
     def row(self, fault: str, expected: str, happens: Callable[[], str]) -> None:
-        """Let a fault happen and print its line. expected: a pattern of what should be said."""
+        """Let a fault happen and print its line. expected: a pattern of the right message."""
         began = time.monotonic()
         said = happens()
         passed = bool(re.search(expected, said))
@@ -56,7 +56,7 @@ class Trial:
         until(self.cluster.idle, TO_REST, "idle cluster")
 
     def run(self, launch: PreparedLaunch, act: Callable[[str], object] = bool) -> str:
-        """What a launch says at its end. act: does something about what it reports."""
+        """The last message of a launch. act: reacts to its reports."""
         with tempfile.TemporaryDirectory() as seen, contextlib.redirect_stdout(sys.stderr):
             try:
                 finished = run_on_cluster(launch, Path(seen) / "seen", never, lambda done, message, *_: act(message))
@@ -70,7 +70,7 @@ class Trial:
         )
 
     def submitted(self, launch: PreparedLaunch) -> str:
-        """What a submission says, and what it leaves."""
+        """The message of a submission, and the files that it leaves."""
         try:
             with clusters.new_run_folder(launch) as folder:
                 said = clusters.submit(launch, folder)

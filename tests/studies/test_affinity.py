@@ -196,7 +196,7 @@ def test_plans_are_made_side_by_side_with_the_same_answers(monkeypatch: pytest.M
 def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search may get a fifth of a processor; optima of small problems take no search."""
     monkeypatch.setattr(kernel, "EXACT_WORK", 0)
-    clock, curves = time.process_time, []  # what this machine leaves the test is not asked
+    clock, curves = time.process_time, []  # free time on this machine does not count
     for slower in (1, 5):
         monkeypatch.setattr(time, "perf_counter", lambda slower=slower: slower * clock())
         curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[300, 3000], seeds=1))

@@ -71,7 +71,7 @@ def test_a_pass_on_very_many_gpus_is_taken_at_its_busiest_ports_and_says_so():
     assert not Judge(problem_of(UNEVEN)).unit.endswith("port")
 
 
-# What could as well have been recorded
+# Recordings as likely as the real ones
 
 
 def test_whole_sequences_are_drawn():

@@ -285,7 +285,7 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     projection = project_evenly(plan, problem)
     assert projection.slots == 3
     assert projection.plan.placement.slots.tolist() == [[3, 3], [3, 3]]
-    assert projection.plan.placement.experts_of_gpu[0][0] == (2, 0, 1)  # what stays keeps its slots
+    assert projection.plan.placement.experts_of_gpu[0][0] == (2, 0, 1)  # experts that stay keep their slots
     assert projection.plan.placement.experts_of_gpu[1][1] == (3, 2, 0)
     assert (projection.added, projection.dropped) == (3, 0)
     assert projection.plan.parent == plan.id and projection.plan.name == "p, even"

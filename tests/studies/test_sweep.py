@@ -33,7 +33,7 @@ VALUES = {"micro_op": [0.1, 0.2, 1.0], "degree": [1, 2, 5], "range": [0, 4, 8, 1
 
 
 def problem_of(layers: int = 2, vocabulary: int = 2000, **sizes) -> Problem:
-    """A small step on four GPUs whose computation, transfers and start-up times weigh about the same."""
+    """A small step on four GPUs with computation, transfers and start-up times of about the same weight."""
     model = make_model(layers, 4, 1, **sizes)
     cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
     return make_problem(
@@ -334,12 +334,10 @@ def test_parts_and_larger_clusters() -> None:
     assert larger.gpus[:4] == cluster.gpus and len({node.name for node in larger.nodes}) == 6
     doubled = parts_of(larger := grown(cluster, cluster.nodes, 2))
     assert doubled["the same mix in steps of 4 GPUs"] == (larger.nodes[0], larger.nodes[1])
-    alike = replace_nodes(cluster, [cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"})])
+    alike = cluster.model_copy(
+        update={"nodes": (cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"}))}
+    )
     assert len(parts_of(alike)) == 1
-
-
-def replace_nodes(cluster: Cluster, nodes) -> Cluster:
-    return cluster.model_copy(update={"nodes": tuple(nodes)})
 
 
 def test_what_cannot_be_sought() -> None:

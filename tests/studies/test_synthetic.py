@@ -61,7 +61,7 @@ def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
 
 
 def test_without_affinity_layers_are_independent() -> None:
-    """Chi-squared over all pairs of neighbouring experts stays within what chance does to it."""
+    """Chi-squared over all pairs of neighbouring experts stays within the bounds of chance."""
     trace = trace_of(0.7, 0.0)
     for pairs in transitions(trace.experts, 12):
         expected = np.outer(pairs.sum(axis=1), pairs.sum(axis=0)) / pairs.sum()
@@ -221,7 +221,7 @@ def test_subsets_are_distinct(size_and_k, seed):
 
 
 def test_subsets_are_equally_likely_in_any_order():
-    """Chi-squared over the 24 ways to take 3 of 4 numbers one after another stays within what chance does to it."""
+    """Chi-squared over the 24 ways to take 3 of 4 numbers one after another stays within the bounds of chance."""
     rows = 48_000
     drawn = _subsets(np.random.default_rng(0), rows, 4, 3)
     counts = np.unique(drawn @ [16, 4, 1], return_counts=True)[1]

@@ -246,11 +246,7 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     plan = run(SYSTEMS["aurora"], problem, {}).result.solution
     parameters = parameters_of(problem)
     assert [parameter.title for parameter in parameters[:5]] == [
-        "network bandwidth",
-        "computation speed",
-        "latency",
-        "tokens",
-        "model width",
+        *("network bandwidth", "computation speed", "latency", "tokens", "model width")
     ]
     assert "type-1: network" in {parameter.title for parameter in parameters}
     points = {point.title: point for point in sensitivity(plan, problem, 0.25, parameters)}

@@ -57,7 +57,7 @@ def kept_share(gpu_of_expert: np.ndarray, trace: RoutingTrace, gpus: int, first_
     return 1 - check_affinity(gpu_of_expert, counts, gpus)[0] / counts.sum()
 
 
-# Legal plans, and what they take
+# Legal plans and their times
 
 
 @st.composite
@@ -308,7 +308,7 @@ def test_a_plan_for_three_recordings_serves_the_others_better_than_a_plan_for_on
     assert np.mean(kept["robust"]) > np.mean(kept["alone"]) and min(kept["robust"][1:]) > min(kept["alone"][1:])
 
 
-# What cannot be planned
+# Problems that cannot be planned
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_real_recording_has_all_notes():
     assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
 
 
-# What cannot be simulated, and what cannot be planned
+# Plans that cannot be simulated, and problems that cannot be planned
 
 
 @pytest.mark.parametrize(

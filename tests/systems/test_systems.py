@@ -351,7 +351,7 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
         )
         for mode in ("matched", "two-tier")
     }
-    # What GPU 0 has for the other node leaves by two ports, and what is left of the gap are the links.
+    # The bytes of GPU 0 for the other node leave by two ports, and the rest of the gap are the links.
     sent = [times[mode].seconds_of_kind()["dispatch"] for mode in times]
     assert 1.8 < sent[0] / sent[1] <= 2
     assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)

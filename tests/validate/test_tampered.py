@@ -111,14 +111,7 @@ OTHERS = (
     "",
     [],
     {},
-    "matched",
-    "shared",
-    "two-tier",
-    "joint",
-    "sequential",
-    "concurrent",
-    "node",
-    "fp8",
+    *("matched", "shared", "two-tier", "joint", "sequential", "concurrent", "node", "fp8"),
 )
 
 

@@ -101,7 +101,7 @@ def test_a_plan_for_two_recordings_is_made_again_from_the_earlier_halves_of_both
     assert [(part.part, part.planned_on) for part in verdict.parts] == [
         (f"{name}, later half", "first, earlier half and second, earlier half") for name in ("first", "second")
     ]
-    # With one of the two missing nothing can be made again, and what is known to be seen is no evidence.
+    # With one of the two missing nothing can be made again, and traffic known to be seen is no evidence.
     assert verdict_of(plan, problem, [second]).parts == ()
 
 
