@@ -119,7 +119,7 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     nothing = np.full(len(instance.dw), -1)
     if optimum == 0:
         return
-    alltoall_of_dw, bound = best_assignment(instance, nothing, cut_bound(instance), 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(instance, nothing, cut_bound(instance), Limits(), never)
     assert worth(instance, alltoall_of_dw) == pytest.approx(optimum, rel=ROUNDED)
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
@@ -147,7 +147,7 @@ def test_cp_sat_is_given_numbers_it_can_count_with():
     dw = np.array([1.09928134, 0.34608612, 5.39939126, 1.49591729, 0.08914033])
     allowed = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
     instance = WeightGradientInstance(alltoall, dw, allowed)
-    alltoall_of_dw, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), Limits(), never)
     assert worth(instance, alltoall_of_dw) == pytest.approx(every_assignment(instance), rel=EXACT)
     assert bound >= every_assignment(instance)
 
@@ -162,7 +162,7 @@ def test_durations_of_any_ratio_do_not_overflow():
 def test_cp_sat_without_an_answer_changes_nothing(monkeypatch):
     monkeypatch.setattr(exact, "solve", lambda *_, **__: (UNKNOWN, None))
     known = best_fit(CROSSING)
-    alltoall_of_dw, bound = best_assignment(CROSSING, known, 24.0, 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(CROSSING, known, 24.0, Limits(), never)
     assert alltoall_of_dw.tolist() == known.tolist() and bound == 24
 
 

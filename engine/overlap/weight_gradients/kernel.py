@@ -147,9 +147,8 @@ class _Work:
         if exact and left > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
             from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
 
-            alltoall_of_dw, bound = best_assignment(
-                self.instance, self.best, self.bound, seconds, self.limits.seed, self.stop, left
-            )
+            limits = Limits(seconds, left, self.limits.seed)
+            alltoall_of_dw, bound = best_assignment(self.instance, self.best, self.bound, limits, self.stop)
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)
             self.close = max(PROVEN_GAP, rounding(self.instance))

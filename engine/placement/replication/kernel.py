@@ -166,10 +166,8 @@ def _prove(
             instance.split,
             instance.layout(placed[[layer]])[0],
             1.0 / bound[layer],
-            min(most, seconds - sum(spent)),
-            seed,
+            Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed),
             stop,
-            max(0.0, deadline - time.perf_counter()),
             spent.append,
         )
         candidate = instance.slots_in(layout[None])
