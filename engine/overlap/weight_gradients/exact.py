@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.overlap.weight_gradients.bounds import subset_sums
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
 from engine.result import Limits, Stop
-from engine.solver import solve
 
 FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
@@ -47,6 +45,10 @@ def best_assignment(
     known: int64[w], a good answer, which comes back if none is found
     bound: a limit that is already proven, above 0
     """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import solve
+
     # A power of two divides without round-off.
     unit = 2.0 ** (math.frexp(bound)[1] - UNITS_EXPONENT)
     alltoall = [math.ceil(duration / unit) for duration in instance.alltoall.tolist()]
