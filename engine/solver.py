@@ -5,11 +5,11 @@ which kernels import where they solve, before their clock starts where they alwa
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ortools.sat.python.cp_model import CpModel, CpSolver, CpSolverSolutionCallback, CpSolverStatus, IntVar
 
-from engine.result import Stop, never
+from engine.result import Limits, Report, Stop, never
 
 POLL_SECONDS = 0.02
 DETERMINISTIC_SHARE = 0.5
@@ -18,24 +18,23 @@ DETERMINISTIC_SHARE = 0.5
 
 def solve(
     model: CpModel,
-    time_limit: float,
-    seed: int = 0,
+    limits: Limits,
     stop: Stop = never,
+    report: Report | None = None,
+    *,
     hint: Mapping[IntVar, int] | None = None,
     linearization_level: int = 1,
     probing_level: int = 2,
-    on_progress: Callable[[float, float], None] | None = None,
-    wall_limit: float | None = None,
 ) -> tuple[CpSolverStatus, CpSolver]:
     """Solve `model` with one worker: its status, and the solver to read the values from.
 
-    One worker, a fixed seed and a limit on deterministic time, `DETERMINISTIC_SHARE` of `time_limit`, make equal calls give
-    equal answers unless `wall_limit` seconds (by default the time limit) end the work before.
+    One worker, a fixed seed and a limit on deterministic time, `DETERMINISTIC_SHARE` of the limit's seconds, make equal calls
+    give equal answers unless the wall limit ends the work before.
 
+    report: called in the calling thread, in the units of the model
     hint: replaces the hints of the model
     linearization_level: 2 puts every constraint into the linear relaxation, for models with their difficulty in sums
     probing_level: 0 leaves out the trial of single values before the search, for models that are quickly decided
-    on_progress: called with (objective, bound) in the calling thread, in the units of the model, after an improvement
 
     The search runs in a helper thread: the calling thread stays free to receive signals, asks `stop` and passes its
     True on to the solver, which keeps its best answer so far.
@@ -46,9 +45,9 @@ def solve(
             model.add_hint(variable, value)
     solver = CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = time_limit if wall_limit is None else wall_limit
-    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
+    solver.parameters.random_seed = limits.seed
+    solver.parameters.max_time_in_seconds = limits.wall_seconds
+    solver.parameters.max_deterministic_time = limits.seconds * DETERMINISTIC_SHARE
     solver.parameters.linearization_level = linearization_level
     solver.parameters.cp_model_probing_level = probing_level
     solver.parameters.catch_sigint_signal = False
@@ -60,7 +59,7 @@ def solve(
 
     def work() -> None:
         try:
-            outcome.append(solver.solve(model, watch if on_progress else None))
+            outcome.append(solver.solve(model, watch if report else None))
         except BaseException as error:
             outcome.append(error)
 
@@ -70,9 +69,9 @@ def solve(
     try:
         while helper.is_alive():
             helper.join(POLL_SECONDS)
-            if on_progress and watch.latest != reported:
+            if report and watch.latest != reported:
                 reported = watch.latest
-                on_progress(*reported)
+                report(*reported)
             if stop():
                 solver.stop_search()
     except BaseException:
@@ -87,7 +86,7 @@ def solve(
 
 
 def seconds_of_work(solver: CpSolver) -> float:
-    """Work that a solve took, in the seconds that `solve` takes as `time_limit`; the same on every machine."""
+    """Work that a solve took, in the seconds of `Limits`; the same on every machine."""
     return solver.deterministic_time / DETERMINISTIC_SHARE
 
 

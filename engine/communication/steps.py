@@ -57,7 +57,9 @@ class Steps:
         number[relays.source, relays.target] = np.arange(len(relays.source))
         pair, stage = number[source, target], np.unique(phase, return_inverse=True)[1]
         part = size / between[source, target]
-        ports = _port_seconds(network, domains, stage, source, target, size, _crossing(relays)[:, pair])
+        crosses = relays.across > 0
+        crossing = np.array([crosses.sum(axis=axis).max(axis=1, initial=1) for axis in (2, 1)])[:, pair]
+        ports = _port_seconds(network, domains, stage, source, target, size, crossing)
         relayed = _relay_seconds(network, domains, relays, stage, pair, part)
         within = _local_seconds(network, domains, traffic)
         links, local = _with_local(relayed, ports.max(axis=(0, 2), initial=0.0), within)
@@ -145,12 +147,6 @@ def _port_seconds(
         )
         seconds[way, CROSS : CROSS + stages] = moved / (rate * network.reached(False, sends.astype(np.int64)))
     return seconds
-
-
-def _crossing(relays: Relays) -> np.ndarray:
-    """int64[2, pair]: sends between a pair of domains at the port that has most, of sending and receiving."""
-    crosses = relays.across > 0
-    return np.array([crosses.sum(axis=axis).max(axis=1, initial=1) for axis in (2, 1)])
 
 
 def _link_rate(network: Network) -> np.ndarray:

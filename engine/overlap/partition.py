@@ -32,11 +32,11 @@ class Range:
 
 def partition(
     instance: ChainInstance,
+    stop: Stop = never,
     *,
     max_range: int | None = None,
     max_parts: int | None = None,
     group_seconds: float | None = None,
-    stop: Stop = never,
 ) -> Result[tuple[Range, ...]]:
     """The ranges that cover the chain in the least time, in order; `objective` is end-to-end seconds.
 

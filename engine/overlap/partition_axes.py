@@ -100,7 +100,7 @@ def partition_axes(
     else:
         left = max(start + limits.wall_seconds - time.perf_counter(), LEAST_SECONDS)
         sizes = {tensor: len(axes) for tensor, axes in problem.domains.items()}
-        status, places = some_places(sizes, tables, left, limits.seed, stop)
+        status, places = some_places(sizes, tables, Limits(left, seed=limits.seed), stop)
         solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
     options = {"time_limit": limits.seconds}
     return result_of("partition-axes", start, status, 0.0, 0.0, solution, options, limits.seed)
@@ -164,11 +164,7 @@ def _join(a: Table, b: Table) -> Table:
 
 
 def some_places(
-    sizes: Mapping[str, int],
-    tables: Iterable[tuple[tuple[str, ...], set[tuple[int, ...]]]],
-    seconds: float,
-    seed: int,
-    stop: Stop,
+    sizes: Mapping[str, int], tables: Iterable[tuple[tuple[str, ...], set[tuple[int, ...]]]], limits: Limits, stop: Stop
 ) -> tuple[Status, dict[str, int] | None]:
     """OPTIMAL with a place for every tensor, INFEASIBLE if there are none, CANCELLED or TIME_LIMIT if it was not decided.
 
@@ -183,7 +179,7 @@ def some_places(
     place = {tensor: model.new_int_var_from_domain(Domain(0, size - 1), tensor) for tensor, size in sizes.items()}
     for tensors, rows in tables:
         model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
-    answer, solver = solve(model, seconds, seed, stop)
+    answer, solver = solve(model, limits, stop)
     if answer in (OPTIMAL, FEASIBLE):
         return Status.OPTIMAL, {tensor: solver.value(variable) for tensor, variable in place.items()}
     if answer == INFEASIBLE:

@@ -225,8 +225,8 @@ def assign_groups(
     objective = instance.cost(best)
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
-        seconds, left = CP_SAT_SHARE * limits.seconds, max(0.0, deadline - time.perf_counter())
-        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, left, seed, stop, found)
+        rest = Limits(CP_SAT_SHARE * limits.seconds, max(0.0, deadline - time.perf_counter()), seed)
+        improved, proven = best_groups(instance, slots, exact_slots, best, rest, stop, found)
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)
@@ -288,17 +288,13 @@ def best_groups(
     slots: NDArray[np.int64],
     exact_slots: bool,
     best: NDArray[np.int64],
-    seconds: float,
-    wall_limit: float,
-    seed: int,
+    limits: Limits,
     stop: Stop,
-    on_progress: Callable[[float, float], None],
+    report: Report,
 ) -> tuple[NDArray[np.int64], float]:
     """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
 
     Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
-
-    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -329,13 +325,11 @@ def best_groups(
     hint = {x[g][e]: int(best[e] == g) for g in range(gpus) for e in range(experts)}
     status, solver = solve(
         model,
-        seconds,
-        seed,
+        limits,
         stop,
-        hint,
+        lambda objective, bound: report(objective / scale, bound / scale),
+        hint=hint,
         linearization_level=2,
-        on_progress=lambda objective, bound: on_progress(objective / scale, bound / scale),
-        wall_limit=wall_limit,
     )
     if status not in (OPTIMAL, FEASIBLE):
         return best, 0.0

@@ -20,7 +20,11 @@ RELIEFS = 200
 
 def moved(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """bool[layer, expert, gpu]: the copies that are new."""
-    held_now, held_new = _both(held_now, held_new)
+    held_now, held_new = np.asarray(held_now, dtype=bool), np.asarray(held_new, dtype=bool)
+    if held_now.ndim != 3 or held_now.shape != held_new.shape:
+        raise InputError(
+            f"placements of shapes {held_now.shape} and {held_new.shape}: wanted two of the same [layer, expert, gpu]"
+        )
     return held_new & ~held_now
 
 
@@ -94,15 +98,6 @@ def break_even(seconds_to_move: float, seconds_per_step_now: float, seconds_per_
     """Steps after which the time spent on moving is won back; infinite if the new placement is not faster."""
     saved = seconds_per_step_now - seconds_per_step_new
     return seconds_to_move / saved if saved > 0 else float("inf")
-
-
-def _both(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    held_now, held_new = np.asarray(held_now, dtype=bool), np.asarray(held_new, dtype=bool)
-    if held_now.ndim != 3 or held_now.shape != held_new.shape:
-        raise InputError(
-            f"placements of shapes {held_now.shape} and {held_new.shape}: wanted two of the same [layer, expert, gpu]"
-        )
-    return held_now, held_new
 
 
 def _divided(

@@ -12,14 +12,7 @@ from scipy.optimize import linprog
 
 from engine.errors import IllegalError, InputError
 from engine.overlap.partition_axes import overlappable
-from engine.overlap.weight_gradients import (
-    WeightGradientInstance,
-    bounds,
-    exact,
-    kernel,
-    overlap,
-    schedule_weight_gradients,
-)
+from engine.overlap.weight_gradients import WeightGradientInstance, bounds, kernel, overlap, schedule_weight_gradients
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search
 from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
@@ -119,7 +112,7 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     nothing = np.full(len(instance.dw), -1)
     if optimum == 0:
         return
-    alltoall_of_dw, bound = best_assignment(instance, nothing, cut_bound(instance), 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(instance, nothing, cut_bound(instance), Limits(), never)
     assert worth(instance, alltoall_of_dw) == pytest.approx(optimum, rel=ROUNDED)
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
@@ -147,7 +140,7 @@ def test_cp_sat_is_given_numbers_it_can_count_with():
     dw = np.array([1.09928134, 0.34608612, 5.39939126, 1.49591729, 0.08914033])
     allowed = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
     instance = WeightGradientInstance(alltoall, dw, allowed)
-    alltoall_of_dw, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), Limits(), never)
     assert worth(instance, alltoall_of_dw) == pytest.approx(every_assignment(instance), rel=EXACT)
     assert bound >= every_assignment(instance)
 
@@ -160,9 +153,9 @@ def test_durations_of_any_ratio_do_not_overflow():
 
 
 def test_cp_sat_without_an_answer_changes_nothing(monkeypatch):
-    monkeypatch.setattr(exact, "solve", lambda *_, **__: (UNKNOWN, None))
+    monkeypatch.setattr("engine.solver.solve", lambda *_, **__: (UNKNOWN, None))
     known = best_fit(CROSSING)
-    alltoall_of_dw, bound = best_assignment(CROSSING, known, 24.0, 10, 0, never)
+    alltoall_of_dw, bound = best_assignment(CROSSING, known, 24.0, Limits(), never)
     assert alltoall_of_dw.tolist() == known.tolist() and bound == 24
 
 
@@ -342,7 +335,7 @@ def test_search_through_the_kernel_gets_near_the_flow():
 def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     """CP-SAT's limit for three all-to-alls and four dW may be 4 x 7 / 2^30 = 2.6e-8 too high."""
     monkeypatch.setattr(
-        exact, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
+        kernel, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
     )
     result = schedule_weight_gradients(CROSSING)
     assert result.status is status

@@ -183,7 +183,7 @@ def knapsack() -> tuple[CpModel, list]:
 def test_solver_stops_when_asked_and_keeps_its_answer():
     model, taken = knapsack()
     start = time.perf_counter()
-    status, solver = solve(model, 60.0, stop=lambda: time.perf_counter() - start > 0.7, hint=dict.fromkeys(taken, 0))
+    status, solver = solve(model, Limits(60.0), lambda: time.perf_counter() - start > 0.7, hint=dict.fromkeys(taken, 0))
     assert time.perf_counter() - start < 2.0
     assert status in (FEASIBLE, OPTIMAL)
     assert solver.objective_value >= 0
@@ -195,7 +195,7 @@ def test_solver_passes_on_an_exception_of_the_caller():
 
     model, _ = knapsack()
     with pytest.raises(KeyboardInterrupt):
-        solve(model, 60.0, stop=stop)
+        solve(model, Limits(60.0), stop)
 
 
 @pytest.mark.parametrize(("gpus", "experts"), [(4, 3), (5, 2), (5, 4), (6, 1)])

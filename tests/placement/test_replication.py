@@ -94,7 +94,13 @@ def test_equal_split_against_every_placement(instance, exact):
         known = instance.layout(result.solution[[layer]])[0]
         arguments = (
             layer_instance.relative[0],
-            *(layer_instance.slots_of_gpu, layer_instance.speed, "equal", known, 0.5, 5.0, 0, never),
+            layer_instance.slots_of_gpu,
+            layer_instance.speed,
+            "equal",
+            known,
+            0.5,
+            Limits(5.0),
+            never,
         )
         assert best_of_layer * best_layout(*arguments)[1] <= 1 + 1e-9
     if exact:
@@ -168,7 +174,7 @@ def test_limits_by_hand():
     assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
     layout = instance.layout(replicate(instance, Limits(exact=False)).solution)[0]
-    arguments = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, 5.0, 0, never
+    arguments = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, Limits(5.0), never
     best, limit = best_layout(*arguments)
     placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)

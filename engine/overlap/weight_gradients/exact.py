@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.overlap.weight_gradients.bounds import subset_sums
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
-from engine.result import Stop
-from engine.solver import solve
+from engine.result import Limits, Stop
 
 FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
@@ -38,22 +36,19 @@ def rounding(instance: WeightGradientInstance) -> float:
 
 
 def best_assignment(
-    instance: WeightGradientInstance,
-    known: NDArray[np.int64],
-    bound: float,
-    seconds: float,
-    seed: int,
-    stop: Stop,
-    wall_limit: float | None = None,
+    instance: WeightGradientInstance, known: NDArray[np.int64], bound: float, limits: Limits, stop: Stop
 ) -> tuple[NDArray[np.int64], float]:
-    """(alltoall_of_dw int64[w], proven upper limit of the overlap), within so many `seconds` of work.
+    """(alltoall_of_dw int64[w], proven upper limit of the overlap), within the limits.
 
     Durations are rounded up to whole units, so the optimum of the integers is not below the true one.
 
     known: int64[w], a good answer, which comes back if none is found
     bound: a limit that is already proven, above 0
-    wall_limit: seconds by the clock, by default as many
     """
+    from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+    from engine.solver import solve
+
     # A power of two divides without round-off.
     unit = 2.0 ** (math.frexp(bound)[1] - UNITS_EXPONENT)
     alltoall = [math.ceil(duration / unit) for duration in instance.alltoall.tolist()]
@@ -74,12 +69,12 @@ def best_assignment(
     model.add(LinearExpr.sum(hidden) <= math.ceil(bound / unit) + len(alltoall) + len(dw))
     model.maximize(LinearExpr.sum(hidden))
     # Without the full relaxation small models are quick that can take for ever with it, and the other way round for large.
-    first, begin = FIRST_SHARE * seconds, time.perf_counter()
-    wall_limit = seconds if wall_limit is None else wall_limit
-    status, solver = solve(model, first, seed, stop, hint, linearization_level=1, wall_limit=FIRST_SHARE * wall_limit)
+    seconds, wall, begin = FIRST_SHARE * limits.seconds, limits.wall_seconds, time.perf_counter()
+    first = Limits(seconds, FIRST_SHARE * wall, limits.seed)
+    status, solver = solve(model, first, stop, hint=hint, linearization_level=1)
     if status != OPTIMAL and not stop():
-        left = max(0.0, begin + wall_limit - time.perf_counter())
-        status, solver = solve(model, seconds - first, seed, stop, hint, linearization_level=2, wall_limit=left)
+        rest = Limits(limits.seconds - seconds, max(0.0, begin + wall - time.perf_counter()), limits.seed)
+        status, solver = solve(model, rest, stop, hint=hint, linearization_level=2)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
     alltoall_of_dw = np.full_like(known, NOWHERE)

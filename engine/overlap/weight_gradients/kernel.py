@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
-from engine.overlap.weight_gradients.exact import best_nested
+from engine.overlap.weight_gradients.exact import best_assignment, best_nested, rounding
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
 from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
 
@@ -145,11 +145,8 @@ class _Work:
         seconds = PROOF_SHARE * self.limits.seconds
         left = self.begin + self.limits.wall_seconds - time.perf_counter()
         if exact and left > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
-            from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
-
-            alltoall_of_dw, bound = best_assignment(
-                self.instance, self.best, self.bound, seconds, self.limits.seed, self.stop, left
-            )
+            limits = Limits(seconds, left, self.limits.seed)
+            alltoall_of_dw, bound = best_assignment(self.instance, self.best, self.bound, limits, self.stop)
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)
             self.close = max(PROVEN_GAP, rounding(self.instance))

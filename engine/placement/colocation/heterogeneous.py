@@ -273,10 +273,10 @@ def prove(
     low, high = 0, len(values)
     unknown, middle = high, high - 1
     while low < unknown and not stop():
-        work, left = min(question, seconds), deadline - time.perf_counter()
-        if min(work, left) < LEAST_SECONDS:
+        limits = Limits(min(question, seconds), deadline - time.perf_counter(), seed)
+        if min(limits.seconds, limits.wall) < LEAST_SECONDS:
             break
-        answer, state, spent = _within(cost_of_kind, kinds, values[middle], work, left, seed, stop)
+        answer, state, spent = _within(cost_of_kind, kinds, values[middle], limits, stop)
         seconds -= spent
         if state is not None:
             best, objective = state, largest(cost, state)
@@ -291,13 +291,7 @@ def prove(
 
 
 def _within(
-    cost: NDArray[np.float64],
-    gpus_of_kind: list[list[int]],
-    most: float,
-    seconds: float,
-    wall_limit: float,
-    seed: int,
-    stop: Stop,
+    cost: NDArray[np.float64], gpus_of_kind: list[list[int]], most: float, limits: Limits, stop: Stop
 ) -> tuple[int, Triples | None, float]:
     """(CP-SAT's status, a state with no cost above `most` if it found one, its seconds of work).
 
@@ -318,7 +312,7 @@ def _within(
             model.add_exactly_one(chosen[place] for place in order[ends[expert] : ends[expert + 1]])
     for gpu_kind, gpus in enumerate(gpus_of_kind):
         model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == gpu_kind)]) == len(gpus))
-    status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0, wall_limit=wall_limit)
+    status, solver = solve(model, limits, stop, linearization_level=2, probing_level=0)
     spent = seconds_of_work(solver)
     if status not in (OPTIMAL, FEASIBLE):
         return status, None, spent

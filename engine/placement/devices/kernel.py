@@ -6,7 +6,6 @@ itself: local search, and CP-SAT where the instance is small enough for a proof.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -158,7 +157,8 @@ def _best(
         return hosts, bound, cut_short, 0.0
 
     seconds, left = min(CP_SAT_SECONDS, (1 - SEARCH_SHARE) * limits.seconds), max(0.0, deadline - time.perf_counter())
-    exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report, left)
+    rest = Limits(seconds, left, seed)
+    exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, rest, stop, report)
     if largest_load(exact_hosts, weight) < objective:
         hosts = exact_hosts
     # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
@@ -172,18 +172,15 @@ def best_hosts(
     fewest: NDArray[np.int64],
     most: NDArray[np.int64],
     bound: float,
-    seconds: float,
-    seed: int,
+    limits: Limits,
     stop: Stop,
-    on_progress: Callable[[float, float], None],
-    wall_limit: float | None = None,
+    report: Report,
 ) -> tuple[Hosts, float, bool]:
     """(hosts at least as good up to rounding, a lower bound, True if the search came to its end).
 
     Pieces are rounded down, so that the optimum of the integer model is at most the true one.
 
     fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have
-    seconds, wall_limit: see `engine.solver.solve`
     """
     from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
@@ -220,15 +217,7 @@ def best_hosts(
         model.add(LinearExpr.sum(variables) <= cap)
         model.add(LinearExpr.weighted_sum(variables, [size for _, size in held]) <= largest)
     model.minimize(largest)
-    status, solver = solve(
-        model,
-        seconds,
-        seed,
-        stop,
-        hint,
-        on_progress=lambda best, low: on_progress(best / scale, low / scale),
-        wall_limit=wall_limit,
-    )
+    status, solver = solve(model, limits, stop, lambda best, low: report(best / scale, low / scale), hint=hint)
     if status not in (OPTIMAL, FEASIBLE):
         return hosts, 0.0, False
     hosts_found = np.array([[any(solver.boolean_value(is_host) for is_host in cell) for cell in row] for row in chosen])

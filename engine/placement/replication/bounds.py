@@ -169,7 +169,9 @@ def divided(
     ideal = weight.sum(axis=(2, 3)) / speed.sum()
     jobs, size = [], 0
     for row in range(rows):
-        spread = _spread(expert[row])
+        # bool[gpu, place]: slots of experts that have another slot
+        experts, place, count = np.unique(expert[row], return_inverse=True, return_counts=True)
+        spread = ((count > 1) & (experts >= 0))[place].reshape(expert.shape[1:])
         for load in range(loads):
             now = (weight[row, load].sum(axis=1) / speed).max()
             if spread.any() and now > ideal[row, load] * (1 + TOLERANCE):
@@ -183,12 +185,6 @@ def divided(
     if jobs and not stop():
         _divide(jobs, expert, weight, speed, ideal)
     return weight
-
-
-def _spread(expert: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[gpu, place]: slots of experts that have another slot."""
-    experts, place, count = np.unique(expert, return_inverse=True, return_counts=True)
-    return ((count > 1) & (experts >= 0))[place].reshape(expert.shape)
 
 
 def _divide(

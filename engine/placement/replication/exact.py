@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, CpSolverStatus, LinearExpr
 
 from engine.placement.replication.bounds import counts_of
-from engine.result import Stop
+from engine.result import Limits, Stop
 from engine.solver import seconds_of_work, solve
 
 UNITS = 2**24
@@ -24,10 +24,8 @@ def best_layout(
     split: str,
     known: NDArray[np.int64],
     bound: float,
-    seconds: float,
-    seed: int,
+    limits: Limits,
     stop: Stop,
-    wall_limit: float | None = None,
     spend: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[NDArray[np.int64], float]:
     """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
@@ -36,7 +34,6 @@ def best_layout(
     speed: float64[gpu]
     known: int64[gpu, place], a good layout, which comes back if nothing better is found
     bound: a limit that is already proven
-    seconds, wall_limit: see `engine.solver.solve`
     spend: called with the seconds of work that it took
     """
     if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
@@ -44,7 +41,7 @@ def best_layout(
     model = _free_model if split == "free" else _equal_model
 
     def solved(model: CpModel, hint: dict) -> tuple[CpSolverStatus, CpSolver]:
-        status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2, wall_limit=wall_limit)
+        status, solver = solve(model, limits, stop, hint=hint, linearization_level=2)
         spend(seconds_of_work(solver))
         return status, solver
 

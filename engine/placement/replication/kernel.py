@@ -66,7 +66,10 @@ def replicate(
         raise InputError(f"algorithm: must be 'best' or 'eplb', not '{algorithm}'")
     if algorithm == "eplb" and not instance.alike:
         raise InputError("algorithm: EPLB knows only GPUs of equal slots and speed; use 'best' for these")
-    bound = 1.0 / np.maximum(_least_times(instance), 1.0)
+    least = least_time(instance.relative, instance.slots_of_gpu, instance.speed)
+    if instance.grouped:
+        least = np.maximum(least, instance.groups_in_order[1])
+    bound = 1.0 / np.maximum(least, 1.0)
     in_time = True
     if algorithm == "eplb":
         placed = _eplb(instance)
@@ -88,12 +91,6 @@ def replicate(
 
 def _eplb(instance: ReplicationInstance) -> NDArray[np.int64]:
     return eplb(instance.loads.mean(axis=0), instance.slots, instance.gpus, instance.nodes, instance.groups)
-
-
-def _least_times(instance: ReplicationInstance) -> NDArray[np.float64]:
-    """float64[layer]: proven lower limit of the slowest GPU's time."""
-    bound = least_time(instance.relative, instance.slots_of_gpu, instance.speed)
-    return np.maximum(bound, instance.groups_in_order[1]) if instance.grouped else bound
 
 
 def _best(
@@ -166,10 +163,8 @@ def _prove(
             instance.split,
             instance.layout(placed[[layer]])[0],
             1.0 / bound[layer],
-            min(most, seconds - sum(spent)),
-            seed,
+            Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed),
             stop,
-            max(0.0, deadline - time.perf_counter()),
             spent.append,
         )
         candidate = instance.slots_in(layout[None])
