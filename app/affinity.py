@@ -97,20 +97,20 @@ def choose(layers: int, playing: bool) -> tuple[int, int]:
     last = layers - 1
     if last == 1:
         return 0, 1
-    start, (low, high) = state.layers_compared()
+    start, (low, high) = state.visit.layers_compared
     if high > last:
         start = low, high = 0, 1
     if playing:
         high = max(high, low + 1)
         low, high = (low + 1, high + 1) if high < last else (0, high - low)
-        state.compare_layers((low, high), (low, high))
+        state.visit.layers_compared = ((low, high), (low, high))
         # No slider, which a busy browser may draw at its ends at first and then answer with those, as if a person had moved it.
         st.progress(high / last, f"Layers {low} and {high} of {layers}")
         return low, high
     if f"{LAYERS}-{start}" not in st.session_state:
         start = low, high
     shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: from which to which")
-    state.compare_layers(start, shown)
+    state.visit.layers_compared = (start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
 
@@ -164,24 +164,26 @@ def panel(problem: Problem, first_choice: bool) -> None:
         st.button(
             "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
         )
-    job = next(iter(cached.jobs([state.study_job(KIND)] if state.study_job(KIND) else [])), None)
+    job = next(
+        iter(cached.jobs([state.session.study_jobs.get(KIND)] if state.session.study_jobs.get(KIND) else [])), None
+    )
     if job is not None:
-        _watch(job, {"workload": state.workload_digest(), "gpus": gpus, "first_choice": first_choice})
+        _watch(job, {"workload": state.session.workload, "gpus": gpus, "first_choice": first_choice})
     else:
         st.caption("Nothing has run yet.")
-    widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
+    widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
 
 
 def _other_recordings(problem: Problem) -> dict[str, str]:
     """What else the model can be scored on: names by digest, or by file for samples that are not open yet."""
     names = {}
-    for digest, name in state.workloads().items():
+    for digest, name in state.session.workloads.items():
         try:
             recording = cached.recording(digest)
             problem.model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
         except InputError:
             continue
-        if isinstance(recording, RoutingTrace) and digest != state.workload_digest():
+        if isinstance(recording, RoutingTrace) and digest != state.session.workload:
             names[digest] = name
     taken = {problem.workload.name, *names.values()}
     for sample in samples.RECORDINGS:
@@ -203,13 +205,13 @@ def _digest(chosen: str) -> str:
 def _start(gpus: int, first_choice: bool) -> None:
     """Start the study with what is chosen. A callback, so that chosen samples can stay chosen once they are open."""
     try:
-        own = state.workload_digest()
+        own = state.session.workload
         others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != own]
         st.session_state[CHOSEN] = others
         arguments = {"workload": own, "others": others, "gpus": gpus, "first_choice": first_choice}
         state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:

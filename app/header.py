@@ -23,16 +23,16 @@ def show(title: str, question: str) -> DeltaGenerator:
         st.caption(question, width="stretch")
         actions = st.container(horizontal=True, vertical_alignment="center", width="content")
     glossary.show(title)
-    if text := state.take_notice():
+    if text := state.visit.take("notice"):
         st.toast(plain(text))
-    if text := state.take_left_out():
+    if text := state.visit.take("left_out"):
         st.toast(plain(text), icon=":material/warning:", duration="infinite")
     return actions
 
 
 def _say_what_is_not_kept() -> None:
     """What a person does here that a reload would not find again, and the ways out."""
-    if state.is_overtaken():
+    if state.visit.overtaken:
         with st.container(horizontal=True, vertical_alignment="center", key="overtaken"):
             st.warning(
                 "This session was changed in another tab. Changes in this tab are not saved until you choose.",
@@ -40,7 +40,7 @@ def _say_what_is_not_kept() -> None:
             )
             st.button("Load the other tab's version", icon=":material/sync:", on_click=state.open_newer)
             st.button("Keep this tab's version", icon=":material/save:", on_click=state.keep_older)
-    elif reason := state.not_stored():
+    elif reason := state.visit.not_stored:
         with st.container(horizontal=True, vertical_alignment="center", key="not-stored"):
             st.error(f"What you change stays in this tab only: {plain(reason)}.", icon=":material/error:")
             st.button("Try again", icon=":material/sync:", on_click=state.store_again)
@@ -48,9 +48,9 @@ def _say_what_is_not_kept() -> None:
 
 def _remember_model() -> None:
     """A recording that is open with a model that fits it counts as made with that model."""
-    recording, model = cached.workload(), state.model()
+    recording, model = cached.workload(), state.session.model
     if recording is None or model is None:
         return
     # A traffic matrix says nothing of experts, so that it fits every model.
     if isinstance(recording, TrafficMatrix) or cached.model_fault(recording, model) is None:
-        state.remember_model(state.workload_digest(), model)
+        state.remember_model(state.session.workload, model)

@@ -77,13 +77,13 @@ def number_input(
 ) -> Any:
     """low, high: limits, None where there is none."""
     kind = type(next((number for number in (value, low, high) if isinstance(number, int | float)), 0.0))
-    value = _number(state.choice(key), kind, low, high, value)
+    value = _number(state.session.choices.get(key), kind, low, high, value)
     return st.number_input(label, low, high, value, **_keeping(key, more))
 
 
 def slider(label: str, low: float, high: float, value: Any, *, key: str, **more: Any) -> Any:
     """value: a number, or a pair of them."""
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     if isinstance(value, tuple):
         ends = chosen if isinstance(chosen, list) and len(chosen) == len(value) else value
         fitting = tuple(_number(end, type(low), low, high, usual) for end, usual in zip(ends, value, strict=True))
@@ -102,24 +102,24 @@ def select_slider(
 
 
 def text_input(label: str, value: str = "", *, key: str, **more: Any) -> str:
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     return st.text_input(label, chosen if isinstance(chosen, str) else value, **_keeping(key, more))
 
 
 def _flag(key: str, default: bool) -> bool:
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     return chosen if isinstance(chosen, bool) else default
 
 
 def _place(key: str, options: list, default: int | None) -> int | None:
     """Of the chosen option among those that there are."""
-    chosen = state.choice(key, _NEVER)
+    chosen = state.session.choices.get(key, _NEVER)
     return options.index(chosen) if chosen in options else default
 
 
 def _several(key: str, options: list, default: Any) -> Any:
     """Those of the chosen options that there are; the default where none is left of them."""
-    chosen = state.choice(key, _NEVER)
+    chosen = state.session.choices.get(key, _NEVER)
     if not isinstance(chosen, list):
         return default
     fitting = [option for option in options if option in chosen]
@@ -138,7 +138,7 @@ def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a widget with its key, whose value is kept before anything else is done about its change."""
     then, args, kwargs = more.pop("on_change", None), more.pop("args", ()), more.pop("kwargs", {})
 
-    drawn_as = state.widget_key(key)
+    drawn_as = state.visit.widget_key(key)
 
     def keep() -> None:
         state.keep_choice(key, st.session_state[drawn_as])

@@ -57,5 +57,5 @@ if __name__ == "__main__":
                 step()
     finally:  # also where the page begins anew; after it, so that it waits for nothing but its own
         warm_up.begin()
-        if state.plan_jobs() or state.imported():
+        if state.session.plan_jobs or state.session.imported:
             warm_up.begin_simulation()

@@ -22,7 +22,7 @@ def search(place: str) -> None:
         st.caption(f"Some seventy more models come with the package {PACKAGE} (Linux x86-64), which is not installed.")
         return
     models = packaged_models()
-    now = state.model()
+    now = state.session.model
     chosen = st.selectbox(
         "Catalogue of models",
         list(models),
@@ -31,8 +31,8 @@ def search(place: str) -> None:
         key=f"catalogue-{place}-{now.digest[:12] if now else ''}",
         help="By their names on the Hugging Face Hub; the sizes are those of their config.json.",
     )
-    if chosen is not None and (models[chosen] != now or state.config_of(now) != chosen):
-        state.open_model(models[chosen])
+    if chosen is not None and (models[chosen] != now or state.session.configs.get(now.digest) != chosen):
+        state.change(model=models[chosen])
         state.remember_config(models[chosen], chosen)
         st.rerun()
 
@@ -40,7 +40,7 @@ def search(place: str) -> None:
 def open_only_fit(recording: Workload) -> MoEModel | None:
     """Open the model that a recording must come from, where no model is open and those that fit are of identical sizes; None
     where nothing was opened."""
-    if state.model() is not None:
+    if state.session.model is not None:
         return None
     fitting = _fitting(recording)
     return _open(fitting[0]) if len(fitting) == 1 else None
@@ -48,7 +48,7 @@ def open_only_fit(recording: Workload) -> MoEModel | None:
 
 def offer(recording: Workload) -> None:
     """Where the open model is not that of the recording, or none is open: a button for each that may be."""
-    model = state.model()
+    model = state.session.model
     if isinstance(recording, TrafficMatrix) or (model and cached.model_fault(recording, model) is None):
         return
     sizes, fitting = sizes_in_words(recording), _fitting(recording)
@@ -74,7 +74,7 @@ def offer(recording: Workload) -> None:
 
 def say_what_counts(recording: Workload) -> None:
     """A traffic matrix fits any model, of which it takes less than its reader may expect."""
-    model = state.model()
+    model = state.session.model
     if isinstance(recording, TrafficMatrix) and model and model.experts != recording.num_experts:
         st.caption(
             f":material/info: Of {plain(model.name)} only the sizes of a token and of an expert count: layers and experts are "
@@ -101,7 +101,7 @@ def _title(names: Sequence[str]) -> str:
 def _open(names: Sequence[str]) -> MoEModel:
     """The first of some of identical sizes, and the `config.json` that is packaged for it."""
     model = _every_model()[names[0]]
-    state.open_model(model)
+    state.change(model=model)
     for checkpoint in names:
         owner, _, name = checkpoint.rpartition("/")
         if owner and name == model.name:

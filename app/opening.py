@@ -92,7 +92,7 @@ def _received(
             continue
         parts += inside
         upload_of |= {file: place for part in inside for file in part.paths}
-    known, before = Known(_model_among(parts), gpu_type), set(state.workloads())
+    known, before = Known(_model_among(parts), gpu_type), set(state.session.workloads)
     last_recording = None
     for part in sorted(formats.joined(parts), key=lambda part: ORDER.index(part.format.kind)):
         places = dict.fromkeys(upload_of[file] for file in part.paths)
@@ -119,13 +119,13 @@ def _received(
 def _open_model_of_new(before: set[str]) -> str | None:
     """Open the only model that the recording opened last may come from, and say so. before: digests of those there were. A
     traffic matrix tells no model, so that one before it counts."""
-    new = (cached.recording(digest) for digest in reversed(state.workloads()) if digest not in before)
+    new = (cached.recording(digest) for digest in reversed(state.session.workloads) if digest not in before)
     recording = next((recording for recording in new if not isinstance(recording, TrafficMatrix)), None)
     model = recording and model_catalogue.open_only_fit(recording)
     if model is None:
         return None
     sizes = model_catalogue.sizes_in_words(recording)
-    state.notice(f"{sizes} fits only {model.name}: it is open")
+    state.visit.notice = f"{sizes} fits only {model.name}: it is open"
     return f"opened the model {model.name}, the only one of the catalogue with {sizes}"
 
 
@@ -143,7 +143,7 @@ def _model_among(parts: Sequence[formats.Part]) -> MoEModel | None:
                 return formats.read_model(part.paths[0])
             except InputError:
                 break  # opening it says why
-    return state.model()
+    return state.session.model
 
 
 def _recording(part: formats.Part, known: Known) -> str:
@@ -183,7 +183,7 @@ def _model(part: formats.Part, _: Known) -> str:
             model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
         except InputError as error:
             raise InputError(f"{path.name}: {error}; the open model stays (open the model's recording first)") from None
-    state.open_model(model)
+    state.change(model=model)
     if part.format.name == "huggingface":
         state.remember_config(model, store.save_config(path))
     return f"opened the model {model.name}"
@@ -231,7 +231,7 @@ def _costs(part: formats.Part, _: Known) -> str:
 
 def _step(part: formats.Part, _: Known) -> str:
     (path,) = part.paths
-    if state.model() is None:
+    if state.session.model is None:
         raise InputError(f"{path.name}: is {part.format.title}; open its model first")
     if part.format.name == "serving-step":
         state.open_serving(formats.read_document(ServingStep, path))
@@ -249,7 +249,7 @@ def _graph(part: formats.Part, _: Known) -> str:
 def _plan(part: formats.Part, _: Known) -> str:
     """What is deployed now."""
     (path,) = part.paths
-    file, model, cluster = open_plan_file(path), state.model(), state.cluster()
+    file, model, cluster = open_plan_file(path), state.session.model, state.session.cluster
     if model is None or cluster is None:
         missing = " and ".join(what for what, there in (("model", model), ("cluster", cluster)) if there is None)
         raise InputError(f"{path.name}: is {part.format.title}, not a recording: open its {missing} first")
@@ -261,7 +261,7 @@ def _plan(part: formats.Part, _: Known) -> str:
     except InputError as error:
         raise InputError(f"{path.name}: cannot count as deployed: {error}") from None
     state.add_imported(plan)
-    state.set_in_use(plan.id)
+    state.update(in_use=plan.id)
     notes = f" ({'; '.join(deployed.notes)})" if deployed.notes else ""
     return f"{plan.name} counts as deployed now: {deployed.format}{notes}"
 
@@ -272,7 +272,7 @@ def plan_of(deployed: Deployed, name: str) -> Plan:
         name=name[:120],
         placement=deployed.placement,
         send_order=SendOrder(mode="concurrent"),
-        travel=state.travel(),
+        travel=state.session.travel,
         provenance=Provenance(optimiser="file"),
     )
 
@@ -308,28 +308,30 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
         help=f"{help} Cluster, model, plan and measurement files are recognised as well.",
     )
     ids = [file.file_id for file in files]
-    refused = {id: complaints for id in ids if (complaints := state.complaints([id]))}
-    came = state.newly_in(key, ids)
-    is_new = [state.first_time(f"{id} {gpu_type or ''}") for id in ids]
-    open_now = " ".join(document.digest for document in (state.model(), state.cluster()) if document is not None)
-    others_open = [state.first_time(f"{id} beside {open_now}") for id in ids]
+    refused = {id: complaints for id in ids if (complaints := uploads.complaints([id]))}
+    came = uploads.newly_in(key, ids)
+    is_new = [uploads.first_time(f"{id} {gpu_type or ''}") for id in ids]
+    open_now = " ".join(
+        document.digest for document in (state.session.model, state.session.cluster) if document is not None
+    )
+    others_open = [uploads.first_time(f"{id} beside {open_now}") for id in ids]
     is_new = [new or (other and id in refused) for id, new, other in zip(ids, is_new, others_open, strict=True)]
     if any(is_new):
         answers = receive([(file.name, file.getvalue()) for file in files], is_new, gpu_type)
         answered = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
         for id, answer in answered.items():
-            (state.complain if answer.refused else state.answer_upload)(id, answer.text)
-        otherwise = [id for id in answered if id in came or state.complaints([id]) != refused.get(id)]
-        state.tell_of(key, otherwise, alone=bool(came))
+            uploads.answer(id, answer.text, answer.refused)
+        otherwise = [id for id in answered if id in came or uploads.complaints([id]) != refused.get(id)]
+        uploads.show_answers(key, otherwise, alone=bool(came))
         if answered:
             st.rerun()
     if tells:
-        tell(state.told_of(key, ids))
+        tell(uploads.shown_in(key, ids))
 
 
 def tell(ids: Sequence[str]) -> None:
     """What became of dropped files: those that were opened in a line, then why others were not."""
-    if answers := state.answers_of_uploads(ids):
+    if answers := uploads.answers(ids):
         st.caption(f":material/check: {plain(' · '.join(answers))}")
-    for complaint in state.complaints(ids):
+    for complaint in uploads.complaints(ids):
         st.error(plain(complaint), icon=":material/error:")

@@ -48,7 +48,7 @@ def _rows() -> None:
 
 
 def _unfinished() -> list[Job]:
-    ids = {*state.plan_jobs(), *state.study_jobs(), *state.launch_jobs()} - _ended
+    ids = {*state.session.plan_jobs, *state.study_jobs(), *state.session.launch_jobs} - _ended
     jobs = cached.jobs(sorted(ids, reverse=True))
     _ended.update(job.id for job in jobs if job.state.finished)
     return [job for job in jobs if job.id not in _ended]

@@ -46,14 +46,14 @@ def open_recording(sample: Sample) -> None:
     path = FOLDER / sample.file
     # First what a full disk refuses, or half a sample would be open.
     state.open_workload(formats.read_workload(path, num_experts=model.experts, bytes_per_token=model.bytes_per_token))
-    state.open_model(model)
+    state.change(model=model)
 
 
 def open_large() -> None:
     """Open a recording as large as DeepSeek-R1's, which nobody recorded, on 32 H100."""
     model = models()["DeepSeek-R1"].model
     state.open_workload(LARGE.draw(model))
-    state.open_model(model)
+    state.change(model=model)
     state.open_cluster(clusters()["hgx-h100-4-nodes"].cluster)
     state.begin_tour()
 

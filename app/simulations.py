@@ -97,7 +97,7 @@ def _answers(problem: Problem, questions: list[Question]) -> list[Any]:
         if not (alone and _is_small(problem)):
             _pool.start()
             if _pool.ready:
-                return _pool.answers(questions, state.end_if_left)
+                return _pool.answers(questions, state.visit.end_if_left)
         return [question.work(*question.large.values(), *question.small) for question in questions]
     finally:
         if alone:

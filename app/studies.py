@@ -39,7 +39,7 @@ def start_study(kind: str, problem: Problem, more: dict[str, Any]) -> None:
 
 def newest(kind: str) -> runner.Job | None:
     """The newest study of a kind in this session."""
-    id = state.study_job(kind)
+    id = state.session.study_jobs.get(kind)
     return next(iter(cached.jobs([id] if id else [])), None)
 
 
@@ -84,7 +84,7 @@ def front(problem: Problem) -> None:
         )
         return
     _front_form(problem)
-    recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
+    recordings = {digest: name for digest, name in state.session.workloads.items() if digest != state.session.workload}
     beside = kept.selectbox(
         "Scored on as well",
         [None, *recordings],
@@ -134,7 +134,7 @@ def _show_front(problem: Problem, beside: str | None, where: str, result: dict[s
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("A point of the front", order, format_func=lambda index: names[index], width=420)
         if st.button("Open this plan", icon=":material/route:"):
-            state.open_plan(plans[chosen].id)
+            state.update(plan=plans[chosen].id)
             st.rerun()
 
 
@@ -264,9 +264,9 @@ running = is_running
 
 def start_and_rerun(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study, and draw the page again with its button off."""
-    before = state.study_job(kind)
+    before = state.session.study_jobs.get(kind)
     start_study(kind, problem, more)
-    if state.study_job(kind) != before:
+    if state.session.study_jobs.get(kind) != before:
         st.rerun()
 
 

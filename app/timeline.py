@@ -174,7 +174,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     first, last = 0, last_layer
     chart = st.container()
     if last_layer > 0:
-        begin, end = state.first_layers(last_layer)
+        begin, end = state.visit.first_layers(last_layer)
         usual = gantt.drawable(timelines, begin, end, MOST_GPUS)
         first, last = kept.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
     first, last = gantt.drawable(timelines, first, last, MOST_GPUS)

@@ -65,12 +65,16 @@ def problem_or_advice() -> Problem | None:
     """What is open as a problem; where something is missing or does not fit, says so and offers the sample."""
     missing = [
         name
-        for name, there in (("workload", cached.workload()), ("cluster", state.cluster()), ("model", state.model()))
+        for name, there in (
+            ("workload", cached.workload()),
+            ("cluster", state.session.cluster),
+            ("model", state.session.model),
+        )
         if there is None
     ]
-    if state.step() is not None and state.step().routing == "balanced" and "workload" in missing:
+    if state.session.step is not None and state.session.step.routing == "balanced" and "workload" in missing:
         missing.remove("workload")
-    if state.serving() is not None and state.model() is not None and "workload" in missing:
+    if state.serving() is not None and state.session.model is not None and "workload" in missing:
         missing.remove("workload")
     if missing:
         else_ = (
@@ -86,11 +90,11 @@ def problem_or_advice() -> Problem | None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("Choose parts that fit each other in the sidebar.")
-        if state.second() and st.button("Close the second model", icon=":material/close:"):
-            state.open_second(None)
+        if state.session.second and st.button("Close the second model", icon=":material/close:"):
+            state.change(second=None)
             st.rerun()
-        if state.step() and st.button("Assume balanced routing", icon=":material/balance:"):
-            state.open_step(state.step().model_copy(update={"routing": "balanced"}))
+        if state.session.step and st.button("Assume balanced routing", icon=":material/balance:"):
+            state.open_step(state.session.step.model_copy(update={"routing": "balanced"}))
             st.rerun()
         return None
 
@@ -108,7 +112,9 @@ def cost_fault(reason: str) -> NoReturn:
     """Say that the chosen costs cannot time what is open, offer those that always can, and stop."""
     st.error(f"The chosen costs cannot time what is open: {plain(reason)}.", icon=":material/error:")
     st.caption("Choose another source of costs on the Cluster page, or:")
-    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=state.open_cost, args=(state.DATASHEET,))
+    st.button(
+        "Use the datasheet costs", icon=":material/menu_book:", on_click=state.update, kwargs={"cost": state.DATASHEET}
+    )
     st.stop()
 
 
@@ -136,7 +142,7 @@ def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
     """The candidates that stand beside each other for what is open, by id. A front has a chart of its own, of which only the
     open plan counts; plans whose tokens travel otherwise have another engine's times; others do not fit."""
     for id, candidate in cached.candidates().items():
-        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
+        if candidate.plan.provenance.optimiser == "front" and id != state.session.plan:
             continue
         if candidate.plan.travel == problem.travel and not why_not(candidate.plan, problem):
             yield id, candidate
@@ -145,7 +151,7 @@ def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
 def fitting_recordings(problem: Problem) -> dict[str, str]:
     """Names of the session's recordings that the problem can be posed on, the open one too, by digest."""
     names = {}
-    for digest, name in state.workloads().items():
+    for digest, name in state.session.workloads.items():
         try:
             problem.with_workload(cached.recording(digest))
         except InputError:

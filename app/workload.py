@@ -17,7 +17,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import cached, kept, model_catalogue, opening, samples, state, tables, widgets
+from app import cached, kept, model_catalogue, opening, samples, state, tables, uploads, widgets
 from app.charts import workload as charts
 from app.tables import plain
 from engine import store, units
@@ -102,19 +102,19 @@ def _apply(remedy: Remedy, workload: Workload, *more: Placement) -> None:
     try:
         _open_part(remedy.apply(workload, *more))
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _mend_all(workload: Workload, findings: list[Finding]) -> None:
     try:
         _open_part(mend(workload, findings))
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _open_part(mended: Workload) -> None:
     state.open_workload(mended)
-    state.notice(f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads.")
+    state.visit.notice = f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads."
 
 
 def show_figures(inspection: Inspection) -> None:
@@ -158,7 +158,7 @@ def button() -> None:
 def _guide() -> None:
     guides = {guide.name: guide for guide in GUIDES}
     name = kept.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
-    _engine(guides[name], state.model())
+    _engine(guides[name], state.session.model)
 
 
 def _engine(guide: EngineGuide, model: MoEModel | None) -> None:
@@ -198,7 +198,7 @@ def _size(way: Way, model: MoEModel | None) -> None:
 
 
 def _gpus() -> int:
-    cluster = state.cluster()
+    cluster = state.session.cluster
     return len(cluster.gpus) if cluster else 8
 
 
@@ -210,7 +210,7 @@ OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 def show_recordings() -> None:
     """The table, where there is a choice of recordings."""
-    digests = list(state.workloads())
+    digests = list(state.session.workloads)
     if len(digests) < 2:
         return
     st.subheader("Recordings of this session", anchor=False)
@@ -244,7 +244,7 @@ def show_recordings() -> None:
 
 
 def _row(digest: str) -> dict[str, str]:
-    name, is_open = state.workloads()[digest], digest == state.workload_digest()
+    name, is_open = state.session.workloads[digest], digest == state.session.workload
     row = {"Open": f"{name} (open)" if is_open else name, "Remove": "✕"}
     try:
         return row | _figures(digest)
@@ -277,19 +277,19 @@ def _phase(recording: object) -> str:
 def _open_recordings(digests: list[str]) -> None:
     """The recording whose name was pressed, and the model that it was made with where the open one does not fit."""
     digest = digests[st.session_state[OPEN].row]
-    state.choose_workload(digest)
-    made_with, recording = state.model_of(digest), cached.workload()
-    if made_with is None or recording is None or state.model() is None:
+    state.change(workload=digest)
+    made_with, recording = state.session.model_of.get(digest), cached.workload()
+    if made_with is None or recording is None or state.session.model is None:
         return
-    if cached.model_fault(recording, state.model()) is not None:
-        state.open_model(made_with)
+    if cached.model_fault(recording, state.session.model) is not None:
+        state.change(model=made_with)
 
 
 def _remove(digests: list[str]) -> None:
     digest = digests[st.session_state[REMOVE].row]
-    name = state.workloads()[digest]
+    name = state.session.workloads[digest]
     state.remove_workload(digest)
-    state.notice(f"{name} is no longer in this session")
+    state.visit.notice = f"{name} is no longer in this session"
 
 
 def popover(workload: Workload) -> None:
@@ -322,7 +322,7 @@ def _title(writer: Writer) -> str:
 def _written(workload: Workload, writer: Writer) -> tuple[bytes, Converted]:
     stem = "".join(char if char.isalnum() or char in "-_. " else "_" for char in workload.name)[:80]
     with store.scratch() as folder:
-        written = write_recording(workload, Path(folder) / f"{stem}{writer.suffix}", writer.name, state.model())
+        written = write_recording(workload, Path(folder) / f"{stem}{writer.suffix}", writer.name, state.session.model)
         return written.path.read_bytes(), written
 
 
@@ -332,10 +332,10 @@ ZONE = "recordings"
 def show_sources() -> None:
     """In full while nothing is open, and where all of an upload was refused. Else one line, and below it what became of the
     last upload, which leaves the room to the charts."""
-    known = len(state.workloads())
-    told = state.told_of(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
-    refused = bool(state.complaints(told)) and not state.answers_of_uploads(told)
-    folded = state.workload_digest() is not None and not refused
+    known = len(state.session.workloads)
+    told = uploads.shown_in(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
+    refused = bool(uploads.complaints(told)) and not uploads.answers(told)
+    folded = state.session.workload is not None and not refused
     title = "Add a recording or open a sample" if known else "Open a recording or a sample"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
@@ -398,9 +398,9 @@ def show_welcome() -> None:
         with st.container(horizontal=True):
             if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):
                 samples.open_sample()
-                state.ask_for_run()
+                state.visit.run = True
                 st.switch_page("../pages/optimise.py")
-            st.button("Upload mine", icon=":material/upload:", on_click=state.bring_own)
+            st.button("Upload mine", icon=":material/upload:", on_click=state.visit.set, kwargs={"brings_own": True})
             if st.button("Open the sample", type="tertiary", icon=":material/science:"):
                 samples.open_sample()
                 st.rerun()

@@ -18,7 +18,7 @@ actions = header.show(
     "Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all."
 )
 problem = widgets.needed_problem()
-trace, digest = problem.workload, state.workload_digest()
+trace, digest = problem.workload, state.session.workload
 if not isinstance(trace, RoutingTrace):
     kind = "traffic" if isinstance(trace, TrafficMatrix) else "loads"
     st.info(

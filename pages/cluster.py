@@ -7,13 +7,13 @@ from app.cluster import board, measuring, table
 
 actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
-cluster = state.cluster()
+cluster = state.session.cluster
 # The gallery goes once something is drawn, and then stays where it is: the board is not to jump while a person draws.
-newcomer = cluster is None and state.drawn()[0] == 0
+newcomer = cluster is None and state.visit.drawn[0] == 0
 with actions:
     if not newcomer:
         # Another key with every cluster that is opened, which closes it.
-        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
+        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.visit.edit_round}"):
             board.gallery()
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
@@ -47,7 +47,7 @@ with between:
     measuring.show_pairs()
 with times:
     st.caption("Every simulated time uses these costs; each page names them.")
-    measuring.choose(cluster, state.model())
-    measuring.show(cluster, state.model())
+    measuring.choose(cluster, state.session.model)
+    measuring.show(cluster, state.session.model)
 with trusted:
     measuring.show_trust()

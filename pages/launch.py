@@ -42,7 +42,7 @@ def _unfold(key: str) -> None:
 actions = header.show("Launch", "Run plans as a real job and compare measured with predicted times.")
 past = history.launches()
 chosen = history.chosen(past)
-running = [launch.job.id for launch in past if launch.job.id in state.launch_jobs() and not launch.state.finished]
+running = [launch.job.id for launch in past if launch.job.id in state.session.launch_jobs and not launch.state.finished]
 showing = running[0] if running else chosen.job.id if chosen else None
 if past and showing is not None:
     with actions:

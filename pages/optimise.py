@@ -18,7 +18,7 @@ FORM = 248
 OF_SERVING = ("Candidate plans", "Spare slots")
 
 actions = header.show("Optimise", "What should I do? Compare plans with a proven bound.")
-if state.cluster() is None or state.model() is None:
+if state.session.cluster is None or state.session.model is None:
     widgets.needed_problem()
 with st.container(horizontal=True, wrap=False, gap="medium"):
     form, results = st.container(width=FORM), st.container()
@@ -68,7 +68,7 @@ with form:
 
 with actions:
     pressed = st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted)
-    if pressed or (state.take_run() and wanted):
+    if pressed or (state.visit.take("run") and wanted):
         chosen = deployed.planned_first(problem, wanted, options)
         try:
             state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
@@ -79,7 +79,7 @@ with actions:
 @failing.fragment(run_every=1)
 def watch() -> None:
     """What runs and what ended last; once one has found a plan or ended the whole page is drawn again, with its plans."""
-    jobs = cached.jobs(state.plan_jobs())
+    jobs = cached.jobs(state.session.plan_jobs)
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
         if job.state is runner.State.DONE:  # its plans tell the rest
@@ -89,22 +89,22 @@ def watch() -> None:
         with failing.saying():
             for title, reason in cached.answer_of(job).refused.items():
                 st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
-    found_more = [job for job in jobs if state.newly_written(job.id, job.result_written)]
+    found_more = [job for job in jobs if state.visit.newly_written(job.id, job.result_written)]
     if found_more:
         st.rerun()
     for job in jobs:
-        if state.newly_finished(job.id, job.state.finished):
+        if state.visit.newly_finished(job.id, job.state.finished):
             with failing.saying():
                 plans = [candidate.plan for candidate in cached.answer_of(job).candidates]
                 if plans and widgets.why_not(cached.open_plan(), problem):
                     best = serving_page.fastest(plans, problem, serving) if aim == goal.SERVE else None
-                    state.open_plan(best or min(plans, key=lambda plan: plan.claim.objective).id)
+                    state.update(plan=best or min(plans, key=lambda plan: plan.claim.objective).id)
             st.rerun()
 
 
 with results:
     watch()
-    widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
+    widgets.other_jobs("optimise", state.session.plan_jobs, state.add_plan_job)
     view = "Candidate plans"
     if aim in (goal.ONE, goal.SERVE):
         view = (

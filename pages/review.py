@@ -28,7 +28,7 @@ def page(actions: DeltaGenerator) -> None:
             icon=":material/info:",
         )
         return
-    brief = plan_list.looked_at(workspace) if state.choice(plan_list.VIEW) != "Compare" else None
+    brief = plan_list.looked_at(workspace) if state.session.choices.get(plan_list.VIEW) != "Compare" else None
     with actions:
         if brief is not None:
             plan_list.fold(names, workspace)
@@ -72,5 +72,5 @@ try:
     page(actions)
     plan_list.watch()
 except InputError as error:
-    state.keep_typed()
+    state.visit.keep_typed()
     st.error(sentence(str(error)), icon=":material/error:")

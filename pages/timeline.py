@@ -21,7 +21,7 @@ problem = widgets.needed_problem()
 fitting = {
     id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)
 }
-plan = fitting.get(state.plan_id() or "")
+plan = fitting.get(state.session.plan or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
     st.info(f"{plain(reason)}. Choose a plan in the sidebar or make one.", icon=":material/info:")
@@ -96,7 +96,7 @@ if last_layer > 0:
         "MoE layers",
         0,
         last_layer,
-        gantt.drawable(drawable, *state.first_layers(last_layer), gantt.MOST_LANES),
+        gantt.drawable(drawable, *state.visit.first_layers(last_layer), gantt.MOST_LANES),
         key="timeline-layers",
     )
 asked, (first, last) = last, gantt.drawable(drawable, first, last, gantt.MOST_LANES)

@@ -11,7 +11,7 @@ ROWS_SHOWN = 1000
 
 actions = header.show("Workload", "What did I record, and can I trust it?")
 
-welcomed = state.is_empty() and not state.brings_own()
+welcomed = state.is_empty() and not state.visit.brings_own
 if welcomed:
     workload.show_welcome()
 

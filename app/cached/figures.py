@@ -216,7 +216,7 @@ def other_recordings(problem: Problem) -> list[str]:
     made_from = {other.digest for other in (problem.workload, *problem.others)}
     return [
         workload
-        for workload in state.workloads()
+        for workload in state.session.workloads
         if workload not in made_from
         and store.has_workload(workload)
         and _size(recording(workload)) == _size(problem.workload)
@@ -238,7 +238,7 @@ def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | No
     for digest in others:
         seconds = _seconds_on(digest, (plan.id, now.plan.id), key_of(problem), (plan, now.plan), problem)
         if seconds is not None:
-            risks.append(Risk(state.workloads()[digest], *seconds))
+            risks.append(Risk(state.session.workloads[digest], *seconds))
     return tuple(sorted(risks, key=lambda risk: risk.gain))
 
 

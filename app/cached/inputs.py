@@ -30,7 +30,7 @@ from engine.workload import Workload, digest_of
 
 def workload() -> Workload | None:
     """The open recording; None when there is none or the data folder has lost it."""
-    digest = state.workload_digest()
+    digest = state.session.workload
     try:
         return recording(digest) if digest else None
     except InputError:
@@ -40,7 +40,7 @@ def workload() -> Workload | None:
 def recording(digest: str) -> Workload:
     """A recording of the session, under the name that it has there: others may have saved the same contents before."""
     original = _workload(digest)
-    name = state.workloads().get(digest, original.name)
+    name = state.session.workloads.get(digest, original.name)
     return original if name == original.name else _renamed(digest, name, original)
 
 
@@ -58,8 +58,8 @@ def _workload(digest: str) -> Workload:
 
 def inspection() -> Inspection:
     """Of the open recording, held against the model that it was made with, else against the open one."""
-    digest = state.workload_digest()
-    model = state.model_of(digest) or state.model()
+    digest = state.session.workload
+    model = state.session.model_of.get(digest) or state.session.model
     return _inspection(digest, model and model.digest, workload(), model)
 
 
@@ -71,7 +71,7 @@ def _inspection(digest: str, of_model: str | None, _workload: Workload, _model: 
 def measured_pairs() -> PairCluster | None:
     """The open cluster beside the pairs that were measured on its hosts; None where none were, or the data folder has lost
     them."""
-    digest, cluster = state.pairs_digest(), state.cluster()
+    digest, cluster = state.session.pairs, state.session.cluster
     if digest is None or cluster is None:
         return None
     try:
@@ -87,7 +87,7 @@ def _measured_pairs(digest: str, of_cluster: str, _cluster: Cluster) -> PairClus
 
 def problem() -> Problem | None:
     """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
-    first, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
+    first, cluster, model, step = workload(), state.session.cluster, state.session.model, state.session.step
     if model is not None and step is not None:
         first = first if step.routing == "recorded" else _fitting_or_balanced(first, model)
     elif model is not None and state.serving() is not None:
@@ -95,14 +95,14 @@ def problem() -> Problem | None:
     if first is None or cluster is None or model is None:
         return None
     second = None
-    if (digest := state.second()) and step is None:
-        second = (recording(digest), state.model_of(digest))
+    if (digest := state.session.second) and step is None:
+        second = (recording(digest), state.session.model_of.get(digest))
     alone = second is None and step is None
     others = tuple(recording(digest) for digest in state.others()) if alone else ()
     in_use = placement_in_use() if alone else None
     names = tuple(part.name for part in (first, *others, *(second or ())))
-    graph, cost = (state.graph() if step else None), state.cost()
-    travel = state.travel() if step is None else None
+    graph, cost = (state.graph() if step else None), state.session.cost
+    travel = state.session.travel if step is None else None
     key = (
         names,
         first.digest,
@@ -144,8 +144,8 @@ def model_fault(recording: Workload, model: MoEModel) -> str | None:
 
 def placement_in_use() -> Placement | None:
     """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
-    candidate = candidates().get(state.in_use() or "")
-    recording, cluster = workload(), state.cluster()
+    candidate = candidates().get(state.session.in_use or "")
+    recording, cluster = workload(), state.session.cluster
     if candidate is None or recording is None or cluster is None or candidate.plan.goal is Goal.TWO_MODELS:
         return None
     placement = candidate.plan.placement

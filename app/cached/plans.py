@@ -54,8 +54,8 @@ def candidates() -> dict[str, Candidate]:
     of the team that were opened, and those that came in files. Without those that were removed, and under names that tell them
     apart."""
     by_id: dict[str, Candidate] = {}
-    front, removed, described = state.study_job("front"), state.removed_plans(), {}
-    for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
+    front, removed, described = state.session.study_jobs.get("front"), state.session.removed_plans, {}
+    for job in jobs([*state.session.plan_jobs, *([front] if front else [])]):
         with suppress(InputError):  # a damaged result, which is said where the job is watched
             for candidate in answer_of(job).candidates:
                 id = candidate.plan.id
@@ -69,9 +69,9 @@ def candidates() -> dict[str, Candidate]:
         if id not in removed:
             by_id.setdefault(id, candidate)
     plans = {id: candidate.plan for id, candidate in by_id.items()}
-    inputs = described | state.workloads()
-    inputs.pop(state.workload_digest(), None)  # that a plan is for what is open is understood
-    names = names_of(plans, state.plan_names(), inputs)
+    inputs = described | state.session.workloads
+    inputs.pop(state.session.workload, None)  # that a plan is for what is open is understood
+    names = names_of(plans, state.session.plan_names, inputs)
     return {
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
         for id, candidate in by_id.items()
@@ -89,27 +89,27 @@ def made_for(plan: Plan, problem: Problem) -> dict[str, str]:
     open_now, inputs = input_digests(problem), plan.provenance.inputs
     others = {role: inputs[role] for role in ROLES if inputs.get(role) not in (None, open_now.get(role))}
     described: dict[str, str] = {}
-    for job in jobs(state.plan_jobs()) if others else []:
+    for job in jobs(state.session.plan_jobs) if others else []:
         described |= _inputs_of(job.id, job)
-    described |= state.workloads()
+    described |= state.session.workloads
     return {role: described.get(digest, f"another {ROLES[role]}") for role, digest in others.items()}
 
 
 def _further() -> dict[str, Candidate]:
     """Plans that no job of the session was asked for."""
     by_id: dict[str, Candidate] = {}
-    for id, name in state.taken().items():
+    for id, name in state.session.taken.items():
         for job in jobs([name]):
             with suppress(InputError):
                 by_id.setdefault(id, _taken(id, job))
-    for id, number in state.saved().items():
+    for id, number in state.session.saved.items():
         try:
             by_id.setdefault(id, _saved(database().address, id, number))
         except LostError:  # each further question would wait as long for an answer
             break
         except InputError:  # it is another database now
             continue
-    for id, digest in state.imported().items():
+    for id, digest in state.session.imported.items():
         try:
             by_id.setdefault(id, _imported(digest))
         except InputError:  # the data folder has lost it
@@ -226,7 +226,7 @@ def jobs(ids: list[str]) -> list[runner.Job]:
 
 def open_plan() -> Plan | None:
     """The open plan; None when none is open or its job is gone."""
-    candidate = candidates().get(state.plan_id() or "")
+    candidate = candidates().get(state.session.plan or "")
     return candidate.plan if candidate else None
 
 
@@ -244,7 +244,7 @@ def deployed(problem: Problem) -> Deployed:
     """What counts as deployed for a problem; its tokens travel as the problem's do, because how an engine sends is no part of
     what a plan could win. Raises InputError where nothing was chosen and experts do not fit the GPUs."""
     known = candidates()
-    chosen = known.get(state.in_use() or "") if problem.in_use is not None else None
+    chosen = known.get(state.session.in_use or "") if problem.in_use is not None else None
     if chosen is not None:
         if chosen.plan.travel == problem.travel:
             return Deployed(chosen.plan, True, True)

@@ -29,8 +29,8 @@ ALL_LAYERS = "all"
 def board(cluster: Cluster | None) -> None:
     """The board for the open cluster, or an empty one to draw on."""
     overlay = _overlay(cluster)
-    answered, complaint = state.drawn()
-    cluster_canvas(cluster, answered, complaint is not None, state.sessions_shown(), overlay, KEY, _take)
+    answered, complaint = state.visit.drawn
+    cluster_canvas(cluster, answered, complaint is not None, state.visit.sessions_shown, overlay, KEY, _take)
     if complaint:
         st.error(f"{plain(complaint)} The last valid cluster stays open.", icon=":material/error:")
 
@@ -38,14 +38,14 @@ def board(cluster: Cluster | None) -> None:
 def _take() -> None:
     """Before a run: an edit that came from the board becomes the open cluster, or is refused with a reason."""
     edit = edit_of(KEY)
-    if edit is None or edit.serial <= state.drawn()[0]:
+    if edit is None or edit.serial <= state.visit.drawn[0]:
         return
     complaint = None
     try:
         state.open_cluster(None if edit.cluster is None else Cluster.from_dict(edit.cluster, "the drawing"))
     except InputError as error:
         complaint = f"{error}."
-    state.answer_drawing(edit.serial, complaint)
+    state.visit.drawn = (edit.serial, complaint)
 
 
 def _overlay(cluster: Cluster | None) -> Overlay | None:
@@ -241,4 +241,4 @@ def _tell(drawn: Drawn) -> None:
 def _open_imported(cluster: Cluster) -> None:
     """Before the page is drawn, so that all of it shows the new cluster."""
     state.open_cluster(cluster)
-    state.notice(f"opened the cluster {cluster.name}")
+    state.visit.notice = f"opened the cluster {cluster.name}"

@@ -47,7 +47,7 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         )
         _start(cached.attached())
         _watch()
-        widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
+        widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
         if (job := _job()) and job.state is State.DONE:
             with failing.saying():
                 _show_result(job, cluster, model)
@@ -55,7 +55,7 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
 
 def _job() -> Job | None:
     """The newest calibration of this session, if the data folder still has it."""
-    jobs = cached.jobs([id]) if (id := state.study_job(KIND)) else []
+    jobs = cached.jobs([id]) if (id := state.session.study_jobs.get(KIND)) else []
     return jobs[0] if jobs else None
 
 
@@ -102,7 +102,7 @@ def _watch() -> None:
     """The newest calibration; once it has ended the page is drawn again, with what it found."""
     if job := _job():
         widgets.job_row(job)
-        if state.newly_finished(job.id, job.state.finished):
+        if state.visit.newly_finished(job.id, job.state.finished):
             st.rerun()
 
 
@@ -136,8 +136,8 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
         st.error(f"It cannot be used: {plain(str(error))}.", icon=":material/error:")
     else:
         state.add_cost_source(profile.measured.name, choice.to_dict(Profiled(profile.measured)))
-        state.open_cost(choice.to_dict(cost))
-        state.notice(f"times come from {choice.short(state.cost())}")
+        state.update(cost=choice.to_dict(cost))
+        state.visit.notice = f"times come from {choice.short(state.session.cost)}"
         st.rerun()
 
 
@@ -166,10 +166,10 @@ def _label(cost: dict) -> str:
 
 def choose(cluster: Cluster, model: MoEModel | None) -> None:
     """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
-    now = state.cost()
+    now = state.session.cost
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
     sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
-    sources |= {_label(cost): cost for cost in state.cost_sources().values()}
+    sources |= {_label(cost): cost for cost in state.session.sources.values()}
     for part in parts:  # a file that this session knows only from what is in use
         if part["source"] not in TABLES and part not in sources.values():
             sources[_label(part)] = part
@@ -205,7 +205,7 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     combined = {"source": "combined", "computation": computation, "network": network}
     _use(computation if computation == network else combined, now, cluster, model)
     try:
-        st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}; {plain(cluster.reached_in_words)}.")
+        st.caption(f"In use: {plain(choice.from_dict(state.session.cost).source)}; {plain(cluster.reached_in_words)}.")
     except InputError as error:
         st.caption(plain(str(error)))
 
@@ -223,13 +223,13 @@ def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> No
             st.button(
                 "Use the datasheet costs",
                 icon=":material/menu_book:",
-                on_click=state.open_cost,
-                args=(state.DATASHEET,),
+                on_click=state.update,
+                kwargs={"cost": state.DATASHEET},
             )
         else:
             st.error(f"Refused: {plain(reason)}. Still in use: {plain(choice.short(now))}.", icon=":material/error:")
     elif costs != now:
-        state.open_cost(costs)
+        state.update(cost=costs)
         st.rerun()
 
 

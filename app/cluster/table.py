@@ -49,7 +49,7 @@ def show(cluster: Cluster) -> None:
         )
     edited = st.data_editor(
         base_frame(),
-        key=f"cluster-table-{state.edit_round()}",
+        key=f"cluster-table-{state.visit.edit_round}",
         num_rows="dynamic",
         hide_index=True,
         placeholder="—",
@@ -61,7 +61,7 @@ def show(cluster: Cluster) -> None:
         1e6,
         base_latency(),
         step=1.0,
-        key=f"cluster-latency-{state.edit_round()}",
+        key=f"cluster-latency-{state.visit.edit_round}",
         width=320,
     )
     try:
@@ -89,19 +89,19 @@ def usual_ports(cluster: Cluster) -> list[str]:
 def base_frame() -> pd.DataFrame:
     """The table of the cluster that was last opened from outside the table. It stays the same object while the table
     is edited, since a data editor whose input changes drops every second edit."""
-    return _base(state.edit_round(), state.cluster())[0]
+    return _base(state.visit.edit_round, state.session.cluster)[0]
 
 
 def base_latency() -> float:
     """µs, as `base_frame`."""
-    return _base(state.edit_round(), state.cluster())[1]
+    return _base(state.visit.edit_round, state.session.cluster)[1]
 
 
 def _base(edit_round: int, cluster: Cluster) -> tuple[pd.DataFrame, float]:
-    kept = state.table_base()
+    kept = state.visit.table_base
     if kept is None or kept[0] != edit_round:
         kept = (edit_round, to_frame(cluster), cluster.latency * 1e6)
-        state.keep_table_base(kept)
+        state.visit.table_base = kept
     return kept[1], kept[2]
 
 
@@ -122,7 +122,7 @@ def columns() -> dict:
 
 
 def _types() -> list[str]:
-    own = [gpu.type for gpu in state.cluster().gpus]
+    own = [gpu.type for gpu in state.session.cluster.gpus]
     return list(dict.fromkeys([*every_gpu_type(), *own]))
 
 
@@ -270,7 +270,7 @@ def _rate(links: NodeLinks) -> str:
 
 def _add(cluster: Cluster) -> None:
     state.open_cluster(with_usual_links(cluster))
-    state.notice("NVLink added; its latency of 5 µs is assumed until calibrated")
+    state.visit.notice = "NVLink added; its latency of 5 µs is assumed until calibrated"
 
 
 def totals(cluster: Cluster) -> None:
@@ -290,7 +290,7 @@ def totals(cluster: Cluster) -> None:
             icon=":material/download:",
             on_click="ignore",
         )
-    models = [model for model in (state.model(), _second()) if model is not None]
+    models = [model for model in (state.session.model, _second()) if model is not None]
     for text, fits in memory_fit(cluster, models):
         (st.success if fits else st.error)(plain(text), icon=":material/memory:")
     for sentence in without_fp8(cluster, models):
@@ -319,7 +319,7 @@ def speeds(cluster: Cluster) -> None:
 
 
 def _second() -> MoEModel | None:
-    return state.model_of(state.second()) if state.second() else None
+    return state.session.model_of.get(state.session.second) if state.session.second else None
 
 
 def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:

@@ -119,7 +119,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
     """The text to the letter, a file of it, and a run folder for those who submit it by hand."""
     destination = launch.destination
     key = digest_of(launch.instructions.digest, destination.digest)
-    folder = state.run_folder(key)
+    folder = state.visit.run_folders.get(key)
     try:
         text = dry_run(launch, Path(folder or f"{destination.shared}/{UNNAMED}"))
     except InputError as error:
@@ -144,7 +144,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             disabled=bool(refused or not launch.ready),
         ):
             try:
-                state.keep_run_folder(key, str(history.write(launch)))
+                state.visit.run_folders[key] = str(history.write(launch))
             except InputError as error:
                 st.error(sentence(str(error)), icon=":material/error:")
             else:

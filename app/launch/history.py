@@ -78,9 +78,9 @@ def search(past: list[Launched], text: str) -> list[Launched]:
 def chosen(past: list[Launched]) -> Launched | None:
     """The launch to report on: the selected one, else the newest of this session that has ended, while none of it runs."""
     ended = {launch.job.id: launch for launch in past if launch.state.finished}
-    if state.launch_shown() in ended:
-        return ended[state.launch_shown()]
-    mine = [launch for launch in past if launch.job.id in state.launch_jobs()]
+    if state.visit.launch_shown in ended:
+        return ended[state.visit.launch_shown]
+    mine = [launch for launch in past if launch.job.id in state.session.launch_jobs]
     return mine[0] if mine and all(launch.state.finished for launch in mine) else None
 
 
@@ -114,7 +114,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
     tables.choose_row(
         as_text(listed, shown),
         [launch.job.id for launch in listed],
-        state.show_launch,
+        lambda id: state.visit.set(launch_shown=id),
         f"launches-{shown}",  # where one is shown, its row can be selected again
         height=tables.low(len(listed)),
         alt="Launches, newest first",
@@ -177,7 +177,7 @@ def start(arguments: dict[str, Any]) -> None:
     # What a scheduler runs elsewhere for hours takes nothing here.
     here = arguments.get("on", "local") in ("local", "testbed")
     state.add_launch_job(runner.start("launch", named, store.data_folder(), queued=here).id)
-    state.show_launch(None)
+    state.visit.launch_shown = None
 
 
 def write(launch: PreparedLaunch) -> Path:

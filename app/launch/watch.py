@@ -24,10 +24,10 @@ FEW = 16
 @failing.fragment(run_every=1)
 def watch() -> None:
     """The launches of this session that run; once one has ended the page is drawn again, with what it measured."""
-    for job in cached.jobs(state.launch_jobs()):
+    for job in cached.jobs(state.session.launch_jobs):
         finished = job.state.finished
-        if state.newly_finished(job.id, finished):
-            state.show_launch(job.id)
+        if state.visit.newly_finished(job.id, finished):
+            state.visit.launch_shown = job.id
             st.rerun()
         if not finished:
             widgets.job_row(job, GRACE)
@@ -36,7 +36,9 @@ def watch() -> None:
 
 def others(past: list[Launched]) -> None:
     """Launches that other sessions on this data folder have running, with a button that watches one here."""
-    running = [launch for launch in past if not launch.state.finished and launch.job.id not in state.launch_jobs()]
+    running = [
+        launch for launch in past if not launch.state.finished and launch.job.id not in state.session.launch_jobs
+    ]
     for launch in running:
         label = f"Watch the launch of {widgets.describe_time(launch.started)}"
         if st.button(label, key=f"adopt-{launch.job.id}", icon=":material/group:"):

@@ -29,7 +29,7 @@ def choose(problem: Problem) -> bool:
     dealt = _round_robin(problem)
     names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
     names |= {id: plan.name for id, plan in plans.items() if id not in names}
-    now = state.in_use() if state.in_use() in names else None
+    now = state.session.in_use if state.session.in_use in names else None
     chosen = st.selectbox(
         "Deployed now",
         list(names),
@@ -41,7 +41,7 @@ def choose(problem: Problem) -> bool:
         state.add_imported(dealt)
     if chosen == now:
         return False
-    state.set_in_use(chosen)
+    state.update(in_use=chosen)
     return True
 
 
@@ -92,7 +92,7 @@ def _round_robin(problem: Problem) -> Plan | None:
 
 def show(problem: Problem) -> None:
     """Today's figures of what is deployed; why there are none where it does not fit what is open."""
-    chosen = cached.candidates().get(state.in_use() or "")
+    chosen = cached.candidates().get(state.session.in_use or "")
     if chosen is not None and problem.in_use is None:
         st.warning(
             f"{plain(chosen.plan.name)} is not for what is open ({plain(widgets.why_not(chosen.plan, problem))}), so "

@@ -34,7 +34,15 @@ GOALS = {
 def choose() -> str:
     """The goal, one of GOALS. Changes what is open as the second model, as the training and as the serving step."""
     st.subheader("Goal", anchor=False)
-    now = STEP if state.step() else TWO if state.second() or state.wants_two() else SERVE if state.serving() else ONE
+    now = (
+        STEP
+        if state.session.step
+        else TWO
+        if state.session.second or state.visit.wants_two
+        else SERVE
+        if state.serving()
+        else ONE
+    )
     with st.container(gap="xsmall"):
         for goal, text in GOALS.items():
             st.button(
@@ -56,9 +64,9 @@ def choose() -> str:
 
 
 def _open(goal: str) -> None:
-    state.want_two(goal == TWO)
+    state.visit.wants_two = goal == TWO
     if goal != TWO:
-        state.open_second(None)
+        state.change(second=None)
     if goal == STEP:
         step.open_step()
     else:
@@ -71,11 +79,11 @@ def _open(goal: str) -> None:
 
 def _choose_second() -> None:
     """Which recording is the second model's: those of the session whose model is known, then the samples."""
-    named = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    named = {digest: name for digest, name in state.session.workloads.items() if state.session.model_of.get(digest)}
     shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
     options = [*named, *shipped]
     names = [f"{name} (open)" for name in named.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
-    index = options.index(state.second()) if state.second() in options else None
+    index = options.index(state.session.second) if state.session.second in options else None
     chosen = st.selectbox(
         "Second model's recording",
         options,
@@ -83,18 +91,18 @@ def _choose_second() -> None:
         lambda option: names[options.index(option)],
         placeholder="Choose the recording of the second model",
         width=420,
-        key=f"second-{state.second()}",
+        key=f"second-{state.session.second}",
         help="It needs as many MoE layers and experts as the first. An uploaded recording is listed once it has been "
         "open with its model.",
     )
     if chosen is None:
         st.info("Choose the recording of the second model.", icon=":material/info:")
         st.stop()
-    if chosen == state.second():
+    if chosen == state.session.second:
         return
     if chosen in shipped:
         chosen = _open_sample(shipped[chosen])
-    state.open_second(chosen)
+    state.change(second=chosen)
     st.rerun()
 
 
@@ -107,13 +115,13 @@ def _open_sample(sample: samples.Sample) -> str:
 def choose_context(problem: Problem) -> None:
     """Further recordings that the plan must serve, and the placement in use."""
     fitting = widgets.fitting_recordings(problem)
-    fitting.pop(state.workload_digest(), None)
+    fitting.pop(state.session.workload, None)
     chosen = _choose_others(fitting)
     is_another = deployed.choose(problem)
     with st.expander("Plan file of what is deployed", icon=":material/upload_file:"):
         deployed.receive()
     if is_another or chosen != state.others():
-        state.set_others(chosen)
+        state.update(others=chosen)
         st.rerun()
 
 
@@ -168,7 +176,7 @@ def _replicas(now: Travel) -> Replicas | None:
 
 def choose_travel(problem: Problem) -> None:
     """Controls of what `problem.travel` is."""
-    now = state.travel() or Travel()
+    now = state.session.travel or Travel()
     unit = widgets.segments(
         "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
     )
@@ -191,7 +199,7 @@ def choose_travel(problem: Problem) -> None:
     replicas = None if unit == "copies" else _replicas(now)
     chosen = Travel(unit=unit, replicas=replicas, **formats)
     if chosen != now:
-        state.set_travel(None if chosen == Travel() else chosen)
+        state.update(travel=None if chosen == Travel() else chosen)
         st.rerun()
     if problem.estimates_rows(chosen):
         st.caption(
@@ -208,7 +216,9 @@ def beside(problem: Problem, system: System, key: str) -> str:
     measured. key: of its options, as `option_inputs.show` takes it."""
     options: dict[str, Any] = {}
     limit_key = kept.key_of(key, LIMIT)
-    if (limit := st.session_state.get(state.widget_key(limit_key), state.choice(limit_key))) is not None:
+    if (
+        limit := st.session_state.get(state.visit.widget_key(limit_key), state.session.choices.get(limit_key))
+    ) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
     if seconds is None:

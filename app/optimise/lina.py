@@ -42,8 +42,8 @@ def _form(problem: Problem, usual_slots: int) -> None:
     default = TwoPhaseOptions()
     recordings = {
         digest: name
-        for digest, name in state.workloads().items()
-        if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
+        for digest, name in state.session.workloads.items()
+        if digest != state.session.workload and isinstance(cached.recording(digest), RoutingTrace)
     }
     with st.container(horizontal=True, vertical_alignment="bottom"):
         profile = kept.selectbox(

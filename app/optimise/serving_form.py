@@ -32,14 +32,14 @@ def open_serving() -> None:
 
 def follow_model() -> None:
     """A step belongs to the model that it was described for; another model has its own."""
-    if state.serving() is not None and state.model() is not None and state.serving_of_model() != state.serving():
+    if state.serving() is not None and state.session.model is not None and state.serving_of_model() != state.serving():
         open_serving()
 
 
 def form() -> None:
     """Inputs for the step. What cannot be is answered here, and the last valid step stays."""
     step = state.serving()
-    key = f"serving-{state.model().digest[:12]}-{step.phase}"
+    key = f"serving-{state.session.model.digest[:12]}-{step.phase}"
     with st.container(border=True):
         phase = widgets.segments("Step", list(PHASES), PHASES.__getitem__, default=step.phase, required=True, key=key)
         if phase != step.phase:
@@ -162,7 +162,7 @@ def beside_experts(model: MoEModel) -> ModelBeside:
 
 def _config_of(model: MoEModel) -> tuple[Path | None, str]:
     """The file and where it came from. Raises InputError when the remembered one is gone."""
-    remembered = state.config_of(model)
+    remembered = state.session.configs.get(model.digest)
     if remembered and "/" in remembered:
         return packaged_config(remembered), f"config.json of {remembered}"
     if remembered:
@@ -188,10 +188,10 @@ def _packaged(model: MoEModel) -> Path | None:
 
 def routing_is_assumed() -> bool:
     """Whether a serving step is routed evenly, for want of a recording of the open model."""
-    if state.serving() is None or state.model() is None:
+    if state.serving() is None or state.session.model is None:
         return False
     recording = cached.workload()
-    return recording is None or cached.model_fault(recording, state.model()) is not None
+    return recording is None or cached.model_fault(recording, state.session.model) is not None
 
 
 def say(model: MoEModel, beside: ModelBeside) -> None:

@@ -49,7 +49,7 @@ class Serving:
 
 def serving_of(problem: Problem) -> Serving:
     """The open step, and where its times come from. Raises InputError where the sizes of the model cannot be known."""
-    step, beside, gpu = state.serving(), beside_experts(state.model()), problem.cluster.gpus[0]
+    step, beside, gpu = state.serving(), beside_experts(state.session.model), problem.cluster.gpus[0]
     if beside.config is None:
         source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
     else:
@@ -137,7 +137,7 @@ class Comparison:
     @property
     def shown(self) -> Row:
         """The open plan, else the fastest, else the baseline."""
-        opened = [row for row in self.rows if row.plan.id == state.plan_id()]
+        opened = [row for row in self.rows if row.plan.id == state.session.plan]
         return next(iter(opened), min(self.rows, key=lambda row: row.figures.seconds, default=self.baseline))
 
     def is_deployed(self, row: Row) -> bool:
@@ -219,7 +219,7 @@ def _most(sequences: int) -> str:
 def show(comparison: Comparison) -> None:
     """The table; selecting a row opens its plan."""
     text, ids = as_text(comparison), [row.plan.id for row in comparison.rows]
-    tables.choose_row(text, ids, state.open_plan, "served", column_config=columns_in_sight(text))
+    tables.choose_row(text, ids, lambda id: state.update(plan=id), "served", column_config=columns_in_sight(text))
     for name, reason in comparison.refused.items():
         st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
 
@@ -234,7 +234,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     step = figures[0].step
     return pd.DataFrame(
         {
-            "": [mark(row.plan.id == state.plan_id()) for row in rows],
+            "": [mark(row.plan.id == state.session.plan) for row in rows],
             "Plan": [row.plan.name for row in rows],
             f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
             f"Gain over {comparison.baseline.plan.name}": [
@@ -277,7 +277,7 @@ def needed_serving(problem: Problem) -> Serving:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("A whole step cannot be timed for this model; the other goals plan its MoE layers as ever.")
         st.stop()
-    serving_form.say(state.model(), serving.beside)
+    serving_form.say(state.session.model, serving.beside)
     return serving
 
 
@@ -332,13 +332,13 @@ def results(problem: Problem, serving: Serving) -> None:
             "a row to open its plan."
         )
         show(comparison)
-        if state.plan_id() in [row.plan.id for row in comparison.rows]:
+        if state.session.plan in [row.plan.id for row in comparison.rows]:
             st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
 
 
 def arguments(problem: Problem) -> dict[str, Any]:
     """`serving` for the step, where one is open for the problem's model and can be timed on its cluster; nothing elsewhere."""
-    step, model = state.serving(), state.model()
+    step, model = state.serving(), state.session.model
     if step is None or model is None or model.digest != problem.model.digest:
         return {}
     try:

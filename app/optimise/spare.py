@@ -21,20 +21,20 @@ KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
 
 def key_of(system: str) -> str:
     """Of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
-    taken = state.advised_spare()
+    taken = state.visit.advised_spare
     return system if taken is None or system != SYSTEM else f"{system}-advised-{taken[1]}"
 
 
 def is_advised(system: str) -> bool:
     """Whether the advice that was taken is for this system."""
-    return system == SYSTEM and state.advised_spare() is not None
+    return system == SYSTEM and state.visit.advised_spare is not None
 
 
 def default_of(system: str, option: str) -> tuple[str, Value | None]:
     """Key and default of an option's input: the advised number where that was taken, else None, the option's own."""
     if not (is_advised(system) and option == OPTION):
         return system, None
-    return key_of(system), state.advised_spare()[0]
+    return key_of(system), state.visit.advised_spare[0]
 
 
 def panel(problem: Problem) -> None:
@@ -105,8 +105,8 @@ def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:
         if st.button(
             "Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"
         ):
-            state.advise_spare(spare)
-            state.notice(
+            state.visit.advised_spare = spare, (state.visit.advised_spare or (0, 0))[1] + 1
+            state.visit.notice = (
                 f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Run."
             )
             st.rerun(scope="app")

@@ -30,23 +30,23 @@ MOST = {
 
 def open_step() -> None:
     """Plan for a training step: the one last described for the open model, or a usual one."""
-    state.open_step(state.step_of_model() or usual_step(state.model(), len(state.cluster().gpus)))
+    state.open_step(state.step_of_model() or usual_step(state.session.model, len(state.session.cluster.gpus)))
 
 
 def follow_model() -> None:
     """A step and its operators belong to the model that they were described for; another model has its own."""
-    if state.step() is None or state.model() is None or state.cluster() is None:
+    if state.session.step is None or state.session.model is None or state.session.cluster is None:
         return
-    if state.step_of_model() != state.step():
+    if state.step_of_model() != state.session.step:
         open_step()
         state.open_graph(None)
 
 
 def form() -> None:
     """Inputs for every part of the step. What cannot be is answered here, and the last valid step stays."""
-    step, model = state.step(), state.model()
+    step, model = state.session.step, state.session.model
     inputs = _Inputs(step, {field: f"step-{field}-{model.digest[:12]}" for field in TrainingStep.model_fields})
-    usual = usual_step(model, len(state.cluster().gpus))
+    usual = usual_step(model, len(state.session.cluster.gpus))
     with st.container(border=True):
         values = inputs.batch_and_experts() | inputs.dense_layers()
         if step.model_copy(update={"routing": "balanced"}) != usual:
@@ -164,7 +164,7 @@ def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
 
 def _fitting_recording() -> str | None:
     """Name of the open recording where it says how often the open model's experts are chosen."""
-    recording, model = cached.workload(), state.model()
+    recording, model = cached.workload(), state.session.model
     if recording is None or isinstance(recording, TrafficMatrix):
         return None
     try:
@@ -196,7 +196,7 @@ def summary(problem: Problem) -> None:
         )
     with st.expander("Operator graph", icon=":material/schema:"):
         file = _graph_panel(problem, graph)
-    for complaint in state.complaints(
+    for complaint in uploads.complaints(
         [file] if file else []
     ):  # outside, where it is seen even when the panel is closed
         st.error(plain(complaint), icon=":material/error:")
@@ -227,14 +227,14 @@ def _graph_panel(problem: Problem, graph: OperatorGraph) -> str | None:
         key="graph-download",
     )
     file = st.file_uploader("Import an operator graph (JSON)", type=["json"], key="graph-file")
-    if file and state.first_time(file.file_id):
+    if file and uploads.first_time(file.file_id):
         try:
             imported = _read_graph(file.name, file.getvalue(), problem)
         except InputError as error:
-            state.complain(file.file_id, str(error))
+            uploads.answer(file.file_id, str(error), refused=True)
         else:
             state.open_graph(imported)
-            state.notice(f"imported {imported.name}")
+            state.visit.notice = f"imported {imported.name}"
             st.rerun()
     return file.file_id if file else None
 

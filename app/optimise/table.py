@@ -42,7 +42,7 @@ def rows(problem: Problem) -> pd.DataFrame:
         entries.append(
             {
                 "id": id,
-                "open": id == state.plan_id(),
+                "open": id == state.session.plan,
                 "Plan": candidate.plan.name,
                 "Time": figures.total,
                 "Gap": figures.order_gap,
@@ -100,7 +100,7 @@ def show(table: pd.DataFrame) -> None:
     tables.choose_row(
         text,
         table["id"].tolist(),
-        state.open_plan,
+        lambda id: state.update(plan=id),
         "candidates",
         column_config=columns_in_sight(text)
         | {
@@ -250,12 +250,12 @@ def notes(row: pd.Series, made_for: dict[str, str]) -> None:
 def show_candidates(problem: Problem, aim: str) -> None:
     """The table, what is known of the open plan, and the way on. aim: of `goal`"""
     table = rows(problem)
-    running = any(not job.state.finished for job in cached.jobs(state.plan_jobs()))
+    running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
     if table.empty:
         if not running:  # else its row says how far a job is
             st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
         return
-    shown = table[table["id"] == state.plan_id()]
+    shown = table[table["id"] == state.session.plan]
     if aim == goal.STEP:
         decomposition(table, problem)
     else:

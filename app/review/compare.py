@@ -38,7 +38,7 @@ def show(workspace: str) -> None:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return
     left, right, names = *st.columns(2), _names(plans)
-    number, _ = state.reviewed() or (None, None)
+    number, _ = state.visit.reviewed or (None, None)
     looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
         first = kept.selectbox("Plan", list(plans), looked_at, names.__getitem__, key=f"compare-a-{workspace}")
@@ -76,7 +76,7 @@ def _recording(plan: ListedPlan | Plan) -> str | None:
     """The name of what it was made from."""
     if isinstance(plan, ListedPlan):
         return plan.summary.recording
-    return state.workloads().get(plan.provenance.inputs.get("workload", ""))
+    return state.session.workloads.get(plan.provenance.inputs.get("workload", ""))
 
 
 def _plan(plan: SavedPlan | Plan) -> Plan:

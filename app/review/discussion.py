@@ -74,7 +74,7 @@ def way(review: Review | None) -> None:
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
-    if state.take_return():
+    if state.visit.take("return_to_discussion"):
         components.scroll_here_once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
@@ -228,11 +228,11 @@ def _send(form: str, write: Callable[[str], None]) -> None:
     try:
         write(st.session_state[field])
     except InputError as error:
-        state.refuse(form, str(error))
+        state.visit.refused = (form, str(error))
     else:
         st.session_state[field] = ""
 
 
 def _say_refusal(form: str) -> None:
-    if reason := state.take_refusal(form):
+    if reason := state.visit.take_refusal(form):
         st.error(sentence(reason), icon=":material/error:")

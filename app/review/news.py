@@ -65,28 +65,28 @@ def show(review: Review | None, anchor: str) -> None:
 def saw(review: str) -> None:
     """Who acts on a review, or says so, has seen all of it that was drawn."""
     person = people.reader()
-    visit = state.visit(person[0], review) if person else None
+    visit = state.visit.visit_to(person[0], review) if person else None
     if visit is not None:
-        state.keep_visit(_noted(replace(visit, before=visit.shown, opened=visit.shown)))
+        state.visit.review_visit = _noted(replace(visit, before=visit.shown, opened=visit.shown))
 
 
-def _visit(who: str, name: str, now: Review) -> state.Visit:
+def _visit(who: str, name: str, now: Review) -> state.ReviewVisit:
     """The visit to a review as it is now drawn. What was there when it began counts as seen once it was shown for a while; what
     came since does not, as nobody may sit before the page."""
-    newest, visit = team_list.newest(now), state.visit(who, now.id)
+    newest, visit = team_list.newest(now), state.visit.visit_to(who, now.id)
     if visit is None:
         looked = team_list.last_look(store.db(), who, now.id)
-        visit = state.Visit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
+        visit = state.ReviewVisit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
     visit = replace(visit, shown=newest)
     if not visit.noted:
         nothing_new = not team_list.news_of(now, name, visit.before)
         if nothing_new or time.time() - visit.since >= TAKEN_IN:
             visit = _noted(visit)
-    state.keep_visit(visit)
+    state.visit.review_visit = visit
     return visit
 
 
-def _noted(visit: state.Visit) -> state.Visit:
+def _noted(visit: state.ReviewVisit) -> state.ReviewVisit:
     """Keep that all that was there has been seen. Where that cannot be kept it stays new, which needs no words of its own."""
     with suppress(InputError):
         team_list.note_look(store.db(), visit.who, visit.review, visit.opened)
@@ -94,7 +94,7 @@ def _noted(visit: state.Visit) -> state.Visit:
     return visit
 
 
-def _told(news: News, now: Review, name: str, visit: state.Visit) -> str:
+def _told(news: News, now: Review, name: str, visit: state.ReviewVisit) -> str:
     """`Ana approved it 2 min ago · 2 comments`: every decision with who made it, as those overrule each other."""
     decisions = [entry for entry in now.decisions if entry.at > visit.before and entry.by != name]
     others = in_words(replace(news, decisions=0))

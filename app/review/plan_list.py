@@ -38,7 +38,7 @@ def workspace_names() -> dict[str, str]:
 
 def chosen_workspace(names: dict[str, str]) -> str | None:
     """The one to look at; None while there is none."""
-    return state.workspace() if state.workspace() in names else next(iter(names), None)
+    return state.session.workspace if state.session.workspace in names else next(iter(names), None)
 
 
 def choose_workspace(names: dict[str, str], chosen: str) -> None:
@@ -57,8 +57,8 @@ def choose_workspace(names: dict[str, str], chosen: str) -> None:
 
 
 def _switch(workspace: str) -> None:
-    state.choose_workspace(workspace)
-    state.look_at(None)
+    state.update(workspace=workspace)
+    state.visit.look_at(None)
 
 
 def new_workspace() -> None:
@@ -71,14 +71,14 @@ def new_workspace() -> None:
             icon=":material/create_new_folder:",
             disabled=bool(refused),
             help=refused,
-            key=f"new-workspace-{state.written()}",
+            key=f"new-workspace-{state.visit.written}",
         ),
-        st.form(f"workspace-{state.written()}", border=False),
+        st.form(f"workspace-{state.visit.written}", border=False),
     ):
         name = typed(
             st.text_input,
             "Name of the workspace",
-            f"workspace-{state.written()}",
+            f"workspace-{state.visit.written}",
             max_chars=120,
             placeholder="Cluster for autumn",
         )
@@ -99,7 +99,7 @@ def save_open_plan(workspace: str) -> None:
         return
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
-    key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
+    key = f"{workspace}-{plan.id if plan else ''}-{state.visit.written}"
     with st.popover(
         "Save the open plan",
         icon=":material/bookmark_add:",
@@ -142,7 +142,7 @@ def corrections(saved: SavedPlan) -> None:
     """The form in which whoever saved a plan corrects its name and note; nothing for others."""
     if people.why_not("plan") or not team_list.is_saver(saved, people.who().name, people.login()):
         return
-    key = f"correct-{saved.number}-{state.written()}"
+    key = f"correct-{saved.number}-{state.visit.written}"
     with st.popover("Correct", icon=":material/edit:", key=key), st.form(f"{key}-form", border=False):
         name = typed(st.text_input, "Name", f"{key}-name", saved.name, max_chars=120)
         note = typed(st.text_area, "Note", f"{key}-note", saved.note, height=90, max_chars=team.LONGEST_TEXT)
@@ -153,7 +153,7 @@ def corrections(saved: SavedPlan) -> None:
 
 def look_at_plans() -> None:
     """Leave a comparison."""
-    if state.choice(VIEW, "Plans") != "Plans":
+    if state.session.choices.get(VIEW, "Plans") != "Plans":
         state.keep_choice(VIEW, "Plans")
 
 
@@ -201,13 +201,13 @@ def attempt(write: Callable[[], object]) -> None:
     except InputError as error:
         st.error(sentence(str(error)), icon=":material/error:")
     else:
-        state.count_written()
+        state.visit.written += 1
         st.rerun()
 
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
     """The plan that is looked at and its review: the one that was asked for, else the newest."""
-    number, review_id = state.reviewed() or (None, None)
+    number, review_id = state.visit.reviewed or (None, None)
     if number is None:
         return None
     saved = team.find_saved(store.db(), number)
@@ -281,12 +281,12 @@ def fold(names: dict[str, str], workspace: str) -> None:
 
 def _looked_at() -> int | None:
     """The number of the saved plan that is looked at."""
-    return (state.reviewed() or (None, None))[0]
+    return (state.visit.reviewed or (None, None))[0]
 
 
 def _leave() -> None:
     leave_brief()
-    state.look_at(None)
+    state.visit.look_at(None)
 
 
 def _list(plans: list[ListedPlan], workspace: str) -> None:
@@ -356,7 +356,7 @@ def _table(listed: list[ListedPlan]) -> None:
     tables.choose_row(
         table,
         numbers,
-        state.look_at,
+        state.visit.look_at,
         f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",

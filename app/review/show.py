@@ -120,7 +120,7 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
         st.subheader(plain(saved.name), anchor=False, width="content")
         discussion.standing(saved, review)
         discussion.way(review)
-        if saved.plan not in state.saved() or state.plan_id() != saved.plan:
+        if saved.plan not in state.session.saved or state.session.plan != saved.plan:
             _open_button(saved)
         st.button("Compare", icon=":material/compare:", on_click=leave_brief, args=("Compare",))
         if brief is not None:
@@ -260,6 +260,6 @@ def _family(saved: SavedPlan) -> None:
                 if id not in saves:
                     st.caption(f"{id[:12]}, which nobody has saved")
                 elif st.button(f"{plain(saves[id].name)} · {id[:8]}", key=f"kin-{label}-{id}"):
-                    state.choose_workspace(saves[id].workspace)
-                    state.look_at(saves[id].number)
+                    state.update(workspace=saves[id].workspace)
+                    state.visit.look_at(saves[id].number)
                     st.rerun()

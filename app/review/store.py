@@ -102,7 +102,7 @@ def db() -> Database:
 def add_workspace(name: str) -> Workspace:
     """Make a workspace and look at it."""
     workspace = team.add_workspace(db(), name, people.writer("plan"))
-    state.choose_workspace(workspace.id)
+    state.update(workspace=workspace.id)
     return workspace
 
 
@@ -121,9 +121,9 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     if review is None and question.strip():
         review = team.open_review(db(), saved.number, question, by, people.login())
         requested(review)
-    state.look_at(saved.number, review.id if review else None)
+    state.visit.look_at(saved.number, review.id if review else None)
     if there is not None:  # somebody was faster
-        state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
+        state.visit.notice = f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is."
     return saved
 
 
@@ -141,7 +141,7 @@ def correct(saved: SavedPlan, name: str, note: str) -> None:
 def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and figures that are kept with a plan, as JSON."""
     inputs = problem_arguments(problem) | {NAMES: _names(problem)}
-    candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.in_use() or "")
+    candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.session.in_use or "")
     if problem.in_use is not None and used is not None:
         team.keep_plan(db(), used.plan)
         inputs[IN_USE] = used.plan.id
@@ -153,7 +153,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 
 def summary(plan: Plan, problem: Problem) -> team.Summary:
     """What the list of saved plans says of a plan of this session: against what is deployed now."""
-    used = cached.candidates().get(state.in_use() or "")
+    used = cached.candidates().get(state.session.in_use or "")
     in_brief = brief_of(plan, problem, cached.simulate, used.plan if used else None)
     return team.Summary(
         problem.cluster.name,
@@ -182,7 +182,7 @@ def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
     review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
     requested(review)
-    state.look_at(saved.number, review.id)
+    state.visit.look_at(saved.number, review.id)
 
 
 def comment(review: Review, text: str, place: Place | None = None) -> None:
@@ -299,12 +299,12 @@ def follow() -> tuple[SavedPlan, Place] | None:
         raise
     except InputError:
         state.write_link(plan, review)
-        state.look_at(None)
+        state.visit.look_at(None)
         raise
     state.write_link(plan, review)
-    state.look_at(saved.number, review or None)
-    state.choose_workspace(saved.workspace)
-    if saved.plan not in state.saved():
+    state.visit.look_at(saved.number, review or None)
+    state.update(workspace=saved.workspace)
+    if saved.plan not in state.session.saved:
         open_in_session(saved)
     return (saved, place_of(about)) if about else None
 
@@ -329,7 +329,7 @@ def open_in_session(saved: SavedPlan) -> str | None:
     except InputError as error:
         return str(error)
     state.add_saved(saved.plan, saved.number)
-    state.open_plan(saved.plan)
+    state.update(plan=saved.plan)
     return None
 
 
@@ -342,15 +342,15 @@ def _open_inputs(saved: SavedPlan) -> None:
     for digest, recording in recordings.items():
         of_second = second is not None and digest == second["workload"]
         state.add_recording(recording, MoEModel.from_dict(second["model"], "second model") if of_second else model)
-    state.choose_workload(inputs["workload"])
+    state.change(workload=inputs["workload"])
     state.open_cluster(Cluster.from_dict(inputs["cluster"], "cluster"))
-    state.open_model(model)
-    state.open_second(second["workload"] if second else None)
+    state.change(model=model)
+    state.change(second=second["workload"] if second else None)
     state.open_step(TrainingStep.from_dict(inputs["step"], "training step") if "step" in inputs else None)
     state.open_graph(OperatorGraph.from_dict(inputs["graph"], "operator graph") if "graph" in inputs else None)
-    state.open_cost(inputs["cost"])
-    state.set_others([other.digest for other in problem.others])
+    state.update(cost=inputs["cost"])
+    state.update(others=[other.digest for other in problem.others])
     used = inputs.get(IN_USE)
     if used is not None and used != saved.plan:
         state.add_saved(used, None)
-    state.set_in_use(used)
+    state.update(in_use=used)

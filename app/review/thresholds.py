@@ -34,7 +34,7 @@ SHARES = set(LABELS) - {"break_even_minutes", "tokens_per_expert"}
 def popover(decide: Callable[[Thresholds], None]) -> None:
     """The thresholds of this session, to be changed; decide: called with the changed ones. Another key is another popover,
     which is closed."""
-    now = state.thresholds()
+    now = state.session.thresholds
     others = "" if now == Thresholds() else ", changed"
     with st.popover(f"Thresholds{others}", icon=":material/tune:", key=f"thresholds-{now.digest[:12]}"):
         st.caption("Saved for this session. An existing verdict is re-evaluated immediately.")
@@ -49,7 +49,7 @@ def popover(decide: Callable[[Thresholds], None]) -> None:
         if kept or usual:
             try:
                 chosen = Thresholds() if usual else Thresholds.from_values(values)
-                state.set_thresholds(chosen)
+                state.update(thresholds=chosen)
                 decide(chosen)
             except InputError as error:
                 st.error(plain(str(error)), icon=":material/error:")

@@ -99,7 +99,7 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
     if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
         serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
-    return {"recordings": digests, "thresholds": state.thresholds().model_dump(mode="json"), **serving}
+    return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **serving}
 
 
 def _others(problem: Problem) -> dict[str, str]:
@@ -109,7 +109,9 @@ def _others(problem: Problem) -> dict[str, str]:
 
 
 def _newest(kind: str) -> runner.Job | None:
-    return next(iter(cached.jobs([state.study_job(kind)] if state.study_job(kind) else [])), None)
+    return next(
+        iter(cached.jobs([state.session.study_jobs.get(kind)] if state.session.study_jobs.get(kind) else [])), None
+    )
 
 
 def _runs(kind: str) -> bool:
@@ -186,14 +188,14 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
             "again.",
             icon=":material/history:",
         )
-    if decided_by == state.thresholds():
+    if decided_by == state.session.thresholds:
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        others = thresholds.differences(decided_by, state.thresholds())
+        others = thresholds.differences(decided_by, state.session.thresholds)
         st.markdown(f":material/tune: Decided with other thresholds than this session's: {others}.")
         if st.button("Apply this session's", key=f"decide-{kind}"):
             try:
-                _decide_again(kind, state.thresholds())
+                _decide_again(kind, state.session.thresholds)
             except InputError as error:
                 st.error(plain(str(error)), icon=":material/error:")
             else:

@@ -331,7 +331,7 @@ STEPS = {
 
 def show(page: str) -> None:
     """The step of the page of a title, where there is one and the tour is on."""
-    if page not in STEPS or not state.on_tour():
+    if page not in STEPS or state.session.tour != "on":
         return
     titles = list(STEPS)
     at = titles.index(page)
@@ -340,15 +340,15 @@ def show(page: str) -> None:
         if page != titles[-1]:
             file, _ = STEPS[titles[at + 1]]
             st.page_link(f"../pages/{file}.py", label=f"Next: {titles[at + 1]}", icon=":material/arrow_forward:")
-        st.button("End guide", type="tertiary", icon=":material/close:", on_click=state.end_tour)
+        st.button("End guide", type="tertiary", icon=":material/close:", on_click=state.change, kwargs={"tour": "seen"})
 
 
 def sentence(page: str) -> str:
     """A page's sentence, with what is open now."""
-    workload, cluster = state.workloads().get(state.workload_digest() or ""), state.cluster()
+    workload, cluster = state.session.workloads.get(state.session.workload or ""), state.session.cluster
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
         workload=f"“{plain(workload)}”" if workload else "what was recorded",
-        plans="Each plan has" if state.plan_jobs() else "Press Run: each plan gets",
+        plans="Each plan has" if state.session.plan_jobs else "Press Run: each plan gets",
         gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

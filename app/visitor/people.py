@@ -188,8 +188,8 @@ def admit() -> None:
 
 @st.fragment
 def _lead_back() -> None:
-    if not state.is_back():
-        components.return_to_address(state.come_back)
+    if not state.visit.back:
+        components.return_to_address(lambda: state.visit.set(back=True))
 
 
 def show() -> None:
@@ -218,11 +218,11 @@ def remember() -> None:
 
 def _recall(name: str) -> None:
     with contextlib.suppress(InputError):  # it cannot be typed any more
-        state.recall_person(checked(name))
+        state.visit.recalled_person = checked(name)
 
 
 def _log_out() -> None:
-    state.leave()
+    state.visit.gone = True
     st.logout()
 
 
@@ -246,7 +246,7 @@ def _rename(person: Person) -> None:
         )
         if st.form_submit_button("Set name", icon=":material/check:"):
             try:
-                state.set_person(checked(name))
+                state.change(person=checked(name))
             except InputError as error:
                 st.error(sentence(str(error)), icon=":material/error:")
             else:
@@ -262,7 +262,7 @@ def checked(name: str) -> str:
 
 
 def _login() -> None:
-    if _providers() and not state.has_left():
+    if _providers() and not state.visit.gone:
         components.note_address()
     for provider, label in _providers().items():
         if st.button(label, key=f"login-{provider}", icon=":material/login:"):

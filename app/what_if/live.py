@@ -214,7 +214,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     """Run the plan's system for what is changed, as a job; the plan that it found for exactly this, if it has."""
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
-    (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
+    (job,) = cached.jobs([state.session.study_jobs.get(REPLAN)] if state.session.study_jobs.get(REPLAN) else []) or (
+        None,
+    )
     more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
@@ -237,10 +239,10 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         return None
     again = found[0].plan
     if st.button(
-        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
+        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.session.plan
     ):
         state.take_plan(again.id, job.id)
-        state.open_plan(again.id)
+        state.update(plan=again.id)
         st.rerun()
     return again
 
@@ -249,7 +251,7 @@ def _start(problem: Problem, more: dict[str, Any]) -> None:
     try:
         state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _watch(job: runner.Job) -> None:

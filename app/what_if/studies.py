@@ -42,7 +42,7 @@ NOISE_LEVELS = tuple(percent / 100 for percent in range(0, MOST_NOISE + 1, 15))
 def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
-    newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
+    newest = max(KINDS, key=lambda kind: state.session.study_jobs.get(kind) or "")
     kind = (
         kept.segments(
             "Study",

@@ -116,7 +116,7 @@ def values_of(text: str, kind: Kind) -> list[float]:
 
 def _newest(kind: Kind) -> runner.Job | None:
     """The newest sweep of a kind in this session."""
-    id = state.study_job(_key(kind))
+    id = state.session.study_jobs.get(_key(kind))
     return next(iter(cached.jobs([id] if id else [])), None)
 
 
@@ -249,10 +249,10 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
     chosen = points[picked[0]] if picked else best
     tables.show(as_text(kind, points), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
     with st.container(horizontal=True, vertical_alignment="center"):
-        opened = chosen.plan_id == state.plan_id()
+        opened = chosen.plan_id == state.session.plan
         if st.button("Open this plan", icon=":material/route:", key=f"sweep-open-{kind}", disabled=opened):
             state.take_plan(chosen.plan_id, job.id)
-            state.open_plan(chosen.plan_id)
+            state.update(plan=chosen.plan_id)
             st.rerun()
         named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
         how = "" if picked else ", the best; select a row for another"
@@ -313,7 +313,7 @@ POWER_LAW = "power law"
 def synthetic_panel() -> None:
     """The choice of a recipe, what it makes for the open model, and a button that opens it. Needs a model and a cluster, no
     recording."""
-    model, gpus = state.model(), len(state.cluster().gpus)
+    model, gpus = state.session.model, len(state.session.cluster.gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} per token"
     st.caption(f"A synthetic routing log, drawn and not recorded, for {plain(model.name)}: {sizes}.")
     left, right = st.columns([3, 7], gap="medium")
@@ -330,7 +330,7 @@ def synthetic_panel() -> None:
                 trace = recipe.draw(model)
                 state.open_workload(trace)
                 state.remember_model(trace.digest, model)
-                state.notice(f"opened {trace.name}: it was not recorded")
+                state.visit.notice = f"opened {trace.name}: it was not recorded"
                 st.rerun()
             shown = _preview(model, recipe)
         except InputError as error:

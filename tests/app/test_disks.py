@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import state, uploads
-from app.state.session import Session, read, write
+from app.state.stored import Session, read, write
 from engine import store
 from engine.errors import InputError
 from tests.app.conftest import TOKEN

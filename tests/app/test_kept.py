@@ -7,7 +7,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import state
 from app.optimise import goal
-from app.state.session import MOST_CHOICES, read
+from app.state.stored import MOST_CHOICES, read
 from engine import store
 from tests.app.conftest import TOKEN
 from tests.app.test_pages import visit

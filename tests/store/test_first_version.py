@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.state.session import read
+from app.state.stored import read
 from engine import store
 from engine.cluster import Cluster
 from engine.errors import InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.state.session import Session, write
+from app.state.stored import Session, write
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.files import write_atomically
