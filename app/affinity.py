@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, failing, kept, layer_hops, samples, state, widgets
+from app import cached, failing, kept, layer_hops, samples, state, studies, widgets
 from app.charts import affinity as charts
 from engine import formats, units
 from engine.cluster import Cluster
@@ -164,9 +164,7 @@ def panel(problem: Problem, first_choice: bool) -> None:
         st.button(
             "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
         )
-    job = next(
-        iter(cached.jobs([state.session.study_jobs.get(KIND)] if state.session.study_jobs.get(KIND) else [])), None
-    )
+    job = studies.newest(KIND)
     if job is not None:
         _watch(job, {"workload": state.session.workload, "gpus": gpus, "first_choice": first_choice})
     else:

@@ -21,7 +21,6 @@ import streamlit as st
 from app import cached, failing, kept, state, tables, verdict_line, widgets
 from app.charts import cluster as utilisation_charts
 from app.charts import gantt, theme
-from app.charts import gantt as charts
 from app.charts import step as step_charts
 from app.charts.theme import KIND_TITLES
 from app.optimise import serving_page, step
@@ -51,9 +50,9 @@ def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
         return
     by_gpu, by_layer = st.columns(2, gap="large")
     with by_gpu:
-        widgets.chart(charts.by_gpu(waits, gpus), "waits-by-gpu")
+        widgets.chart(gantt.by_gpu(waits, gpus), "waits-by-gpu")
     with by_layer:
-        widgets.chart(charts.by_layer(waits), "waits-by-layer")
+        widgets.chart(gantt.by_layer(waits), "waits-by-layer")
 
 
 SAME = 1e-9
@@ -127,9 +126,9 @@ def show_sends(plan: Plan, problem: Problem) -> None:
     if not chosen:
         return
     part, count = gantt.only(whole, sorted(chosen))
-    title = f"Layer {layer} of {charts.plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
+    title = f"Layer {layer} of {plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
     widgets.gantt(
-        charts.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
+        gantt.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
         f"sends-{plan.id[:16]}",
     )
     st.download_button(
@@ -186,7 +185,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     with chart:
         widgets.gantt(
-            charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
+            gantt.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
             "served-gantt",
         )
     what = "MoE layers; attention and dense layers stand between them, the same for every plan"

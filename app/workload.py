@@ -226,7 +226,7 @@ def show_recordings() -> None:
                 width=NAME_WIDTH,
                 type="tertiary",
                 alignment="left",
-                on_click=_open_recordings,
+                on_click=_open_pressed,
                 args=(digests,),
                 key=OPEN,
             ),
@@ -274,7 +274,7 @@ def _phase(recording: object) -> str:
     return {0.0: "prefill", 1.0: "decode"}.get(decode, f"{units.share(decode)} decode")
 
 
-def _open_recordings(digests: list[str]) -> None:
+def _open_pressed(digests: list[str]) -> None:
     """The recording whose name was pressed, and the model that it was made with where the open one does not fit."""
     digest = digests[st.session_state[OPEN].row]
     state.change(workload=digest)

@@ -23,7 +23,7 @@ with actions:
         widgets.sample_button("secondary")
 if cluster is not None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        table.show_links(cluster)
+        table.offer_nvlink(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
     board.gallery()

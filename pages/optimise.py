@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from app import cached, failing, header, kept, state, studies, widgets
-from app.optimise import deployed, goal, lina, serving_page, spare, step, table
+from app import cached, failing, header, kept, state, widgets
+from app.optimise import deployed, front, goal, lina, serving_page, spare, step, table
 from app.tables import plain, sentence
 from engine import units
 from engine.errors import InputError
@@ -57,7 +57,7 @@ with form:
         step.summary(problem)
         st.caption(step.assumptions(problem))
     else:
-        goal.choose_travel(problem)
+        goal.travel_inputs(problem)
         if aim == goal.SERVE:
             serving_page.say_how_planned(problem)
         else:
@@ -119,9 +119,9 @@ with results:
             or view
         )
     if view == "Balance against affinity":
-        studies.front(problem)
+        front.show(problem)
     elif view == "Cross-workload score":
-        studies.matrix(problem, options)
+        front.show_matrix(problem, options)
     elif view == "Spare slots":
         spare.panel(problem)
     elif view == "Lina at run time":

@@ -4,7 +4,6 @@ import streamlit as st
 
 from app import cached, header, kept, state, tables, timeline, verdict_line, widgets
 from app.charts import gantt
-from app.charts import gantt as charts
 from app.review import place
 from app.tables import plain
 from engine import units
@@ -102,7 +101,7 @@ if last_layer > 0:
 asked, (first, last) = last, gantt.drawable(drawable, first, last, gantt.MOST_LANES)
 if last < asked:
     st.warning(
-        f"Showing layers {first} to {last}: more than {charts.MOST_BARS:,} bars would stall the browser. "
+        f"Showing layers {first} to {last}: more than {gantt.MOST_BARS:,} bars would stall the browser. "
         "The Perfetto file has everything.",
         icon=":material/warning:",
     )
@@ -115,7 +114,7 @@ if drawn < whole_of:
     title += f" ({drawn} of {whole_of} {noun})"
 dark = st.context.theme.type == "dark"
 with chart:
-    widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+    widgets.gantt(gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     timeline.show_bounds(plan, problem, figures)

@@ -12,7 +12,7 @@ import json
 import pandas as pd
 import streamlit as st
 
-from app import cached, failing, kept, opening, state, tables, widgets
+from app import cached, failing, kept, opening, state, studies, tables, widgets
 from app.charts import trust as charts
 from app.tables import plain
 from app.visitor import people
@@ -48,15 +48,9 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         _start(cached.attached())
         _watch()
         widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
-        if (job := _job()) and job.state is State.DONE:
+        if (job := studies.newest(KIND)) and job.state is State.DONE:
             with failing.saying():
                 _show_result(job, cluster, model)
-
-
-def _job() -> Job | None:
-    """The newest calibration of this session, if the data folder still has it."""
-    jobs = cached.jobs([id]) if (id := state.session.study_jobs.get(KIND)) else []
-    return jobs[0] if jobs else None
 
 
 def _start(devices: Devices) -> None:
@@ -100,7 +94,7 @@ def _start(devices: Devices) -> None:
 @failing.fragment(run_every=1)
 def _watch() -> None:
     """The newest calibration; once it has ended the page is drawn again, with what it found."""
-    if job := _job():
+    if job := studies.newest(KIND):
         widgets.job_row(job)
         if state.visit.newly_finished(job.id, job.state.finished):
             st.rerun()

@@ -246,7 +246,7 @@ def _numbers(cluster: Cluster) -> np.ndarray:
 MOST_NAMES = 3
 
 
-def show_links(cluster: Cluster) -> None:
+def offer_nvlink(cluster: Cluster) -> None:
     """In a row of the page. Nothing where every node has the links that its GPUs come with, or none come with any."""
     lacking = nodes_without_links(cluster)
     if not lacking:

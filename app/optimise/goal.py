@@ -174,7 +174,7 @@ def _replicas(now: Travel) -> Replicas | None:
     return REPLICAS[way]
 
 
-def choose_travel(problem: Problem) -> None:
+def travel_inputs(problem: Problem) -> None:
     """Controls of what `problem.travel` is."""
     now = state.session.travel or Travel()
     unit = widgets.segments(

@@ -31,7 +31,7 @@ def panel(problem: Problem) -> None:
         st.error(plain(str(error)), icon=":material/error:")
         return
     _form(problem, slots)
-    studies.watch_study("lina", _show, "Nothing simulated yet: press Simulate.")
+    studies.watch("lina", _show, "Nothing simulated yet: press Simulate.")
     with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
         _most_popular(problem.workload.load)
 
@@ -99,7 +99,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
                 "packing": packing,
                 "max_experts_per_device": slots,
             }
-            studies.start_study("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
+            studies.start("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
 
 def _show(result: dict[str, Any]) -> None:

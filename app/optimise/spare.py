@@ -58,9 +58,9 @@ def panel(problem: Problem) -> None:
             key="spare-judged-on",
         )
     wanted = {"recordings": [problem.workload.digest, *chosen], **serving_page.arguments(problem)}
-    if st.button("Advise", icon=":material/memory:", disabled=studies.running(KIND)):
+    if st.button("Advise", icon=":material/memory:", disabled=studies.is_running(KIND)):
         studies.start_and_rerun(KIND, problem, wanted)
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         KIND,
         problem,
         {"serving": None} | wanted,

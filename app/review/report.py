@@ -26,7 +26,6 @@ from plotly.offline import get_plotlyjs
 
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
-from app.charts import review as verdict_charts
 from app.charts.theme import CONFIG, ink, legible
 from app.review import place, thresholds
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
@@ -117,7 +116,7 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
         "break_even": break_even,
         "minutes": thresholds.minutes,
-        "figure": chart(verdict_charts.gains(verdict)) if verdict.parts else None,
+        "figure": chart(charts.gains(verdict)) if verdict.parts else None,
     }
 
 

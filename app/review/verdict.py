@@ -52,14 +52,14 @@ def show(brief: Brief) -> None:
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     source = problem.source_of_times(plan.travel)
-    studies.watch_study(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
+    studies.watch(kind, lambda result: _answer(result, kind, wanted, source), EMPTY)
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
     """The verdict on a plan that this page shows, and when it was judged, in seconds since the epoch; None where there is none
     yet."""
     _adopt(_kind(plan), plan)
-    job = _newest(_kind(plan))
+    job = studies.newest(_kind(plan))
     judgement = None
     with suppress(InputError):  # a damaged one, which is said where it is shown
         judgement = _judgement(cached.result_of(job)) if job is not None else None
@@ -108,20 +108,14 @@ def _others(problem: Problem) -> dict[str, str]:
     return {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
 
 
-def _newest(kind: str) -> runner.Job | None:
-    return next(
-        iter(cached.jobs([state.session.study_jobs.get(kind)] if state.session.study_jobs.get(kind) else [])), None
-    )
-
-
 def _runs(kind: str) -> bool:
-    job = _newest(kind)
+    job = studies.newest(kind)
     return job is not None and not job.state.finished
 
 
 def _adopt(kind: str, plan: Plan) -> None:
     """A verdict that somebody asked for here before is shown to everybody, and again where the next one was stopped."""
-    job = _newest(kind)
+    job = studies.newest(kind)
     if job is not None and job.state is not runner.State.CANCELLED:
         return
     for job in runner.jobs(store.data_folder(), "verdict"):
@@ -144,7 +138,7 @@ def _start(kind: str, brief: Brief, wanted: dict[str, Any]) -> None:
 def _decide_again(kind: str, chosen: Thresholds) -> None:
     """The verdict by other thresholds, from the evidence that is kept, for everybody. Raises InputError for visitors who may
     not plan."""
-    job = _newest(kind)
+    job = studies.newest(kind)
     if job is None or not job.state.finished or (judgement := _judgement(cached.result_of(job))) is None:
         return
     people.allow("plan")
@@ -157,7 +151,7 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
 
 def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: str) -> None:
     """source: of the times, in words."""
-    if (job := _newest(kind)) is None:
+    if (job := studies.newest(kind)) is None:
         return
     if (judgement := _judgement(result)) is None:
         st.info("This verdict is of an older version: judge the plan again.", icon=":material/history:")

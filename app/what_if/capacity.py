@@ -43,7 +43,7 @@ def capacity(problem: Problem) -> None:
     part = _form(
         problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
     )
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "capacity",
         problem,
         {},
@@ -85,7 +85,7 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             "Find the number of GPUs",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=not target or not sizes or studies.running("capacity"),
+            disabled=not target or not sizes or studies.is_running("capacity"),
         ):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             studies.start_and_rerun(

@@ -214,9 +214,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     """Run the plan's system for what is changed, as a job; the plan that it found for exactly this, if it has."""
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
-    (job,) = cached.jobs([state.session.study_jobs.get(REPLAN)] if state.session.study_jobs.get(REPLAN) else []) or (
-        None,
-    )
+    job = studies.newest(REPLAN)
     more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
@@ -362,7 +360,10 @@ def contention(problem: Problem) -> None:
         return
     wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
     if st.button(
-        "Run the contention study", icon=":material/play_arrow:", type="primary", disabled=studies.running("contention")
+        "Run the contention study",
+        icon=":material/play_arrow:",
+        type="primary",
+        disabled=studies.is_running("contention"),
     ):
         studies.start_and_rerun("contention", problem, wanted)
 
@@ -373,7 +374,7 @@ def contention(problem: Problem) -> None:
             st.caption(f"{plain(result['plan'])}. {_saved(problem, result)} Costs: {plain(result['cost_source'])}.")
             studies.download(points, "contention")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
     )
 

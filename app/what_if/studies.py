@@ -7,7 +7,6 @@ import streamlit as st
 
 from app import kept, state, studies, widgets
 from app.charts import what_if_studies
-from app.charts import what_if_studies as charts
 from app.tables import plain
 from app.what_if.capacity import capacity
 from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, sliders_of, system_for
@@ -94,7 +93,9 @@ def curve(problem: Problem) -> None:
             f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
-        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.running("curve")):
+        if st.button(
+            "Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.is_running("curve")
+        ):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
             studies.start_and_rerun(
                 "curve",
@@ -108,7 +109,7 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time."
     )
 
@@ -154,7 +155,7 @@ def sensitivity(problem: Problem) -> None:
             "Run the sensitivity study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=studies.running("sensitivity"),
+            disabled=studies.is_running("sensitivity"),
         ):
             studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
 
@@ -162,12 +163,13 @@ def sensitivity(problem: Problem) -> None:
         points = [SensitivityPoint.from_dict(point) for point in result["points"]]
         if points:
             widgets.chart(
-                charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
+                what_if_studies.tornado(points, result["total"], result["share"], complete, _tag(result)),
+                "what-if-tornado",
             )
             st.caption(f"{plain(result['plan'])}. {_how(result)} Costs: {plain(result['cost_source'])}.")
             studies.download(points, "sensitivity")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
     )
 
@@ -198,7 +200,7 @@ def imprecision(problem: Problem) -> None:
             "Run the imprecision study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=levels is None or studies.running("imprecision"),
+            disabled=levels is None or studies.is_running("imprecision"),
         ):
             studies.start_and_rerun(
                 "imprecision",
@@ -215,9 +217,9 @@ def imprecision(problem: Problem) -> None:
         titles = {name: contender.title for name, contender in contenders_of(problem).items()}
         left, right = st.columns(2, gap="medium")
         with left:
-            widgets.chart(charts.imprecise_times(points, titles, complete), "what-if-imprecise")
+            widgets.chart(what_if_studies.imprecise_times(points, titles, complete), "what-if-imprecise")
         with right:
-            widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
+            widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
         st.caption(
             f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
             f"{result['seeds']} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
@@ -225,7 +227,7 @@ def imprecision(problem: Problem) -> None:
         )
         studies.download(points, "imprecision")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute."
     )
 

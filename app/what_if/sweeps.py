@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, failing, kept, state, studies, tables, widgets
+from app import failing, kept, state, studies, tables, widgets
 from app.charts import sweep as charts
 from app.tables import plain
 from engine import units
@@ -76,7 +76,7 @@ def panel(problem: Problem) -> None:
     )
     st.caption(KINDS[kind][1])
     wanted = _wanted(kind, problem)
-    job = _newest(kind)
+    job = studies.newest(_key(kind))
     running = job is not None and not job.state.finished
     if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
         _start(kind, problem, wanted)
@@ -86,7 +86,7 @@ def panel(problem: Problem) -> None:
             icon=":material/info:",
         )
         return
-    studies.watch_study(
+    studies.watch(
         _key(kind),
         lambda result: _show(kind, job, result),
         "No sweep yet: press Run the sweep. It takes a few seconds.",
@@ -112,12 +112,6 @@ def values_of(text: str, kind: Kind) -> list[float]:
         except ValueError:
             raise InputError(f"{NAMES[kind]}: '{part}' is not a number; write for example 10, 20, 30") from None
     return check_values(kind, values)
-
-
-def _newest(kind: Kind) -> runner.Job | None:
-    """The newest sweep of a kind in this session."""
-    id = state.session.study_jobs.get(_key(kind))
-    return next(iter(cached.jobs([id] if id else [])), None)
 
 
 def _key(kind: Kind) -> str:

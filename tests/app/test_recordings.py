@@ -129,7 +129,7 @@ def click(key: str, row: int) -> None:
 
 def test_a_click_opens_a_recording_with_its_model(two: list[str]) -> None:
     click(workload.OPEN, 0)
-    workload._open_recordings(two)
+    workload._open_pressed(two)
     assert state.session.workload == two[0] and state.session.model.name == "tiny-moe-alpha"
 
 
