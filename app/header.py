@@ -1,4 +1,4 @@
-"""What stands on top of every page: its name, the question that it answers, its actions, the guide's line."""
+"""The head of every page: its name, the question that it answers, its actions, the guide's line."""
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -12,7 +12,7 @@ from engine.workload import TrafficMatrix
 
 
 def show(title: str, question: str) -> DeltaGenerator:
-    """One line: the page's name, its question, and at its right the page's own actions; the frame beside it."""
+    """One line: the page's name, its question, and at its right the page's own actions; also the sidebar."""
     step_form.follow_model()
     serving_form.follow_model()
     _remember_model()
@@ -31,7 +31,7 @@ def show(title: str, question: str) -> DeltaGenerator:
 
 
 def _say_what_is_not_kept() -> None:
-    """What a person does here that a reload would not find again, and the ways out."""
+    """Warn of changes that a reload would not find again, with the ways out."""
     if state.visit.overtaken:
         with st.container(horizontal=True, vertical_alignment="center", key="overtaken"):
             st.warning(
@@ -51,6 +51,6 @@ def _remember_model() -> None:
     recording, model = cached.workload(), state.session.model
     if recording is None or model is None:
         return
-    # A traffic matrix says nothing of experts, so that it fits every model.
+    # A traffic matrix says nothing of experts, so it fits every model.
     if isinstance(recording, TrafficMatrix) or cached.model_fault(recording, model) is None:
         state.remember_model(state.session.workload, model)

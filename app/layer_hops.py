@@ -51,7 +51,7 @@ def _keep_limits(digest: str, first_choice: bool, groups: int, _transitions: np.
 
 
 def kept_by_pair(digest: str, first_choice: bool, placement: Placement, group_of_gpu: tuple[int, ...]) -> np.ndarray:
-    """float64[layer - 1]: expected share of hops that stay in their group (GPU or node), NaN where there are none."""
+    """float64[layer - 1]: expected share of hops that stay in their group (GPU or node), NaN without hops."""
     hops = transitions(digest, first_choice)
     return _kept_by_pair(digest, first_choice, placement.digest, group_of_gpu, placement, hops)
 
@@ -66,5 +66,5 @@ def _kept_by_pair(
 
 @st.cache_resource(max_entries=32, show_spinner=False)
 def sorted_choices(digest: str) -> bool:
-    """Whether a routing log of the session lists a token's choices by expert id."""
+    """True if a routing log of the session lists a token's choices by expert id."""
     return engine_sorted_choices(cached.recording(digest))

@@ -1,4 +1,4 @@
-"""Published models: to search and open, and those that a recording may come from."""
+"""Published models: a search, and those that a recording may come from."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,7 @@ MOST_TITLES = 2
 
 
 def search(place: str) -> None:
-    """A box to search and open one that a package brings along with its `config.json`. place: where on the page it stands, by a
-    word of its own."""
+    """A box to search and open a packaged model with its `config.json`. place: a word for the box's place on the page."""
     if package_folder() is None:
         st.caption(f"Some seventy more models come with the package {PACKAGE} (Linux x86-64), which is not installed.")
         return
@@ -38,8 +37,9 @@ def search(place: str) -> None:
 
 
 def open_only_fit(recording: Workload) -> MoEModel | None:
-    """Open the model that a recording must come from, where no model is open and those that fit are of identical sizes; None
-    where nothing was opened."""
+    """Open the model that a recording must come from, if no model is open and those that fit are of identical sizes; None if
+    nothing was opened.
+    """
     if state.session.model is not None:
         return None
     fitting = _fitting(recording)
@@ -47,7 +47,7 @@ def open_only_fit(recording: Workload) -> MoEModel | None:
 
 
 def offer(recording: Workload) -> None:
-    """Where the open model is not that of the recording, or none is open: a button for each that may be."""
+    """A button for each model that the recording may come from, if another model or none is open."""
     model = state.session.model
     if isinstance(recording, TrafficMatrix) or (model and cached.model_fault(recording, model) is None):
         return
@@ -73,7 +73,7 @@ def offer(recording: Workload) -> None:
 
 
 def say_what_counts(recording: Workload) -> None:
-    """A traffic matrix fits any model, of which it takes less than its reader may expect."""
+    """Say which sizes of the model a traffic matrix uses: it fits any model, but uses less than its reader may expect."""
     model = state.session.model
     if isinstance(recording, TrafficMatrix) and model and model.experts != recording.num_experts:
         st.caption(
@@ -83,7 +83,7 @@ def say_what_counts(recording: Workload) -> None:
 
 
 def sizes_in_words(recording: Workload) -> str:
-    """`58 layers × 256 experts, top-8`, without what the recording does not tell."""
+    """`58 layers × 256 experts, top-8`, without sizes that the recording lacks."""
     top = f", top-{recording.k}" if recording.k else ""
     return f"{recording.layers} layer{'s' * (recording.layers != 1)} × {recording.num_experts} experts{top}"
 
@@ -93,7 +93,7 @@ def _fitting(recording: Workload) -> list[tuple[str, ...]]:
 
 
 def _title(names: Sequence[str]) -> str:
-    """Of models of identical sizes: the presets are packaged under other names too."""
+    """Names of models of identical sizes: the presets are packaged under other names too."""
     titles = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
     return ", ".join(titles[:MOST_TITLES]) + (" …" if len(titles) > MOST_TITLES else "")
 

@@ -1,7 +1,4 @@
-"""Whatever file a person drops, brought to its place in the session: one function a kind of file.
-
-Where files are dropped: any page takes any file, and brings it to its place.
-"""
+"""Dropped files: any page takes any file and brings it to its place in the session, with one function for each kind of file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from engine.training import TrainingStep
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MOST_WORKLOADS = 64
-"""In one file: every one of them is read, kept and listed."""
+"""Most recordings in one file: every one of them is read, kept and listed."""
 ORDER = (
     "routing",
     "loads",
@@ -48,7 +45,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an uploaded file, in a sentence: what it was opened as, or why it was not."""
+    """The answer to an uploaded file, in a sentence: its opening, or the reason of its refusal."""
 
     text: str
     refused: bool = False
@@ -56,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Known:
-    """What files may not say themselves: the model that was dropped along, or else is open, and the type of GPUs."""
+    """Facts that files may lack: the model that was dropped with them, or else is open, and the type of GPUs."""
 
     model: MoEModel | None
     gpu_type: str | None
@@ -65,11 +62,12 @@ class Known:
 def receive(
     files: Sequence[tuple[str, bytes]], is_new: Sequence[bool], gpu_type: str | None = None
 ) -> list[Answer | None]:
-    """Open uploaded files (name, content) as what they are, files of one recording together, and say what became of each. What
-    the session had open stays open where nothing took its place.
+    """Open uploaded files, files of one recording together, and answer each. Parts of the session that nothing replaced stay
+    open.
 
-    is_new: of each file; older ones are read only with new ones of their recording, else their answer is None; gpu_type: of
-    machines whose files do not name it
+    files: (name, content)
+    is_new: of each file; older ones are read only with new ones of their recording, else their answer is None
+    gpu_type: of machines with files that do not name it
     """
     try:
         with uploads.as_files(files) as paths, store.scratch() as scratch:
@@ -117,8 +115,10 @@ def _received(
 
 
 def _open_model_of_new(before: set[str]) -> str | None:
-    """Open the only model that the recording opened last may come from, and say so. before: digests of those there were. A
-    traffic matrix tells no model, so that one before it counts."""
+    """Open the only model that the recording opened last may come from, and say so. before: digests of the earlier recordings.
+
+    A traffic matrix tells no model, so the recording before it counts.
+    """
     new = (cached.recording(digest) for digest in reversed(state.session.workloads) if digest not in before)
     recording = next((recording for recording in new if not isinstance(recording, TrafficMatrix)), None)
     model = recording and model_catalogue.open_only_fit(recording)
@@ -130,7 +130,7 @@ def _open_model_of_new(before: set[str]) -> str | None:
 
 
 def _together(answers: Sequence[Answer]) -> Answer | None:
-    """Of an archive, whose files each have one."""
+    """One answer for an archive, from those of its files."""
     if not answers:
         return None
     return Answer("; ".join(answer.text for answer in answers), any(answer.refused for answer in answers))
@@ -159,8 +159,10 @@ def _recording(part: formats.Part, known: Known) -> str:
 
 
 def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Workload:
-    """The recording. One with the layers and k of the model is held against that model's number of experts; one of another
-    model is no fault, so its own sizes count then."""
+    """The recording, checked against the open model's number of experts if it has its layers and k.
+
+    A recording of another model is no fault, so its own sizes count then.
+    """
     if model is None:
         return formats.read_workload(part.paths, member=member)
     facts = {"member": member, "bytes_per_token": model.bytes_per_token, "model": model}
@@ -177,7 +179,7 @@ def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Wor
 def _model(part: formats.Part, _: Known) -> str:
     (path,) = part.paths
     model, workload = formats.read_model(path), cached.workload()
-    # A serving step assumes balanced routing where the recording is of another model.
+    # A serving step assumes balanced routing if the recording is of another model.
     if workload is not None and not isinstance(workload, TrafficMatrix) and state.serving() is None:
         try:
             model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
@@ -247,7 +249,7 @@ def _graph(part: formats.Part, _: Known) -> str:
 
 
 def _plan(part: formats.Part, _: Known) -> str:
-    """What is deployed now."""
+    """Open the plan that is deployed now."""
     (path,) = part.paths
     file, model, cluster = open_plan_file(path), state.session.model, state.session.cluster
     if model is None or cluster is None:
@@ -294,12 +296,19 @@ _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
 
 
 def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bool = True) -> None:
-    """A drop zone, and below it what the files of the last upload were opened as, or why they were not.
+    """A drop zone, and below it the answers to the files of the last upload.
 
-    key: of its widget; label: what this page hopes for; help: which files those are; gpu_type: of machines whose files do not
-    name it; tells: say what became of files, else the page does. Files of one recording may be dropped one after another: those
-    still in the zone are read with them. One that was refused is read again once another model or cluster is open, or a file
-    beside it leaves: it may have been for that; it is spoken of again only where it fares otherwise.
+    key: of its widget
+    label: kind of file that this page needs
+    help: names of those files
+    gpu_type: of machines with files that do not name it
+    tells: True shows the answers here, else the page does
+
+    Files of one recording may be dropped one after another: those still in the zone are read with them. A refused file is read
+    again
+    once another model or cluster is open, or another file leaves the zone, as either may have been the cause; its answer is
+    shown
+    again only if it changed.
     """
     files = st.file_uploader(
         label,
@@ -330,7 +339,7 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
 
 
 def tell(ids: Sequence[str]) -> None:
-    """What became of dropped files: those that were opened in a line, then why others were not."""
+    """Answers to dropped files: those that were opened in a line, then the reasons of refusals."""
     if answers := uploads.answers(ids):
         st.caption(f":material/check: {plain(' · '.join(answers))}")
     for complaint in uploads.complaints(ids):

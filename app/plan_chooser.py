@@ -1,4 +1,4 @@
-"""The choice of the open plan among all of the session, also of a hundred; and names for them, and a way to be rid of some."""
+"""The choice of the open plan among all of the session, even of a hundred; names for them, and their removal."""
 
 import math
 
@@ -12,7 +12,7 @@ SORTS = ("Newest first", "Fastest first", "By name")
 
 
 def choose() -> None:
-    """The plans to search and choose from, and what can be done with the open one."""
+    """The plans to search and choose from, and the actions on the open one."""
     candidates = cached.candidates()
     if not candidates:
         st.caption("No plan yet.")
@@ -47,7 +47,7 @@ def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
 
 
 def ids_in(order: str, candidates: dict[str, cached.Candidate]) -> list[str]:
-    """Ids of the plans in one of SORTS; the fastest by what their optimisers simulated, those without a claim last."""
+    """Ids of the plans in one of SORTS; the fastest by their optimisers' simulated times, those without a claim last."""
     if order == "By name":
         return sorted(candidates, key=lambda id: candidates[id].plan.name.casefold())
     if order == "Fastest first":
@@ -57,7 +57,7 @@ def ids_in(order: str, candidates: dict[str, cached.Candidate]) -> list[str]:
 
 
 def _open() -> None:
-    """Open what was chosen. A list that is left with Escape has chosen nothing, and closes no plan."""
+    """Open the chosen plan. A list left with Escape has chosen nothing, and closes no plan."""
     if st.session_state[KEY] is not None:
         state.update(plan=st.session_state[KEY])
 

@@ -1,4 +1,4 @@
-"""What runs for this session, on every page: how far it is, how much longer it takes, and a way to stop it."""
+"""The running jobs of this session, on every page: progress, time left, and Stop."""
 
 import streamlit as st
 
@@ -26,10 +26,10 @@ TITLES = {
     "redundancy": "Spare slots",
     "lina": "Lina at run time",
 }
-"""What a person knows a kind of job by."""
+"""Names of kinds of jobs on the pages."""
 
 _ended: set[str] = set()
-"""Ids of jobs that have come to their end, which nothing changes: a session may have hundreds, and this looks every second."""
+"""Ids of jobs that have ended, which is final: a session may have hundreds, and this page part looks every second."""
 
 
 def show() -> None:
@@ -44,7 +44,7 @@ def _rows() -> None:
     for job in jobs:
         _row(job)
     if not jobs:
-        st.rerun()  # what they found is drawn, and nothing is asked every second any more
+        st.rerun()  # their results are drawn, and nothing is asked every second any more
 
 
 def _unfinished() -> list[Job]:

@@ -1,4 +1,4 @@
-"""The frame beside every page: the pages, what is open and ways to change it, what runs, who is looking, the page's terms."""
+"""The sidebar of every page: links, open inputs with ways to change them, running jobs, the visitor, the page's terms."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ OPERATE = Entry("Administration", "operate", ":material/monitor_heart:")
 
 
 def links() -> None:
-    """The pages, by what they are for."""
+    """Links to the pages, by their purpose."""
     with st.sidebar, st.container(gap="xxsmall", key="pages"):
         for section, entries in SECTIONS.items():
             st.caption(section)
@@ -50,7 +50,7 @@ def links() -> None:
 
 
 def show(title: str) -> None:
-    """The sidebar under the list of pages. title: of the page, whose words it explains."""
+    """The sidebar under the list of pages. title: of the page with the terms to explain."""
     with st.sidebar:
         with st.container(gap="xsmall"):
             for part in (_workload, _cluster, _model, _plan):
@@ -64,8 +64,10 @@ def show(title: str) -> None:
 
 
 def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenerator:
-    """What is open, by its name, and when pressed the rest of its figures and the ways to change it. With another digest it is
-    another popover: choosing closes it."""
+    """An open input, by its name; pressed, its other figures and the ways to change it.
+
+    Another digest makes another popover, so choosing closes it.
+    """
     short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1].rstrip(' ,')}…"
     return st.popover(
         plain(short),

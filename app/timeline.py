@@ -1,17 +1,4 @@
-"""What the others wait for: the time of a whole plan by the GPU that ends each step last, and by layer.
-
-What no order of sends can beat, with relays where a cluster allows them and without, and no placement.
-
-What the bars and lines of a pass's chart are, in words below it.
-
-The sends of one layer on a few GPUs, where the whole timeline has bundles.
-
-The Timeline page under the goal of serving: the figures of the whole step and its timeline.
-
-The Timeline page of a training step: figures, the Gantt with what stayed exposed, and what is assumed.
-
-What colocating is for: how much of the time the GPUs compute with each model alone, and with both.
-"""
+"""The Timeline page: bottleneck, bounds, legend, single sends of a layer, serving and training steps, and colocated models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +25,7 @@ from engine.timeline import Timeline
 
 
 def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
-    """Both charts, none of a plan that takes no time. gpus: their names"""
+    """Charts of the waits, by GPU and by layer; nothing for a plan that takes no time. gpus: their names."""
     st.subheader("The bottleneck", anchor=False)
     st.caption(
         "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
@@ -60,8 +47,10 @@ SAME = 1e-9
 
 
 def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
-    """The bound of a plan's placement, which holds for every order, and also, where GPUs could relay for each other but in the
-    plan's own order do not, the closer one of the orders without relays; and that of its optimiser over all placements."""
+    """The bound of a plan's placement over every order, and that of its optimiser over all placements.
+
+    If GPUs could relay for each other but in the plan's own order do not, also the closer bound over orders without relays.
+    """
     st.metric(
         "Bound for this placement",
         units.seconds(figures.order_bound),
@@ -85,7 +74,13 @@ def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
 
 
 def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chosen: bool) -> None:
-    """figures: of the open plan; bundled: its sends are; folded: a lane stands for several GPUs; chosen: some have no lane."""
+    """Explain the bars and lines of the chart in words.
+
+    figures: of the open plan
+    bundled: True if its sends are bundled
+    folded: True if a lane stands for several GPUs
+    chosen: True if some GPUs have no lane
+    """
     longest = max(figures.seconds, key=figures.seconds.get)
     share = units.share(figures.seconds[longest] / (figures.total or 1.0))
     most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {KIND_TITLES[longest]} ({share}). "
@@ -104,7 +99,7 @@ def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chose
 
 @failing.fragment
 def show_sends(plan: Plan, problem: Problem) -> None:
-    """Once asked for: a layer and GPUs to choose, their chart, and a file with what it shows."""
+    """The sends of one layer, once asked for: a choice of layer and GPUs, their chart, and a file with its content."""
     gpus, last_layer = problem.cluster.gpu_names, problem.workload.layers - 1
     if not kept.toggle("Send by send", key="send-by-send", help="every send of one layer, of the GPUs you choose"):
         return
@@ -142,11 +137,11 @@ def show_sends(plan: Plan, problem: Problem) -> None:
 
 
 MOST_GPUS = 8
-"""GPUs with a lane."""
+"""Most GPUs with a lane."""
 
 
 def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
-    """The plans by the names to show, the open one first; False where they cannot be served and it says why."""
+    """Show the plans in the serving step, by name, the open one first; False, after saying why, if they cannot be served."""
     try:
         check_cluster(problem)
         serving = serving_of(problem)
@@ -166,7 +161,7 @@ def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
 
 
 def _gantt(steps: dict[str, ServedStep]) -> None:
-    """The simulated layers of the step; with two batches all that takes turns with them too."""
+    """The simulated layers of the step; with two batches both, as they take turns."""
     timelines = {name: step.timeline for name, step in steps.items()}
     name, step = next(iter(steps.items()))
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
@@ -209,7 +204,7 @@ PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
 
 
 def show_step(shown: dict[str, Plan], problem: Problem) -> None:
-    """The plans by the names to show, the open one first."""
+    """Show the plans in the training step, by name, the open one first."""
     timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
     plan = next(iter(shown.values()))
     verdict_line.show_plan(plan, problem)
@@ -301,7 +296,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[step_charts.Phase, int, int]
 
 
 def show_together(plan: Plan, problem: Problem) -> None:
-    """Of a plan for two models."""
+    """The gain of colocation: the time that the GPUs compute with each of two models alone, and with both."""
     st.subheader("Alone and together", anchor=False)
     st.caption(
         "What colocating is for: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "

@@ -33,13 +33,13 @@ def as_files(uploads: Sequence[tuple[str, bytes]]) -> Iterator[list[Path]]:
 
 @contextmanager
 def as_file(name: str, content: bytes) -> Iterator[Path]:
-    """One uploaded file, see `as_files`."""
+    """One uploaded file on the disk, see `as_files`."""
     with as_files([(name, content)]) as (path,):
         yield path
 
 
 def name_on_disk(name: str) -> str:
-    """The name is the browser's word: only its last part, only harmless characters, and only as many as any disk takes."""
+    """A safe file name: only the last part of the browser's name, harmless characters, no more than any disk takes."""
     last = re.sub(r"[^\w.\- ()]", "_", name.replace("\\", "/").rsplit("/", 1)[-1])
     short = last.encode()[-MOST_NAME_BYTES:].decode(errors="ignore")
     return short if short.strip(". ") else "file"
@@ -83,12 +83,12 @@ def answer(file_id: str, text: str, refused: bool) -> None:
 
 
 def complaints(file_ids: Sequence[str]) -> list[str]:
-    """Why files were refused; the reason that files of one recording share once."""
+    """Reasons of refusals; the one that files of one recording share once."""
     return list(dict.fromkeys(text for text, refused in _answered(file_ids) if refused))
 
 
 def answers(file_ids: Sequence[str]) -> list[str]:
-    """How files were opened; the answer that files of one recording share once."""
+    """Sentences on opened files; the one that files of one recording share once."""
     return list(dict.fromkeys(text for text, refused in _answered(file_ids) if not refused))
 
 

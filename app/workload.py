@@ -1,16 +1,5 @@
-"""Whether the open recording can be trusted, and a button for what mends it.
-
-What the open recording is, in figures.
-
-Where a recording comes from: how to record with each engine, what comes out, how large it becomes, what has gone wrong.
-
-The recordings of the session in a table, to compare and choose from.
-
-The open recording as a file, in any format that can carry it.
-
-Where a recording comes from: files that are dropped, and the samples.
-
-What a newcomer sees first: what this is, what one gains by it, and ways to begin.
+"""The Workload page: checks and figures of the open recording, the guide to recording, the table of recordings, downloads, drop
+zone and samples, and the welcome of a newcomer.
 """
 
 from pathlib import Path
@@ -42,7 +31,8 @@ LEVELS = {
 
 
 def show_checks(workload: Workload, findings: list[Finding]) -> None:
-    """A sentence a finding, the worst first, with a button for what mends it. Open where there is an error, else a button."""
+    """A sentence for each finding, the worst first, with a button for its remedy. Open if there is an error, else behind a
+    button."""
     ranked = _ranked(findings)
     worst = ranked[0].severity
     title, icon = f"Checks: {worst}", LEVELS[worst][1]
@@ -57,7 +47,7 @@ def show_checks(workload: Workload, findings: list[Finding]) -> None:
 
 
 def has_error(findings: list[Finding]) -> bool:
-    """Whether what was recorded cannot be trusted as it is."""
+    """True if the recording cannot be trusted as it is."""
     return any(finding.severity == "error" for finding in findings)
 
 
@@ -92,7 +82,7 @@ def _button(workload: Workload, remedy: Remedy) -> None:
 
 
 def _placement_that_ran(workload: Workload) -> Placement | None:
-    """That of the plan that counts as deployed, where it has as many layers as the recording."""
+    """The placement of the plan that counts as deployed, if it has as many layers as the recording."""
     placement = cached.placement_in_use()
     return placement if placement is not None and placement.layers == workload.layers else None
 
@@ -118,7 +108,7 @@ def _open_part(mended: Workload) -> None:
 
 
 def show_figures(inspection: Inspection) -> None:
-    """One row, in a window of 1024 too: how large it is, how uneven, and how surely one expert tells the next."""
+    """One row, in a window of 1024 too: size, unevenness, and how surely one expert tells the next."""
     skew = inspection.balance.factors
     with st.container(horizontal=True, gap="xsmall"):
         st.metric("Recorded", inspection.title)
@@ -149,7 +139,7 @@ def show_figures(inspection: Inspection) -> None:
 
 
 def button() -> None:
-    """Opens the guide over the page."""
+    """A button that opens the guide over the page: for each engine its recording, size and pitfalls."""
     if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
         _guide()
 
@@ -204,12 +194,12 @@ def _gpus() -> int:
 
 MOST_ROWS, ROW_HEIGHT = 5, 35
 NAME_WIDTH, CROSS_WIDTH = 230, 40
-"""Pixels, as the heights: columns stay where they are, whichever recording is open."""
+"""Pixels, as the heights: columns keep their place with every recording."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
 def show_recordings() -> None:
-    """The table, where there is a choice of recordings."""
+    """The table of recordings, if there are several."""
     digests = list(state.session.workloads)
     if len(digests) < 2:
         return
@@ -254,7 +244,7 @@ def _row(digest: str) -> dict[str, str]:
 
 @st.cache_data(max_entries=512, show_spinner="Reading the recordings")
 def _figures(digest: str) -> dict[str, str]:
-    """What the table says of a recording beside its name. Raises InputError where the data folder has lost it."""
+    """A recording's figures in the table. Raises InputError if the data folder has lost it."""
     recording = cached.recording(digest)
     _, kind = KINDS[type(recording)]
     return {
@@ -267,7 +257,7 @@ def _figures(digest: str) -> dict[str, str]:
 
 
 def _phase(recording: object) -> str:
-    """Prefill, decode, or how much of the tokens are decode; a dash where the recording does not say."""
+    """Prefill, decode, or the share of decode tokens; a dash if the recording lacks it."""
     if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
         return tables.MISSING
     decode = float((recording.phase == DECODE).mean())
@@ -275,7 +265,7 @@ def _phase(recording: object) -> str:
 
 
 def _open_pressed(digests: list[str]) -> None:
-    """The recording whose name was pressed, and the model that it was made with where the open one does not fit."""
+    """Open the recording with the pressed name, and the model that it was made with if the open one does not fit."""
     digest = digests[st.session_state[OPEN].row]
     state.change(workload=digest)
     made_with, recording = state.session.model_of.get(digest), cached.workload()
@@ -293,7 +283,7 @@ def _remove(digests: list[str]) -> None:
 
 
 def popover(workload: Workload) -> None:
-    """A choice of formats, what each leaves out, and the download."""
+    """A choice of formats with the parts that each leaves out, and the download."""
     writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
     with st.popover("Save as", icon=":material/download:"):
         name = kept.selectbox(
@@ -314,7 +304,7 @@ def popover(workload: Workload) -> None:
 
 
 def _title(writer: Writer) -> str:
-    """As a choice, where it stands in no sentence."""
+    """The title of a format in the choice."""
     title = writer.title.removeprefix("a ")
     return f"{title[0].upper()}{title[1:]} ({writer.suffix})"
 
@@ -330,8 +320,10 @@ ZONE = "recordings"
 
 
 def show_sources() -> None:
-    """In full while nothing is open, and where all of an upload was refused. Else one line, and below it what became of the
-    last upload, which leaves the room to the charts."""
+    """Drop zone and samples: in full while nothing is open, or if all of an upload was refused.
+
+    Else one line, and below it the answers to the last upload, which leaves the room to the charts.
+    """
     known = len(state.session.workloads)
     told = uploads.shown_in(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
     refused = bool(uploads.complaints(told)) and not uploads.answers(told)
@@ -386,7 +378,7 @@ def _samples() -> None:
 
 
 def show_welcome() -> None:
-    """Until something is the visitor's own, or they have said that they bring something."""
+    """The welcome, until an input is the visitor's own, or they have said that they bring one."""
     words, figure = st.columns([2, 3], gap="large", vertical_alignment="center")
     with words:
         st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)

@@ -1,4 +1,4 @@
-"""What do I have?"""
+"""The Cluster page: what do I have?"""
 
 import streamlit as st
 
@@ -8,7 +8,7 @@ from app.cluster import board, measuring, table
 actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
 cluster = state.session.cluster
-# The gallery goes once something is drawn, and then stays where it is: the board is not to jump while a person draws.
+# The gallery goes once something is drawn, and then stays away: the board is not to jump while a person draws.
 newcomer = cluster is None and state.visit.drawn[0] == 0
 with actions:
     if not newcomer:

@@ -1,4 +1,4 @@
-"""Do it."""
+"""The Launch page: do it."""
 
 import time
 
@@ -19,7 +19,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         st.info("Open a plan first: choose one in the sidebar or make one.", icon=":material/info:")
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
-    key = f"new-launch-{showing}"  # another one for every launch that is shown, folded away again
+    key = f"new-launch-{showing}"  # another key for every launch that is shown, folded away again
     if showing is not None:
         with actions:
             asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")

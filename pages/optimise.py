@@ -1,4 +1,4 @@
-"""What should I do?"""
+"""The Optimise page: which plan should I take?"""
 
 import streamlit as st
 
@@ -12,7 +12,7 @@ from engine.systems import systems_for
 
 VIEWS = ("Candidate plans", "Balance against affinity", "Cross-workload score", "Spare slots", "Lina at run time")
 SHORT = {"Lina at run time": "Lina"}
-"""On a button, so that all of them take two rows of a narrow page."""
+"""Short names on a button, so that all of them take two rows of a narrow page."""
 FORM = 248
 """Pixels of the form at the left of the results."""
 OF_SERVING = ("Candidate plans", "Spare slots")
@@ -78,7 +78,8 @@ with actions:
 
 @failing.fragment(run_every=1)
 def watch() -> None:
-    """What runs and what ended last; once one has found a plan or ended the whole page is drawn again, with its plans."""
+    """The running jobs and the last ended one; once one has found a plan or ended the whole page is drawn again, with its
+    plans."""
     jobs = cached.jobs(state.session.plan_jobs)
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:

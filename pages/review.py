@@ -1,4 +1,4 @@
-"""Should we do it?"""
+"""The Review page: should we do it?"""
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -58,7 +58,7 @@ def page(actions: DeltaGenerator) -> None:
 fault = None
 try:
     if state.asked_link() is not None:
-        plan_list.look_at_plans()  # it leads to one, whatever was looked at here before
+        plan_list.look_at_plans()  # the address leads to one, whichever was on the page before
     if (followed := store.follow()) is not None:
         fault = place.go(*followed)
 except LostError:  # said below

@@ -1,4 +1,4 @@
-"""Why is it that fast?"""
+"""The Timeline page: why is it that fast?"""
 
 import streamlit as st
 
@@ -12,7 +12,7 @@ from engine.formats.perfetto import write_trace
 from engine.goal import Goal
 
 GPUS = "GPUs"
-"""What has a lane: every GPU, unless there are more than a person can read."""
+"""A lane for every GPU, unless there are more than a person can read."""
 
 actions = header.show("Timeline", "Where does the time go? Each GPU's network above its compute.")
 problem = widgets.needed_problem()
@@ -31,7 +31,7 @@ deployed = widgets.deployed_id(problem)
 
 
 def name_of(id: str) -> str:
-    """Of a plan on this page, which says what is deployed."""
+    """The name of a plan on this page, which marks the deployed one."""
     return f"{fitting[id].name} (deployed now)" if id == deployed else fitting[id].name
 
 

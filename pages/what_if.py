@@ -1,4 +1,4 @@
-"""What if the network were twice as fast, the traffic noisier, the model bigger?"""
+"""The What-if page: a faster network, noisier traffic, a bigger model."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""What did I record, and can I trust it?"""
+"""The Workload page: what did I record, and can I trust it?"""
 
 import pandas as pd
 import streamlit as st
@@ -42,7 +42,7 @@ view = kept.segments(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
 )
 below = st.container()
-workload.show_recordings()  # first: a view that lacks something ends the run
+workload.show_recordings()  # first: a view that lacks an input ends the run
 with below:
     if view == "Popularity":
         of = "GPU" if isinstance(recording, TrafficMatrix) else "expert"

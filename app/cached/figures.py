@@ -89,7 +89,7 @@ def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _launch: Laun
 
 
 def waits(plan: Plan, problem: Problem) -> pd.DataFrame:
-    """What all GPUs wait for in an inference plan, step by step."""
+    """Seconds that all GPUs wait for in an inference plan, step by step."""
     return _waits(plan.id, key_of(problem), simulate(plan, problem), problem.network)
 
 
@@ -108,7 +108,7 @@ def _metrics(digests: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metric
 
 
 def balance(plan: Plan, problem: Problem) -> Balance:
-    """How evenly a plan loads its GPUs, without simulating it."""
+    """Evenness of the GPUs' load under a plan, without simulating it."""
     return _balance(plan.id, key_of(problem), plan, problem)
 
 
@@ -118,7 +118,7 @@ def _balance(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> B
 
 
 def utilisation(plan: Plan, problem: Problem) -> AloneAndTogether:
-    """Of the GPUs with each of two models alone, and with both."""
+    """Utilisation of the GPUs with each of two models alone, and with both."""
     return _utilisation(plan.id, key_of(problem), plan, problem)
 
 
@@ -132,8 +132,10 @@ def _utilisation(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) 
 
 
 def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
-    """Seconds below which no send order brings the plan's placement in these MoE layers; straight: no order without relays,
-    unless the plan's own has some."""
+    """Seconds below which no send order brings the plan's placement in these MoE layers.
+
+    straight: True bounds orders without relays only, unless the plan's own order has some
+    """
     return _bound(plan.id, key_of(problem), first, last, straight, plan, problem)
 
 
@@ -172,7 +174,7 @@ def key_of(problem: Problem) -> tuple[str, ...]:
 
 
 FEW_EVENTS = 20_000
-"""About a second of simulation: on so many the other recordings are scored without being asked for."""
+"""About a second of simulation: up to so many events other recordings are scored unasked."""
 
 
 def standing(plan: Plan, problem: Problem) -> Standing:
@@ -229,7 +231,7 @@ def _size(workload: Workload) -> tuple[int, int | None]:
 
 
 def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | None:
-    """On the other recordings that fit, where that is soon done."""
+    """Risks on the other recordings that fit; None if scoring them takes longer."""
     others = other_recordings(problem)
     events = metrics(plan, problem).events
     if others and (events is None or 2 * len(others) * events > FEW_EVENTS):
@@ -246,7 +248,7 @@ def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | No
 def _seconds_on(
     digest: str, ids: tuple[str, ...], key: tuple[str, ...], _plans: tuple[Plan, ...], _problem: Problem
 ) -> tuple[float, ...] | None:
-    """Simulated seconds of plans on a recording; None where it is of another model."""
+    """Simulated seconds of plans on a recording; None if it is of another model."""
     try:
         there = _problem.with_workload(recording(digest))
         return tuple(metrics(plan, there).total for plan in _plans)

@@ -28,12 +28,12 @@ from engine.systems.plan_names import names_of
 from engine.training import TrainingStep
 
 ROLES = {"workload": "recording", "cluster": "cluster", "model": "model"}
-"""Inputs of a plan that have names, and what people call them."""
+"""Inputs of a plan that have names, and the nouns for them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan of the session and how it came about."""
+    """A plan of the session and its origin."""
 
     plan: Plan
     status: str
@@ -43,25 +43,26 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a job that plans has kept so far. refused: systems that cannot plan for this, by title, with the reason."""
+    """Results so far of a job that plans. refused: systems that cannot plan for this, by title, with the reason."""
 
     candidates: list[Candidate]
     refused: dict[str, str]
 
 
 def candidates() -> dict[str, Candidate]:
-    """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, those of sweeps and
-    of the team that were opened, and those that came in files. Without those that were removed, and under names that tell them
-    apart."""
+    """Every plan that the session's jobs have found so far, by id, newest job first; then the opened ones of a front, of sweeps
+    and
+    of the team, and those that came in files. Removed plans are left out, and names tell the rest apart.
+    """
     by_id: dict[str, Candidate] = {}
     front, removed, described = state.session.study_jobs.get("front"), state.session.removed_plans, {}
     for job in jobs([*state.session.plan_jobs, *([front] if front else [])]):
-        with suppress(InputError):  # a damaged result, which is said where the job is watched
+        with suppress(InputError):  # a damaged result; the panel of the job says so
             for candidate in answer_of(job).candidates:
                 id = candidate.plan.id
                 if id in removed and job.id <= removed[id].job:
                     continue
-                # Of a plan that several jobs found, what the one that proved most says of it: it is for the same inputs.
+                # A plan that several jobs found has the claim of the one that proved most: it is for the same inputs.
                 if id not in by_id or _bound_of(candidate) > _bound_of(by_id[id]):
                     by_id[id] = candidate
             described |= _inputs_of(job.id, job)
@@ -70,7 +71,7 @@ def candidates() -> dict[str, Candidate]:
             by_id.setdefault(id, candidate)
     plans = {id: candidate.plan for id, candidate in by_id.items()}
     inputs = described | state.session.workloads
-    inputs.pop(state.session.workload, None)  # that a plan is for what is open is understood
+    inputs.pop(state.session.workload, None)  # a plan is for the open recording unless its name says otherwise
     names = names_of(plans, state.session.plan_names, inputs)
     return {
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
@@ -85,7 +86,7 @@ def _bound_of(candidate: Candidate) -> float:
 
 
 def made_for(plan: Plan, problem: Problem) -> dict[str, str]:
-    """What a plan was made for where that is not what is open: the names of its recording, cluster and model, by role."""
+    """Names of the recording, cluster and model that a plan was made for, by role, where they are not the open ones."""
     open_now, inputs = input_digests(problem), plan.provenance.inputs
     others = {role: inputs[role] for role in ROLES if inputs.get(role) not in (None, open_now.get(role))}
     described: dict[str, str] = {}
@@ -126,7 +127,7 @@ def _named(id: str, name: str, runtime: float, _candidate: Candidate) -> Candida
 
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _inputs_of(id: str, _job: runner.Job) -> dict[str, str]:
-    """What a job planned for, in words, by digest."""
+    """Names of the inputs that a job planned for, by digest."""
     arguments = _job.request.arguments
     words = {}
     with suppress(InputError, LookupError, TypeError):
@@ -149,8 +150,7 @@ def _imported(digest: str) -> Candidate:
 
 @st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
 def _saved(address: str, id: str, number: int | None) -> Candidate:
-    """A plan of the team, of which only the name can change; number: of the time that it was saved, None: it is in no
-    workspace."""
+    """A plan of the team, of which only the name can change. number: of the save; None: it is in no workspace."""
     plan, figures = team.load_plan(database(), id), {}
     if number is not None:
         saved = team.find_saved(database(), number)
@@ -162,13 +162,13 @@ def _saved(address: str, id: str, number: int | None) -> Candidate:
 
 
 def forget_saved_plans() -> None:
-    """Read the names of the team's plans again, once one was given another."""
+    """Read the names of the team's plans again, after one was renamed."""
     _saved.clear()
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, _job: runner.Job) -> Candidate:
-    """One plan of a sweep, which once found stays in its job's result. Raises InputError where that is damaged."""
+    """One plan of a sweep; once found it stays in its job's result. Raises InputError if that is damaged."""
     try:
         candidates = (_job.result or {}).get("candidates", [])
         return _candidate(next(candidate for candidate in candidates if candidate["point"]["plan_id"] == id))
@@ -177,7 +177,7 @@ def _taken(id: str, _job: runner.Job) -> Candidate:
 
 
 def answer_of(job: runner.Job) -> Answer:
-    """What a job that plans has kept so far. Raises InputError where that is damaged."""
+    """Results so far of a job that plans. Raises InputError if they are damaged."""
     return _answer(job.id, written, job) if (written := job.result_written) else Answer([], {})
 
 
@@ -193,8 +193,9 @@ def _answer(id: str, written: int, _job: runner.Job) -> Answer:
 
 
 def result_of(job: runner.Job) -> dict | None:
-    """What a job has kept so far; None while it is nothing. Raises InputError where it is damaged. Not to be changed: other
-    runs and sessions share it."""
+    """Result of a job so far; None while it has none. Raises InputError if it is damaged. Do not change it: other runs and
+    sessions share it.
+    """
     return _result(job.id, written, job) if (written := job.result_written) else None
 
 

@@ -187,7 +187,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
 
 
 def _busiest(shown: Outlook, names: Sequence[str], as_busy: np.ndarray) -> str:
-    """The busiest GPU, if several are not alike. as_busy: int[at least one], places of those alike."""
+    """Name the busiest GPU, or the type of several that are as busy. as_busy: int[at least one], their places."""
     if len(as_busy) == 1:
         return f"{names[as_busy[0]].split(' · ')[0]} is busiest"
     if len(as_busy) == len(names):
@@ -223,7 +223,7 @@ def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float,
 
 
 def per_layer(cases: Sequence[Case]) -> go.Figure:
-    """Seconds that every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
+    """Seconds that every layer adds to the total: bars of the first case, outlined without the change, a line of the second."""
     first = cases[0]
     shown = first.shown.layers
     factor, unit = scale_of(

@@ -1,10 +1,5 @@
-"""Measuring the attached devices, and taking the times as costs.
-
-Where times come from: which source computes, which connects, and whether it can for what is open.
-
-The pairs of GPUs that were measured, beside what the open cluster has for them.
-
-How far simulated times are from public measurements.
+"""Measured times on the Cluster page: calibration of the attached devices, the choice of cost sources, measured pairs of GPUs,
+and the distance of simulated times from public measurements.
 """
 
 import json
@@ -39,7 +34,7 @@ KIND = "calibrate"
 
 
 def show(cluster: Cluster, model: MoEModel | None) -> None:
-    """Start a calibration, watch it, and use what it found."""
+    """Start a calibration, watch it, and use its result."""
     with st.expander("Calibrate attached devices", icon=":material/speed:"):
         st.caption(
             "Measures GEMMs, passes over memory and, with two ranks or more, all-to-alls and all-reduces on the machine that "
@@ -93,7 +88,7 @@ def _start(devices: Devices) -> None:
 
 @failing.fragment(run_every=1)
 def _watch() -> None:
-    """The newest calibration; once it has ended the page is drawn again, with what it found."""
+    """The newest calibration; once it has ended the page is drawn again, with its result."""
     if job := studies.newest(KIND):
         widgets.job_row(job)
         if state.visit.newly_finished(job.id, job.state.finished):
@@ -136,8 +131,10 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
 
 
 def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> CostModel:
-    """The profile as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
-    InputError when it has neither."""
+    """The profile as costs of the cluster; the datasheet prices computation or network if the profile has none.
+
+    Raises InputError when it has neither.
+    """
     measured = Profiled(profile.measured)
     lacks = [why for why in (measured.lacks_computation(cluster), measured.lacks_network(cluster)) if why]
     if len(lacks) == 2:
@@ -150,7 +147,7 @@ def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> 
 
 DATASHEET, SILICON, DEEPEP = "Datasheet", "Measured tables (aiconfigurator)", "DeepEP's exchanges (aiconfigurator)"
 TABLES = ("datasheet", "silicon", "deepep")
-"""Sources that come from no file."""
+"""Sources that do not come from a file."""
 PARTS = {"Computation": "GEMMs and passes over memory", "Network": "all-to-alls and all-reduces"}
 
 
@@ -159,12 +156,15 @@ def _label(cost: dict) -> str:
 
 
 def choose(cluster: Cluster, model: MoEModel | None) -> None:
-    """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
+    """Inputs for the sources of computation and network. A source that cannot answer is refused with its reason, and the last
+    valid
+    one stays.
+    """
     now = state.session.cost
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
     sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
     sources |= {_label(cost): cost for cost in state.session.sources.values()}
-    for part in parts:  # a file that this session knows only from what is in use
+    for part in parts:  # a file that this session knows only from the costs in use
         if part["source"] not in TABLES and part not in sources.values():
             sources[_label(part)] = part
     of_part = {"Computation": sources, "Network": sources | {DEEPEP: {"source": "deepep"}}}
@@ -205,7 +205,7 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
 
 
 def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> None:
-    """Open the chosen costs, or say why they are refused. now: those in use"""
+    """Open the chosen costs, or say why they are refused. now: the costs in use."""
     try:
         cost = choice.from_dict(costs)
         reason = choice.why_not(cost, cluster, model)
@@ -228,11 +228,11 @@ def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> No
 
 
 WORST = 10
-"""Pairs that are listed."""
+"""Most pairs that are listed."""
 
 
 def show_pairs() -> None:
-    """Nothing where no pairs were measured on the hosts of the open cluster."""
+    """The measured pairs of the open cluster's hosts; nothing if none were measured."""
     pairs = cached.measured_pairs()
     if pairs is None:
         return

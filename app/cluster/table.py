@@ -1,9 +1,6 @@
-"""The cluster as an editable table: one row per GPU. Cells that say what the datasheet says are left empty, so that
-changing a GPU's type changes its numbers.
+"""The cluster as an editable table, one row per GPU; its totals; and the offer of NVLink to nodes that lack it.
 
-A word on nodes whose GPUs come with NVLink and have no links, and the button that gives it to them.
-
-What a cluster adds up to: totals, how fast its nodes reach each other, and whether the open models fit its memory.
+Cells with the datasheet's value are left empty, so that changing a GPU's type changes its numbers.
 """
 
 import numpy as np
@@ -75,8 +72,10 @@ def show(cluster: Cluster) -> None:
 
 
 def usual_ports(cluster: Cluster) -> list[str]:
-    """`H100 400 Gb/s (DGX H100, one 400 Gb/s port for each GPU)`: what GPUs have because nothing else was said of their type,
-    and what the catalogue takes it from."""
+    """Ports that GPUs have because nothing else was said of their type, with the catalogue's source: `H100 400 Gb/s (DGX H100,
+    one
+    400 Gb/s port for each GPU)`.
+    """
     types, sentences = every_gpu_type(), {}
     for gpu in cluster.gpus:
         kind = types.get(gpu.type)
@@ -87,13 +86,15 @@ def usual_ports(cluster: Cluster) -> list[str]:
 
 
 def base_frame() -> pd.DataFrame:
-    """The table of the cluster that was last opened from outside the table. It stays the same object while the table
-    is edited, since a data editor whose input changes drops every second edit."""
+    """The table of the cluster that was last opened from outside the table.
+
+    It stays the same object while the table is edited: a data editor drops every second edit if its input changes.
+    """
     return _base(state.visit.edit_round, state.session.cluster)[0]
 
 
 def base_latency() -> float:
-    """µs, as `base_frame`."""
+    """Latency of `base_frame`, in µs."""
     return _base(state.visit.edit_round, state.session.cluster)[1]
 
 
@@ -106,7 +107,7 @@ def _base(edit_round: int, cluster: Cluster) -> tuple[pd.DataFrame, float]:
 
 
 def columns() -> dict:
-    """How the columns are shown and checked in the browser."""
+    """Formats and checks of the columns in the browser."""
     numbers = {
         column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g")
         for column, (_, _, title) in _NUMBERS.items()
@@ -143,10 +144,10 @@ def to_frame(cluster: Cluster) -> pd.DataFrame:
 
 
 def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.DataFrame | None = None) -> Cluster:
-    """The cluster that the table describes; its name and what the table does not show are those of `before`, and `before`
-    itself is returned where nothing was edited. Raises InputError.
+    """The cluster that the table describes; its name and hidden fields are those of `before`. Raises InputError.
 
-    base: the table before it was edited, by which an edited link is known from the others of its node (None: none was)
+    before: the open cluster, returned itself if nothing was edited
+    base: the table before it was edited, by which an edited link is told from the others of its node; None: there was none
     """
     types = every_gpu_type()
     own = {gpu.type: gpu for gpu in before.gpus}
@@ -177,20 +178,22 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
         old = _node_before(before, name, place, set(gpus))
         link, link_latency = _link(links[name], old), old.link_latency if old else 0.0
         usual = usual_links([gpu.type for gpu in members])
-        # As on the board, the second GPU brings the links that its type comes with; whoever empties the cell wants none.
+        # As on the board, the second GPU brings the links that its type comes with; an emptied cell means none.
         untouched = not any(edited for _, edited in links[name]) and (old is None or len(old.gpus) < 2)
         if link is None and usual and untouched:
             link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
-    # As on the board, what was changed is no preset any more.
+    # As on the board, a changed cluster is no preset any more.
     title = f"{before.name}, changed" if before.name in cluster_presets() else before.name
     cluster = Cluster(name=title, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster
 
 
 def shows(frame: pd.DataFrame, cluster: Cluster) -> bool:
-    """Whether an edited table still says of every row in rank order which node it is in and how fast its links are. Where
-    it does not, as when one GPU of a node got other links, it has to be written anew."""
+    """True if an edited table still shows every row's node in rank order and its links.
+
+    If not, as when one GPU of a node got other links, it has to be written anew.
+    """
     ours = to_frame(cluster)
     rows = zip(frame["node"], frame["link"], ours["node"], ours["link"], strict=True)
     return all(node.strip() == name and _same(link, ours) for node, link, name, ours in rows)
@@ -216,8 +219,9 @@ def _node_before(before: Cluster, name: str, place: int, names: set[str]) -> Nod
 
 
 def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | None:
-    """What was typed into a row counts for its whole node; a GPU that came from another node takes the links that it
-    finds; a new node has the fastest that its GPUs had."""
+    """Link bandwidth of a node: a value typed into a row counts for the whole node, a GPU that came from another node takes the
+    links that it finds, and a new node has the fastest that its GPUs had.
+    """
     typed = [link for link, edited in rows if edited]
     if typed:
         return typed[-1]
@@ -227,7 +231,7 @@ def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | No
 
 
 def _alike(cluster: Cluster, before: Cluster) -> bool:
-    """Whether two clusters differ by no more than what turning units back and forth rounds away."""
+    """True if two clusters differ only by the rounding of units converted back and forth."""
     if _words(cluster) != _words(before):
         return False
     return bool(np.allclose(_numbers(cluster), _numbers(before), rtol=1e-12, atol=0.0))
@@ -247,7 +251,7 @@ MOST_NAMES = 3
 
 
 def offer_nvlink(cluster: Cluster) -> None:
-    """In a row of the page. Nothing where every node has the links that its GPUs come with, or none come with any."""
+    """A warning and a button, if nodes lack the links that their GPUs come with."""
     lacking = nodes_without_links(cluster)
     if not lacking:
         return
@@ -274,7 +278,7 @@ def _add(cluster: Cluster) -> None:
 
 
 def totals(cluster: Cluster) -> None:
-    """What the GPUs are together, the file, and whether the open models fit the memory."""
+    """Totals of the GPUs, the file, and the check that the open models fit the memory."""
     with st.container(horizontal=True, gap="medium"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
@@ -300,7 +304,7 @@ def totals(cluster: Cluster) -> None:
 
 
 def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
-    """What GPUs without 8-bit units compute a model of 8-bit numbers in, by `Gpu.flops`."""
+    """Sentences on the number format in which GPUs without 8-bit units compute a model of 8-bit numbers, see `Gpu.flops`."""
     lacking = ", ".join(dict.fromkeys(gpu.type for gpu in cluster.gpus if not gpu.flops_fp8))
     return [
         f"{lacking} without fp8: {model.name} computes at the 16-bit rate there; its weights and tokens stay 8 bits wide."
@@ -310,7 +314,7 @@ def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
 
 
 def speeds(cluster: Cluster) -> None:
-    """How fast nodes reach each other."""
+    """Speeds between nodes."""
     if len(cluster.nodes) == 1:
         st.caption("There is one node, so nothing is sent between nodes.")
         return
@@ -323,8 +327,10 @@ def _second() -> MoEModel | None:
 
 
 def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:
-    """A line a model, and one for two together: whether one copy of every expert fits `MEMORY_SHARE` of the memory, and
-    which GPUs are too small for as many experts as the others."""
+    """A line for each model, and one for two together: if one copy of every expert fits `MEMORY_SHARE` of the memory, and the
+    GPUs
+    that are too small for as many experts as the others.
+    """
     room = cluster.values("memory") * MEMORY_SHARE
     lines = []
     for model in models:

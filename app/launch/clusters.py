@@ -1,4 +1,4 @@
-"""Launches by a scheduler: where on the cluster, and what would be submitted, to the letter."""
+"""Launches by a scheduler: the place on the cluster, and the exact text that would be submitted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ BY_HAND = "for those who submit by hand: all that the job reads, in the shared f
 
 
 def slurm(cluster: Cluster) -> Destination | None:
-    """Where on a Slurm cluster; None until a person has said what it takes."""
+    """The place on a Slurm cluster; None until a person has given what it needs."""
     fields = _nodes("slurm", cluster)
     with st.container(horizontal=True):
         fields |= {
@@ -45,7 +45,7 @@ def slurm(cluster: Cluster) -> Destination | None:
 
 
 def kubernetes(cluster: Cluster) -> Destination | None:
-    """Where on a Kubernetes cluster with Volcano; None until a person has said what it takes."""
+    """The place on a Kubernetes cluster with Volcano; None until a person has given what it needs."""
     fields = _nodes("kubernetes", cluster)
     with st.container(horizontal=True):
         fields |= {
@@ -66,7 +66,7 @@ FORMS: dict[str, Callable[[Cluster], Destination | None]] = {"slurm": slurm, "ku
 
 
 def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
-    """How many of which nodes; unless a person says otherwise, as drawn."""
+    """Number and kind of nodes; unless a person says otherwise, as drawn."""
     try:
         drawn = as_drawn(cluster)
     except InputError as error:
@@ -94,7 +94,7 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
 
 
 def _number(place: str, label: str, low: int, high: int, usual: int, help: str, of: str = "") -> int:
-    """of: what the usual number follows from; when that changes, the field starts anew."""
+    """A number field. of: the usual number depends on this; when it changes, the field starts anew."""
     return kept.number_input(
         label, low, high, min(max(usual, low), high), width=140, help=help, key=f"launch-{place}-{label}-{usual}-{of}"
     )
@@ -116,7 +116,7 @@ def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> D
 
 
 def what_is_submitted(launch: PreparedLaunch) -> None:
-    """The text to the letter, a file of it, and a run folder for those who submit it by hand."""
+    """Show the submitted text, a file of it, and a run folder for those who submit it by hand."""
     destination = launch.destination
     key = digest_of(launch.instructions.digest, destination.digest)
     folder = state.visit.run_folders.get(key)

@@ -1,4 +1,4 @@
-"""What is deployed now: chosen by word, among the session's plans or from an engine's plan file; and how well it does today."""
+"""The deployed plan: chosen by name, among the session's plans or from an engine's plan file; and its figures today."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ ROUND_ROBIN = "round-robin (as vLLM)"
 
 
 def choose(problem: Problem) -> bool:
-    """The choice of what is deployed. Whether another one was chosen just now."""
+    """The choice of the deployed plan. True if another one was chosen just now."""
     plans = {
         id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
     }
@@ -46,8 +46,11 @@ def choose(problem: Problem) -> bool:
 
 
 def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[str, dict]) -> list[dict]:
-    """The systems of a run with their options, baselines first: what is deployed before all others, and planned too where the
-    session has no such plan yet, so that every plan can be held against it."""
+    """The systems of a run with their options, baselines first.
+
+    The deployed one comes before all others, and is planned too if the session has no such plan yet, so that every plan can be
+    compared with it.
+    """
     systems = sorted(chosen, key=lambda system: not system.baseline)
     run = [{"name": system.name, "options": options.get(system.name, {})} for system in systems]
     usual = baseline_for(problem)
@@ -59,7 +62,7 @@ def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[s
 
 
 def is_usual(system: System, options: Mapping[str, Value]) -> bool:
-    """Whether a system's options are those that it has until a person changes them."""
+    """True if a system's options are its defaults."""
     return system.settings(options) == system.settings({})
 
 
@@ -72,7 +75,7 @@ def _is_planned(problem: Problem) -> bool:
 
 
 def receive() -> None:
-    """A zone for the file of what is deployed."""
+    """A drop zone for the file of the deployed plan."""
     opening.show(
         "deployed-file",
         "Or its plan file",
@@ -82,7 +85,7 @@ def receive() -> None:
 
 
 def _round_robin(problem: Problem) -> Plan | None:
-    """vLLM's other default layout for what is open; None where it does not fit."""
+    """vLLM's other default layout for the open problem; None if it does not fit."""
     try:
         layout = open_plan_file("round-robin").deployed(problem.model, len(problem.cluster.gpus))
     except InputError:
@@ -91,7 +94,7 @@ def _round_robin(problem: Problem) -> Plan | None:
 
 
 def show(problem: Problem) -> None:
-    """Today's figures of what is deployed; why there are none where it does not fit what is open."""
+    """Today's figures of the deployed plan; the reason if it does not fit the open problem."""
     chosen = cached.candidates().get(state.session.in_use or "")
     if chosen is not None and problem.in_use is None:
         st.warning(
@@ -123,7 +126,7 @@ def show(problem: Problem) -> None:
 
 
 def _worth_simulating(problem: Problem) -> bool:
-    """What takes seconds is simulated once it is asked for."""
+    """True if the simulation is quick, or once it was asked for."""
     return is_quick(problem) or kept.toggle(
         "Simulate what is deployed too, which takes a while",
         key="deployed-simulated",
@@ -141,7 +144,7 @@ def _kept_away(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) ->
 
 
 def _ceiling(figures: Metrics, problem: Problem) -> None:
-    """How much there is to win at most, as far as it is proven."""
+    """The most that there is to win, as far as it is proven."""
     label, bound = "Ceiling by order alone", figures.order_bound
     covers = (
         "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
@@ -157,7 +160,7 @@ def _ceiling(figures: Metrics, problem: Problem) -> None:
 
 
 def _bound_of_placements(problem: Problem) -> float | None:
-    """The best that a plan of the session says it has proven over all placements, for these very inputs."""
+    """The best bound over all placements that a plan of the session has proven for these very inputs."""
     proven = []
     for _, candidate in widgets.comparable(problem):
         if candidate.plan.claim is None or candidate.plan.claim.scope != "placement and order":

@@ -1,10 +1,6 @@
-"""What a plan is for: one model or two, a training or a serving step; which recordings it must serve, what is deployed.
+"""The goal of a plan on the Optimise page: models, steps, recordings, deployed plan and travel of tokens.
 
-How tokens travel to their experts and back, under the plans that are made next.
-
-How long a system is likely to take, as it stands beside its name before it is run.
-
-What the Optimise page says of send orders before anything is planned.
+Also the likely time of a system before it runs, and a remark on send orders before anything is planned.
 """
 
 from typing import Any, get_args
@@ -32,7 +28,7 @@ GOALS = {
 
 
 def choose() -> str:
-    """The goal, one of GOALS. Changes what is open as the second model, as the training and as the serving step."""
+    """The goal, one of GOALS. Changes the open second model, training step and serving step."""
     st.subheader("Goal", anchor=False)
     now = (
         STEP
@@ -78,7 +74,7 @@ def _open(goal: str) -> None:
 
 
 def _choose_second() -> None:
-    """Which recording is the second model's: those of the session whose model is known, then the samples."""
+    """The choice of the second model's recording: those of the session with a known model, then the samples."""
     named = {digest: name for digest, name in state.session.workloads.items() if state.session.model_of.get(digest)}
     shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
     options = [*named, *shipped]
@@ -175,7 +171,7 @@ def _replicas(now: Travel) -> Replicas | None:
 
 
 def travel_inputs(problem: Problem) -> None:
-    """Controls of what `problem.travel` is."""
+    """Controls of `problem.travel`."""
     now = state.session.travel or Travel()
     unit = widgets.segments(
         "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
@@ -213,7 +209,10 @@ LIMIT = "time_limit"
 
 def beside(problem: Problem, system: System, key: str) -> str:
     """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
-    measured. key: of its options, as `option_inputs.show` takes it."""
+    measured.
+
+    key: of its options, as `option_inputs.show` takes it
+    """
     options: dict[str, Any] = {}
     limit_key = kept.key_of(key, LIMIT)
     if (
@@ -227,7 +226,7 @@ def beside(problem: Problem, system: System, key: str) -> str:
 
 
 def in_words(network: Network) -> str:
-    """A sentence where ports always reach their whole rate, with a space after it; else nothing."""
+    """A sentence on ports that always reach their whole rate, with a space after it; else nothing."""
     if network.contended or network.gpus < 3:
         return ""
     relays = "" if network.direct else ", but for orders in which the GPUs of a node relay for each other"

@@ -37,8 +37,7 @@ def panel(problem: Problem) -> None:
 
 
 def _form(problem: Problem, usual_slots: int) -> None:
-    """What is learnt and served, what scheduling costs, and the button that starts the simulation. usual_slots: see
-    `device_slots`"""
+    """Inputs of learning, serving and scheduling, and the start button. usual_slots: see `device_slots`."""
     default = TwoPhaseOptions()
     recordings = {
         digest: name
@@ -134,7 +133,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _as_text(runs: list[dict[str, Any]], what: str) -> pd.DataFrame:
-    """One row a path length; what: a key of TIMES."""
+    """One row for each path length. what: a key of TIMES."""
     return pd.DataFrame(
         [
             {

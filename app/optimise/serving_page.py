@@ -1,11 +1,4 @@
-"""Plans in whole serving steps, kept between runs by the digests of all that they depend on.
-
-Plans in a whole serving step beside each other, and what the open one comes to.
-
-The Optimise page under the goal of serving.
-
-The open serving step as an argument of jobs that judge plans in it.
-"""
+"""Plans in whole serving steps on the Optimise page, kept between runs by the digests of all that they depend on."""
 
 import contextlib
 from dataclasses import dataclass
@@ -36,7 +29,7 @@ from engine.simulate.serving import ServedStep
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served: the step, the model beside its experts, and what times its operators.
+    """A serving step with the model's sizes outside its experts, and the source of its operators' times.
 
     notes: why operators are not measured
     """
@@ -48,7 +41,7 @@ class Serving:
 
 
 def serving_of(problem: Problem) -> Serving:
-    """The open step, and where its times come from. Raises InputError where the sizes of the model cannot be known."""
+    """The open step, and the source of its times. Raises InputError if the sizes of the model cannot be known."""
     step, beside, gpu = state.serving(), beside_experts(state.session.model), problem.cluster.gpus[0]
     if beside.config is None:
         source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
@@ -81,7 +74,7 @@ def _operators(
 
 
 def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
-    """A plan in the step. Raises InputError where it cannot be served, as one that is executed context-coherently."""
+    """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
     key = (
         simulation_digest(plan, problem),
         serving.step.digest,
@@ -97,7 +90,7 @@ def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
 
 @st.cache_resource(max_entries=128, show_spinner="Simulating a serving step")
 def _served(key: tuple[str, ...], _plan: Plan, _problem: Problem, _serving: Serving) -> ServedStep | str:
-    """Why it cannot be served is kept too: it would be asked for at every run."""
+    """The plan in the step, or why it cannot be served: that is kept too, as it would be computed at every run."""
     try:
         return simulations.served(_plan, _problem, _serving.step, _serving.source, _serving.beside.sizes)
     except InputError as error:
@@ -127,8 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans that can be served, fastest first but for what is deployed, which is on top, and what they are held against.
-    refused: why others cannot be, by name."""
+    """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name."""
 
     rows: list[Row]
     baseline: Row
@@ -145,7 +137,7 @@ class Comparison:
 
 
 def compare(problem: Problem, serving: Serving) -> Comparison:
-    """Every plan of these inputs. Raises InputError where not even the baseline can be served."""
+    """Every plan of these inputs. Raises InputError if not even the baseline can be served."""
     plan = cached.deployed(problem).plan
     baseline = Row(plan, served(plan, problem, serving).figures)
     rows, refused = [], {}
@@ -159,7 +151,7 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
 
 
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
-    """How a plan stands. narrow: as for `verdict_line.show`."""
+    """The verdict line of a plan. narrow: as for `verdict_line.show`."""
     verdict_line.show(
         standing(row, comparison, problem),
         f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}",
@@ -168,7 +160,7 @@ def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = F
 
 
 def memory(row: Row) -> None:
-    """What the step of a plan is, and whether it fits the memory."""
+    """Memory of a plan in the step, and a warning if it does not fit."""
     step, memory = row.figures.step, row.figures.memory
     st.caption(
         f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
@@ -225,7 +217,7 @@ def show(comparison: Comparison) -> None:
 
 
 def as_text(comparison: Comparison) -> pd.DataFrame:
-    """The figures as text with units, the open plan and what is deployed marked."""
+    """The figures as text with units, the open plan and the deployed one marked."""
     rows = comparison.rows
     figures = [row.figures for row in rows]
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
@@ -255,7 +247,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
 
 
 def parts(comparison: Comparison) -> None:
-    """Where the time of the shown plan goes, beside the baseline's."""
+    """Parts of the shown plan's time and of the baseline's."""
     shown, baseline = comparison.shown, comparison.baseline
     plans = {shown.plan.name: shown.figures}
     if shown.plan.id != baseline.plan.id:
@@ -265,7 +257,7 @@ def parts(comparison: Comparison) -> None:
 
 
 def needed_serving(problem: Problem) -> Serving:
-    """The open step, ready to be served; where it cannot be, says so, offers what can be, and stops."""
+    """The open step, ready to be served; if it cannot be, say so, offer steps that can, and stop."""
     try:
         check_cluster(problem)
     except InputError as error:
@@ -282,7 +274,7 @@ def needed_serving(problem: Problem) -> Serving:
 
 
 def say_how_planned(problem: Problem) -> None:
-    """What systems plan for under this goal."""
+    """Say which goal systems plan for here."""
     st.caption(
         f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then looked at in the "
         "whole step, with that routing at the tokens of the step."
@@ -290,7 +282,7 @@ def say_how_planned(problem: Problem) -> None:
 
 
 def say_sources(serving: Serving, figures: ServingFigures) -> None:
-    """Where every time of the step comes from."""
+    """The source of every time of the step."""
     operators, moe_layers = map(plain, figures.sources)
     note = f" ({plain(serving.notes[0])})" if serving.notes else ""
     sizes = f"; sizes: {plain(serving.beside.origin)}" if serving.beside.config else ""
@@ -298,7 +290,7 @@ def say_sources(serving: Serving, figures: ServingFigures) -> None:
 
 
 def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None:
-    """Id of the plan with the shortest step; None where none of them can be served."""
+    """Id of the plan with the shortest step; None if none of them can be served."""
     seconds = {}
     for plan in plans:
         with contextlib.suppress(InputError):
@@ -307,7 +299,7 @@ def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None
 
 
 def results(problem: Problem, serving: Serving) -> None:
-    """The open plan big, where its time goes, and all plans beside each other; without a plan, what is deployed."""
+    """The open plan large, the parts of its time, and a table of all plans; without a plan, the baseline."""
     try:
         comparison = compare(problem, serving)
     except InputError as error:
@@ -337,7 +329,7 @@ def results(problem: Problem, serving: Serving) -> None:
 
 
 def arguments(problem: Problem) -> dict[str, Any]:
-    """`serving` for the step, where one is open for the problem's model and can be timed on its cluster; nothing elsewhere."""
+    """`serving` for the step, if one is open for the problem's model and can be timed on its cluster; else nothing."""
     step, model = state.serving(), state.session.model
     if step is None or model is None or model.digest != problem.model.digest:
         return {}

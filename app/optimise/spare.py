@@ -1,4 +1,4 @@
-"""How many spare slots are worth their memory: the advisor, and its advice as an option of Replication (EPLB)."""
+"""The worth of spare slots against their memory: the advisor, and its advice as an option of Replication (EPLB)."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,18 +20,18 @@ KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
 
 
 def key_of(system: str) -> str:
-    """Of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
+    """Key of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
     taken = state.visit.advised_spare
     return system if taken is None or system != SYSTEM else f"{system}-advised-{taken[1]}"
 
 
 def is_advised(system: str) -> bool:
-    """Whether the advice that was taken is for this system."""
+    """True if the advice that was taken is for this system."""
     return system == SYSTEM and state.visit.advised_spare is not None
 
 
 def default_of(system: str, option: str) -> tuple[str, Value | None]:
-    """Key and default of an option's input: the advised number where that was taken, else None, the option's own."""
+    """Key and default of an option's input: the advised number if that was taken; else None, for the option's own."""
     if not (is_advised(system) and option == OPTION):
         return system, None
     return key_of(system), state.visit.advised_spare[0]
@@ -118,7 +118,7 @@ def _interval(point: RedundancyPoint) -> str:
 
 
 def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
-    """One row a number of slots."""
+    """One row for each number of slots."""
     fewest = points[0].slots_of_gpu
     return pd.DataFrame(
         {

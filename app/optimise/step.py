@@ -1,4 +1,4 @@
-"""The training step that a person describes: its sizes, its operators, and what is assumed of it."""
+"""The form of a training step: its sizes, its operators, and its assumptions."""
 
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -43,7 +43,7 @@ def follow_model() -> None:
 
 
 def form() -> None:
-    """Inputs for every part of the step. What cannot be is answered here, and the last valid step stays."""
+    """Inputs for every part of the step. An impossible value is refused here, and the last valid step stays."""
     step, model = state.session.step, state.session.model
     inputs = _Inputs(step, {field: f"step-{field}-{model.digest[:12]}" for field in TrainingStep.model_fields})
     usual = usual_step(model, len(state.session.cluster.gpus))
@@ -68,7 +68,7 @@ def form() -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a step, filled with what it is now. keys: of the widgets, by field."""
+    """The inputs of a step, filled with its present values. keys: of the widgets, by field."""
 
     step: TrainingStep
     keys: dict[str, str]
@@ -78,7 +78,7 @@ class _Inputs:
         return st.number_input(label, 1, MOST[field], now, key=self.keys[field], help=help, width=190)
 
     def batch_and_experts(self) -> dict[str, object]:
-        """How many tokens a GPU has, and how they choose experts; values by field."""
+        """Number of a GPU's tokens and their choice of experts; values by field."""
         values: dict[str, object] = {}
         with st.container(horizontal=True, vertical_alignment="bottom"):
             values["batch"] = self._whole(
@@ -130,7 +130,7 @@ class _Inputs:
         )
 
     def dense_layers(self) -> dict[str, object]:
-        """What the layers around the experts are like; values by field."""
+        """Layers around the experts; values by field."""
         values: dict[str, object] = {}
         with (
             st.expander("Dense layers, vocabulary", icon=":material/tune:"),
@@ -163,7 +163,7 @@ def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
 
 
 def _fitting_recording() -> str | None:
-    """Name of the open recording where it says how often the open model's experts are chosen."""
+    """Name of the open recording if it says how often the open model's experts are chosen."""
     recording, model = cached.workload(), state.session.model
     if recording is None or isinstance(recording, TrafficMatrix):
         return None
@@ -175,7 +175,7 @@ def _fitting_recording() -> str | None:
 
 
 def summary(problem: Problem) -> None:
-    """What the step comes to, and its operators as a file."""
+    """Totals of the step, and its operators as a file."""
     graph, placement = _operators(problem), linear_placement(problem)
     sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
@@ -196,9 +196,7 @@ def summary(problem: Problem) -> None:
         )
     with st.expander("Operator graph", icon=":material/schema:"):
         file = _graph_panel(problem, graph)
-    for complaint in uploads.complaints(
-        [file] if file else []
-    ):  # outside, where it is seen even when the panel is closed
+    for complaint in uploads.complaints([file] if file else []):  # outside, to be seen even when the panel is closed
         st.error(plain(complaint), icon=":material/error:")
 
 
@@ -258,7 +256,7 @@ def _operators_of(key: tuple, _problem: Problem) -> OperatorGraph:
 
 
 def assumptions(problem: Problem) -> str:
-    """What the simulation of the step takes for granted, as sentences for a caption."""
+    """Assumptions of the step's simulation, as sentences for a caption."""
     step = problem.step
     routing = "every expert is chosen equally often"
     if step.routing == "recorded":

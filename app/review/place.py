@@ -1,4 +1,4 @@
-"""Where a comment points: the choice of it beside the comment, and the way there."""
+"""The place that a comment points to: its choice next to the comment, and the way there."""
 
 import streamlit as st
 
@@ -16,7 +16,7 @@ ICON = ":material/near_me:"
 
 
 def places(problem: Problem | None) -> list[Place]:
-    """All that a comment on a plan can point to. problem: what the plan was saved for; None where that is not here."""
+    """All places that a comment on a plan can point to. problem: the saved one; None if its inputs are not here."""
     if problem is None:
         return []
     layers = 0 if problem.goal is Goal.TRAINING else problem.workload.layers
@@ -48,8 +48,10 @@ def chart_of(place: Place) -> str | None:
 
 
 def go(saved: SavedPlan, place: Place) -> str | None:
-    """Lead to a place: to its page with the plan open, or to its chart in the brief. Returns why the plan cannot be opened,
-    where it cannot; ends the run where a page changes."""
+    """Lead to a place: to its page with the plan open, or to its chart in the brief; ends the run where a page changes.
+
+    Returns why the plan cannot be opened, if it cannot.
+    """
     if chart_of(place) is not None:
         state.visit.point_at(place)
         return None
@@ -67,13 +69,13 @@ def go(saved: SavedPlan, place: Place) -> str | None:
 
 
 def here() -> str:
-    """What a comment points to in the brief, as the address has it; "": nothing, or it is on another page."""
+    """The place in the brief that a comment points to, as the address has it; "": none, or it is on another page."""
     place, _ = state.visit.pointed
     return "" if place is None or chart_of(place) is None else str(place)
 
 
 def mark_layer() -> None:
-    """Say on Timeline which layer a comment points to, where one was followed to the plan that is open, and lead back."""
+    """Name the layer on Timeline that the followed comment on the open plan points to, and lead back."""
     place, _ = state.visit.pointed
     number, _ = state.visit.reviewed or (None, None)
     is_its_plan = number is not None and state.session.saved.get(state.session.plan or "") == number
@@ -86,7 +88,7 @@ def mark_layer() -> None:
 
 
 def mark(chart: str, problem: Problem | None = None) -> Place | None:
-    """Say above a chart that a comment points to it, and scroll there; None where none does that was followed."""
+    """Say above a chart that the followed comment points to it, and scroll there; None if none does."""
     place, turn = state.visit.pointed
     if place is None or chart_of(place) != chart:
         return None

@@ -1,10 +1,7 @@
-"""The team's database as the page sees it: what is read, and every write in one place, under the writer's name and role.
+"""The team's database as the page sees it: readings, and every write in one place, under the writer's name and role.
 
-Links to saved plans, for anybody who reaches this studio: they name no session.
-
-Tells the operator's webhook that a decision is asked for, or was made; see docs/operating.md for what is sent.
-
-Links that are followed, and a saved plan opened with its inputs in this session.
+Also links to saved plans, which name no session; the operator's webhook, which is told of decisions (docs/operating.md lists
+the fields); and the opening of a saved plan with its inputs in this session.
 """
 
 import json
@@ -39,7 +36,7 @@ from engine.workload import digest_of
 
 
 def link_to(saved: SavedPlan, review: str | None, place: Place | None = None) -> str:
-    """A link to a saved plan, its review (an id) and what a comment points to; asked for on the Review page."""
+    """A link to a saved plan, its review (an id) and the place that a comment points to; asked for on the Review page."""
     parameters = {"plan": saved.plan} | ({"review": review} if review else {})
     parameters |= {} if place is None else {"about": str(place)}
     here = urlsplit(st.context.url or "")
@@ -48,23 +45,23 @@ def link_to(saved: SavedPlan, review: str | None, place: Place | None = None) ->
 
 
 LONGEST = 500
-"""Characters of a text that are sent."""
+"""Most characters of a text that are sent."""
 
 
 def requested(review: Review) -> None:
-    """A plan was put up for decision."""
+    """Tell the webhook that a plan was put up for decision."""
     _send_news("review.requested", "A decision on a plan is requested", review, review.by)
 
 
 def decided(review: Review, verdict: Verdict, reason: str, by: str) -> None:
-    """Somebody has decided on a plan."""
+    """Tell the webhook that somebody has decided on a plan."""
     _send_news("review.decided", f"A plan was {verdict}", review, by, verdict, reason)
 
 
 def _send_news(
     event: str, text: str, review: Review, by: str, verdict: Verdict | None = None, reason: str = ""
 ) -> None:
-    with suppress(InputError):  # what is wrong with the setting, or the database now, the operator is told elsewhere
+    with suppress(InputError):  # the operator is told elsewhere that the setting is wrong or the database is away
         if address() is None:
             return
         saved, link = review.saved, link_to(review.saved, review.id)
@@ -72,7 +69,7 @@ def _send_news(
         WEBHOOK.send(
             {
                 "event": event,
-                "text": f"{text}: {link}",  # nothing that a person wrote: chat services read it as markup
+                "text": f"{text}: {link}",  # no text of a person: chat services read it as markup
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "workspace": names.get(saved.workspace, ""),
                 "plan": {"id": saved.plan, "name": saved.name},
@@ -91,7 +88,7 @@ def _short(text: str) -> str:
 
 
 NAMES, IN_USE = "names", "in_use_plan"
-"""What the inputs of a saved plan have beside the arguments of its problem: recordings' names by digest, and a plan's id."""
+"""Inputs of a saved plan besides the arguments of its problem: recordings' names by digest, and a plan's id."""
 
 
 def db() -> Database:
@@ -100,15 +97,17 @@ def db() -> Database:
 
 
 def add_workspace(name: str) -> Workspace:
-    """Make a workspace and look at it."""
+    """Make a workspace and show it."""
     workspace = team.add_workspace(db(), name, people.writer("plan"))
     state.update(workspace=workspace.id)
     return workspace
 
 
 def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> SavedPlan:
-    """Save a plan of this session under a name with what it was made from, and put it up for decision unless there is no
-    question. A plan that the workspace has already stays as it was first saved, with its review."""
+    """Save a plan of this session under a name, with its inputs, and put it up for decision if there is a question.
+
+    A plan that the workspace has already stays as it was first saved, with its review.
+    """
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     there = saved_in(workspace, plan)
@@ -128,12 +127,12 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
 
 
 def saved_in(workspace: str, plan: Plan) -> SavedPlan | None:
-    """A plan as a workspace has it already; None where it has not."""
+    """The plan as a workspace has it already; None if it has not."""
     return next((saved for saved in team.saves_of(db(), [plan.id]) if saved.workspace == workspace), None)
 
 
 def correct(saved: SavedPlan, name: str, note: str) -> None:
-    """Give a saved plan another name and note; raises InputError for anybody but who saved it."""
+    """Give a saved plan another name and note; raises InputError for everybody but the person who saved it."""
     team_list.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
     cached.forget_saved_plans()
 
@@ -152,7 +151,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 
 
 def summary(plan: Plan, problem: Problem) -> team.Summary:
-    """What the list of saved plans says of a plan of this session: against what is deployed now."""
+    """Figures of a plan of this session in the list of saved plans, against the baseline."""
     used = cached.candidates().get(state.session.in_use or "")
     in_brief = brief_of(plan, problem, cached.simulate, used.plan if used else None)
     return team.Summary(
@@ -170,7 +169,7 @@ def _names(problem: Problem) -> dict[str, str]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON without the numbers that databases refuse: a gap over a bound of 0 is infinite."""
+    """Replace the numbers that databases refuse by None: a gap over a bound of 0 is infinite."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -186,13 +185,14 @@ def ask(saved: SavedPlan, question: str) -> None:
 
 
 def comment(review: Review, text: str, place: Place | None = None) -> None:
-    """Say something about a review, and of what in it."""
+    """Comment on a review. place: the part of it that the comment points to."""
     team.add_comment(db(), review.id, text, people.writer("plan"), place)
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
-    """Decide on a review as it was seen; raises InputError when somebody else has decided since, and where people may not
-    approve what they asked for."""
+    """Decide on a review as it was seen; raises InputError when somebody else has decided since, or when people may not approve
+    their own requests.
+    """
     by = people.writer("plan")
     team.decide(db(), review.id, verdict, reason, by, len(review.decisions), people.login())
     decided(review, verdict, reason.strip(), by)
@@ -216,7 +216,7 @@ def recordings_of(saved: SavedPlan) -> list[str]:
 
 
 def problem_of(saved: SavedPlan) -> Problem:
-    """What a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
+    """The problem that a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
     if "workload" not in saved.inputs:
         raise InputError("nothing was saved with this plan that it could be simulated with")
     names = saved.inputs.get(NAMES, {})
@@ -243,7 +243,7 @@ def brief(saved: SavedPlan) -> Brief:
 
 
 def plan_in_use(saved: SavedPlan) -> Plan | None:
-    """The plan that was deployed when this one was saved; None where it is not known."""
+    """The plan that was deployed when this one was saved; None if it is not known."""
     try:
         return _plan_in_use(saved.inputs[IN_USE])
     except (KeyError, InputError):
@@ -273,7 +273,7 @@ def _brief(
 
 
 def with_risks(brief: Brief, others: list[str]) -> Brief:
-    """The brief with what the plan is worth on these recordings."""
+    """The brief with the plan's gain on these recordings."""
     plan = brief.own.plan
     return _with_risks(plan.name, plan.id, _key(brief.problem), brief.baseline.plan.name, tuple(others), brief)
 
@@ -286,9 +286,11 @@ def _with_risks(
 
 
 def follow() -> tuple[SavedPlan, Place] | None:
-    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not). What a
-    comment points to there is returned, to be gone to.
-    Raises InputError when the address leads nowhere; while the database does not answer, it is followed again later."""
+    """Show the plan in the address, and open it in the session if its inputs are here (else the brief says so).
+
+    Returns the place that a comment there points to, to be gone to. Raises InputError when the address leads nowhere; while the
+    database does not answer, it is followed again later.
+    """
     link = state.asked_link()
     if link is None:
         return None
@@ -322,8 +324,10 @@ def _find(plan: str, review: str) -> SavedPlan:
 
 
 def open_in_session(saved: SavedPlan) -> str | None:
-    """Make a saved plan and everything that it was made from the open ones of this session. Where a recording is missing or
-    the plan breaks a rule nothing is opened, and why is returned."""
+    """Make a saved plan and all its inputs the open ones of this session.
+
+    If a recording is missing or the plan breaks a rule nothing is opened, and the reason is returned.
+    """
     try:
         _open_inputs(saved)
     except InputError as error:

@@ -56,12 +56,11 @@ def show(brief: Brief) -> None:
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
-    """The verdict on a plan that this page shows, and when it was judged, in seconds since the epoch; None where there is none
-    yet."""
+    """The verdict on a plan that this page shows, and its time in seconds since the epoch; None if there is none yet."""
     _adopt(_kind(plan), plan)
     job = studies.newest(_kind(plan))
     judgement = None
-    with suppress(InputError):  # a damaged one, which is said where it is shown
+    with suppress(InputError):  # a damaged one; the panel that shows it says so
         judgement = _judgement(cached.result_of(job)) if job is not None else None
     return None if judgement is None else (judgement.verdict, job.started)
 
@@ -71,12 +70,12 @@ def _kind(plan: Plan) -> str:
 
 
 def _judgement(result: dict[str, Any] | None) -> Judgement | None:
-    """None of a job that has none yet, and of older versions, which kept no evidence."""
+    """The judgement; None for a job without one yet, and for older versions, which kept no evidence."""
     return Judgement.from_dict(result, "verdict") if result and "evidence" in result else None
 
 
 def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """The arguments that a person chooses: recordings, thresholds, and whether in a whole step."""
+    """The arguments that a person chooses: recordings, thresholds, and True for a whole step."""
     own = [problem.workload, *problem.others]
     others = _others(problem)
     held_out = []
@@ -114,7 +113,7 @@ def _runs(kind: str) -> bool:
 
 
 def _adopt(kind: str, plan: Plan) -> None:
-    """A verdict that somebody asked for here before is shown to everybody, and again where the next one was stopped."""
+    """Show a verdict that somebody asked for here before to everybody, and again when the next one was stopped."""
     job = studies.newest(kind)
     if job is not None and job.state is not runner.State.CANCELLED:
         return
@@ -136,8 +135,8 @@ def _start(kind: str, brief: Brief, wanted: dict[str, Any]) -> None:
 
 
 def _decide_again(kind: str, chosen: Thresholds) -> None:
-    """The verdict by other thresholds, from the evidence that is kept, for everybody. Raises InputError for visitors who may
-    not plan."""
+    """The verdict by other thresholds, from the stored evidence, for everybody. Raises InputError for visitors who may not
+    plan."""
     job = studies.newest(kind)
     if job is None or not job.state.finished or (judgement := _judgement(cached.result_of(job))) is None:
         return
@@ -150,7 +149,7 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
 
 
 def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: str) -> None:
-    """source: of the times, in words."""
+    """Show a verdict. source: of the times, in words."""
     if (job := studies.newest(kind)) is None:
         return
     if (judgement := _judgement(result)) is None:
@@ -174,7 +173,8 @@ def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any], source: s
 
 
 def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted: dict[str, Any]) -> None:
-    """Between the verdict and the choices of this session: other evidence takes a job, other thresholds do not."""
+    """Name the differences between the verdict and the choices of this session: other evidence takes a job, other thresholds do
+    not."""
     judged_on = {name: job.request.arguments.get(name) for name in ("recordings", "serving")}
     if judged_on != {"serving": None} | {name: value for name, value in wanted.items() if name in judged_on}:
         st.info(

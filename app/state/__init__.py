@@ -5,7 +5,7 @@ reload, another tab or a restarted server finds the session as it was. `change` 
 functions of `changes`. `visit.x` is a field that ends with the tab; it is read and assigned.
 """
 
-# ruff: noqa: F401  what this package offers
+# ruff: noqa: F401  names that this package offers
 from app.state.address import (
     asked_link,
     begin_anew,

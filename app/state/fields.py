@@ -15,7 +15,7 @@ from app.state.stored import Session
 from engine.store.team_approval import Place
 
 TYPED = "typed-"
-"""Prefix of the keys of text fields whose text `Visit.keep_typed` keeps."""
+"""Prefix of the keys of text fields that `Visit.keep_typed` keeps."""
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Visit:
     zones = _Field[dict[str, list[str]]](dict)
     """Ids of the files in every drop zone."""
     told = _Field[dict[str, list[str]]](dict)
-    """Ids of the files in every drop zone whose answers are shown."""
+    """Ids of the files in every drop zone with answers that are shown."""
     watched = _Field[dict[str, bool]](dict)
     results_seen = _Field[dict[str, int | None]](dict)
     widget_turns = _Field[dict[str, int]](dict)

@@ -1,4 +1,4 @@
-"""The lower half of the What-if page: studies that run as jobs and whose charts fill in as points arrive."""
+"""The lower half of the What-if page: studies that run as jobs, with charts that fill in as points arrive."""
 
 import re
 from typing import Any
@@ -129,14 +129,14 @@ def _tag(result: dict[str, Any]) -> str:
 
 
 def _how(result: dict[str, Any]) -> str:
-    """How a study came to its times."""
+    """The method by which a study came to its times."""
     if result["simulated"]:
         return "Simulated."
     return "Not simulated: every all-to-all at the time of its busiest port."
 
 
 def sensitivity(problem: Problem) -> None:
-    """What the plan's time depends on, as a tornado."""
+    """The parameters that the plan's time depends on, as a tornado."""
     st.caption(
         "What the plan's time depends on: one quantity at a time is lowered and raised by a share, with the plan unchanged."
     )
@@ -175,7 +175,7 @@ def sensitivity(problem: Problem) -> None:
 
 
 def imprecision(problem: Problem) -> None:
-    """Aurora's Q4."""
+    """Aurora's Q4: plans made from traffic with noise."""
     st.caption(
         "Aurora's Q4 (§8.2): plans are made on the traffic as recorded and timed on a mixture of it with noise. Noise is what "
         "other layers of this recording do, or the layer's own traffic with its experts shuffled."
@@ -233,7 +233,7 @@ def imprecision(problem: Problem) -> None:
 
 
 def _gain_in_words(points: list[ImprecisionPoint], titles: dict[str, str]) -> str:
-    """Aurora's gain without noise and with the most, beside what the paper's lost."""
+    """Aurora's gain without noise and with the most, compared with the loss in the paper."""
     if (gained := gains(points)) is None:
         return ""
     baseline, first, last = gained

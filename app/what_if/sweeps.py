@@ -1,7 +1,4 @@
-"""The panel of the What-if page that sweeps one parameter of a plan for a training step.
-
-The What-if page's generator of synthetic routing logs.
-"""
+"""Sweeps of one parameter of a training plan on the What-if page, and its generator of synthetic routing logs."""
 
 import re
 from dataclasses import replace
@@ -62,7 +59,7 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
 
 def panel(problem: Problem) -> None:
-    """Choose, run, watch and show."""
+    """Choose a sweep, run it, and show its points."""
     kind = (
         kept.segments(
             "Sweep",
@@ -115,7 +112,7 @@ def values_of(text: str, kind: Kind) -> list[float]:
 
 
 def _key(kind: Kind) -> str:
-    """Under which the session keeps the newest sweep of a kind."""
+    """Key under which the session keeps the newest sweep of a kind."""
     return f"sweep-{kind}"
 
 
@@ -129,7 +126,7 @@ def _usual(kind: Kind, problem: Problem) -> str:
 
 
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
-    """Values and settings as a sweep takes them; None, and said why, where they cannot be."""
+    """Values and settings as a sweep takes them; None, after saying why, if they cannot be."""
     settings: dict[str, Any] = {}
     text = kept.text_input(
         FIELDS[kind],
@@ -187,7 +184,7 @@ def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
 
 
 def _is_about(job: runner.Job, problem: Problem) -> bool:
-    """Whether a sweep was of what is open now."""
+    """True if a sweep was of the open problem."""
     then = job.request.arguments
     return {name: then[name] for name in then if name != "sweep"} == problem_arguments(problem)
 
@@ -263,7 +260,7 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
 
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
-    """The figures as text with units, a row a point."""
+    """The figures as text with units, one row for each point."""
     factor, unit = units.scale_of(max(point.total for point in points), units.TIME)
 
     def column(value) -> list[str]:
@@ -300,12 +297,12 @@ PREVIEW = 40_000_000
 
 
 POWER_LAW = "power law"
-"""The form's own recipe, beside the presets."""
+"""The form's own recipe, in the list of presets."""
 
 
 @failing.fragment
 def synthetic_panel() -> None:
-    """The choice of a recipe, what it makes for the open model, and a button that opens it. Needs a model and a cluster, no
+    """The choice of a recipe, its result for the open model, and a button that opens it. Needs a model and a cluster, no
     recording."""
     model, gpus = state.session.model, len(state.session.cluster.gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} per token"
@@ -335,7 +332,7 @@ def synthetic_panel() -> None:
 
 
 def _recipe() -> Recipe | ImbalanceRecipe:
-    """What the form asks for."""
+    """The recipe in the form."""
     kind = kept.selectbox(
         "Recipe",
         [POWER_LAW, *PRESETS],
@@ -406,7 +403,7 @@ def _drawn(digest: str, recipe: Recipe | ImbalanceRecipe, _model: MoEModel) -> R
 
 
 def _show_synthetic(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRecipe) -> None:
-    """Its popularity, how uneven its steps are, and how many hops stay on their GPU."""
+    """The trace's popularity, the unevenness of its steps, and the share of hops that stay on their GPU."""
     layers, experts = trace.layers, trace.num_experts
     load = trace.load
     skew = Balance.of(load).factors
@@ -443,7 +440,7 @@ def _show_synthetic(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRe
 
 
 def _show_steps(trace: RoutingTrace, recipe: ImbalanceRecipe) -> None:
-    """The skew of single steps, where they differ: the sum of all steps may be even."""
+    """The skew of single steps, if they differ: the sum of all steps may be even."""
     if not recipe.preset.by_step:
         return
     of_step = [Balance.of(load).mean for load in load_of_steps(trace, recipe.steps)]
