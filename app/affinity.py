@@ -23,8 +23,7 @@ from engine.workload import RoutingTrace
 @dataclass(frozen=True, eq=False)
 class Hops:
     """Figures of the hops. digest: of the open routing log; hops: float64[layer - 1], hops from each layer to the next, between
-    first choices or all of them.
-    """
+    first choices or all of them."""
 
     digest: str
     first_choice: bool
@@ -107,7 +106,9 @@ def choose(layers: int, playing: bool) -> tuple[int, int]:
         return low, high
     if f"{LAYERS}-{start}" not in st.session_state:
         start = low, high
-    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: from which to which")
+    shown = st.slider(
+        "Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: the first and the second layer"
+    )
     state.visit.layers_compared = (start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)

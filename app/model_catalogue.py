@@ -38,8 +38,7 @@ def search(place: str) -> None:
 
 def open_only_fit(recording: Workload) -> MoEModel | None:
     """Open the model that a recording must come from, if no model is open and those that fit are of identical sizes; None if
-    nothing was opened.
-    """
+    nothing was opened."""
     if state.session.model is not None:
         return None
     fitting = _fitting(recording)

@@ -305,10 +305,8 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
     tells: True shows the answers here, else the page does
 
     Files of one recording may be dropped one after another: those still in the zone are read with them. A refused file is read
-    again
-    once another model or cluster is open, or another file leaves the zone, as either may have been the cause; its answer is
-    shown
-    again only if it changed.
+    again once another model or cluster is open, or another file leaves the zone, as either may have been the cause; its answer
+    is shown again only if it changed.
     """
     files = st.file_uploader(
         label,

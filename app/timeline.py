@@ -29,8 +29,8 @@ def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
     st.subheader("The bottleneck", anchor=False)
     st.caption(
         "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-        "others wait for, and by layer. Of a transfer the end with the busier port counts; where several finish together, "
-        "one of them."
+        "others wait for, and by layer. A transfer counts at the end with the busier port; of several that finish together "
+        "one counts."
     )
     waits = cached.waits(plan, problem)
     if not len(waits):
@@ -69,7 +69,7 @@ def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
         st.metric(
             "Bound for any placement",
             units.seconds(figures.bound),
-            help="as its optimiser claims of placements with as many slots per GPU; not computed again",
+            help="as its optimiser claims for placements with as many slots per GPU; not computed again",
         )
 
 
@@ -299,7 +299,7 @@ def show_together(plan: Plan, problem: Problem) -> None:
     """The gain of colocation: the time that the GPUs compute with each of two models alone, and with both."""
     st.subheader("Alone and together", anchor=False)
     st.caption(
-        "What colocating is for: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
+        "The gain of colocation: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
         "(Aurora, Figure 12). Bars are means over the GPUs, dots single ones."
     )
     widgets.chart(utilisation_charts.exclusive_and_colocated(cached.utilisation(plan, problem).parts), "utilisation")

@@ -1,6 +1,5 @@
 """Loads the slow parts of pages in the background, after the first page of a process has been drawn; and keeps Python's garbage
-collector from walking through every imported library after every click.
-"""
+collector from walking through every imported library after every click."""
 
 import contextlib
 import functools
@@ -64,8 +63,7 @@ def spare() -> None:
     """Take the objects of the imported modules out of later collections; call at the start of a run.
 
     Streamlit collects after every run of a page. With the engine's libraries that is some 350 000 objects and 0.2 s, most of
-    the
-    cost of a page, and not one of them is garbage. Pages import more when they are first visited, so it is done again then.
+    the cost of a page, and not one of them is garbage. Pages import more when they are first visited, so it is done again then.
     """
     global _seen
     if len(sys.modules) >= _seen + MANY:

@@ -40,8 +40,7 @@ def chart(figure: go.Figure, key: str) -> None:
     """A plotly chart with the common toolbar below its title.
 
     The title is also its description for screen readers and the name of the file of the toolbar's picture. Both are read letter
-    by
-    letter, although plotly knows tags.
+    by letter, although plotly knows tags.
     """
     title = html.unescape(figure.layout.title.text)
     picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
@@ -146,8 +145,7 @@ def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
     """The candidates that compare for the open problem, by id.
 
     A front has a chart of its own, of which only the open plan counts; plans with another travel have another engine's times;
-    others
-    do not fit.
+    others do not fit.
     """
     for id, candidate in cached.candidates().items():
         if candidate.plan.provenance.optimiser == "front" and id != state.session.plan:
@@ -197,9 +195,7 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) -> list[str]:
     """Ids of the plans that a plan is compared with unless a person chooses others: the baseline, under that id, then the
-    newest
-    plans of the papers' baselines.
-    """
+    newest plans of the papers' baselines."""
     usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
     newest = {}
     for id, candidate in plans.items():

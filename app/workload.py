@@ -1,6 +1,5 @@
 """The Workload page: checks and figures of the open recording, the guide to recording, the table of recordings, downloads, drop
-zone and samples, and the welcome of a newcomer.
-"""
+zone and samples, and the welcome of a newcomer."""
 
 from pathlib import Path
 
@@ -126,8 +125,7 @@ def show_figures(inspection: Inspection) -> None:
                 "Skew, p50 – p95",
                 f"{units.ratio(skew['p50'])} – {units.ratio(skew['p95'])}",
                 width="content",  # squeezed, it would be written smaller
-                help=f"busiest expert / mean expert, of half the layers at most the first, of 95 % at most the second; "
-                f"{over_layers(skew)}",
+                help=f"busiest expert / mean expert, median and 95th percentile of the layers; {over_layers(skew)}",
             )
         if inspection.predicted is not None and len(inspection.predicted):
             st.metric(

@@ -17,7 +17,7 @@ SECONDS = 5
 def refuse_others() -> None:
     """Stop here for visitors who may not see this: the navigation does not have the page for them, but a login may run out."""
     if not people.may_operate(st.context, st.user):
-        st.error("This page is for whoever runs the studio.", icon=":material/lock:")
+        st.error("This page is for the operator of the studio.", icon=":material/lock:")
         st.stop()
 
 

@@ -23,10 +23,7 @@ def page(actions: DeltaGenerator) -> None:
     workspace = plan_list.chosen_workspace(names)
     if workspace is None:
         plan_list.new_workspace()
-        st.info(
-            "Create a workspace to keep plans in, named for what they are for, such as a cluster or a quarter.",
-            icon=":material/info:",
-        )
+        st.info("Create a workspace for plans, named for example after a cluster or a quarter.", icon=":material/info:")
         return
     brief = plan_list.looked_at(workspace) if state.session.choices.get(plan_list.VIEW) != "Compare" else None
     with actions:

@@ -51,9 +51,7 @@ class Answer:
 
 def candidates() -> dict[str, Candidate]:
     """Every plan that the session's jobs have found so far, by id, newest job first; then the opened ones of a front, of sweeps
-    and
-    of the team, and those that came in files. Removed plans are left out, and names tell the rest apart.
-    """
+    and of the team, and those that came in files. Removed plans are left out, and names tell the rest apart."""
     by_id: dict[str, Candidate] = {}
     front, removed, described = state.session.study_jobs.get("front"), state.session.removed_plans, {}
     for job in jobs([*state.session.plan_jobs, *([front] if front else [])]):
@@ -194,8 +192,7 @@ def _answer(id: str, written: int, _job: runner.Job) -> Answer:
 
 def result_of(job: runner.Job) -> dict | None:
     """Result of a job so far; None while it has none. Raises InputError if it is damaged. Do not change it: other runs and
-    sessions share it.
-    """
+    sessions share it."""
     return _result(job.id, written, job) if (written := job.result_written) else None
 
 

@@ -405,7 +405,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
     """Plans (rows) scored on recordings (columns), with numbers.
 
     view: "share" of hops kept, with a row for linear blocks; "row": each row as a ratio to its own recording (Table III);
-    "own": each column as a ratio to the plan made for that recording
+        "own": each column as a ratio to the plan made for that recording
     dark: the page's theme, for the colour of the numbers
     """
     names = [plain(name) for name in study.names]

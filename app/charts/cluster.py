@@ -166,8 +166,8 @@ def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:
 
 
 def node_rates(cluster: Cluster) -> np.ndarray:
-    """float64[node, node] bytes/s from all GPUs of one node (row) to all of another at once, over the fabric; on the
-    diagonal over the node's own links where it has some, NaN where it has a single GPU."""
+    """float64[node, node] bytes/s from all GPUs of one node (row) to all of another at once, over the fabric; on the diagonal
+    over the node's own links where it has some, NaN where it has a single GPU."""
     member = np.eye(len(cluster.nodes))[cluster.node_of_gpu]
     out, into = (cluster.values(field) @ member for field in ("send_bandwidth", "receive_bandwidth"))
     rates = np.minimum(out[:, None], into[None, :])

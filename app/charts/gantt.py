@@ -343,8 +343,7 @@ def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
 
 def gpus_with_sends(gpus: int, models: int) -> int:
     """Return the most GPUs that can be drawn with every send of one layer: each sends to all others twice a model, and computes
-    three times.
-    """
+    three times."""
     return max(1, MOST_BARS // (models * (2 * (gpus - 1) + 3)))
 
 

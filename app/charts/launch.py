@@ -148,8 +148,7 @@ def totals(
     names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str
 ) -> go.Figure:
     """Predicted time of every plan, outlined, and the median of its timed passes, solid, with whiskers from the fastest to the
-    slowest pass. Seconds.
-    """
+    slowest pass. Seconds."""
     medians = np.array([np.median(times) for times in passes])
     highs = np.array([max(times) for times in passes])
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)

@@ -57,9 +57,9 @@ def front(
 ) -> go.Figure:
     """Kept share, or rows per token with few to the right, across, balancedness up; the better corner is at the top right.
 
-    points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording)
-    of every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's
-    points on another recording, called `where`.
+    points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording) of
+        every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's
+        points on another recording, called `where`.
     """
     points = sorted(points, key=lambda point: across.better * point[across.key])
     factor, unit = scale_of(max((point["seconds"] for point in points), default=1.0), TIME)

@@ -126,7 +126,7 @@ def timelines(
     """One or two timelines, one above the other on one time axis, their times in the title.
 
     layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole or only the forward pass if the
-    whole is too much
+        whole is too much
     bounds: seconds, for the layers that are drawn
     dark: the page's theme
     """

@@ -140,8 +140,8 @@ def layers_of(timelines: list[Timeline]) -> list[int]:
 
 
 def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
-    """The whole step, or from the first start to the last end of model layers `first` … `last` in one phase, with
-    everything that runs meanwhile."""
+    """The whole step, or from the first start to the last end of model layers `first` … `last` in one phase, with everything
+    that runs meanwhile."""
     low, high = _window(timeline, phase, first, last)
     lanes, turns = _lanes(timeline), begin_of_backward(timeline)
     inside = _drawn(timeline.events, lanes, low, high)

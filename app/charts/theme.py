@@ -227,8 +227,7 @@ def shortened(name: str, most: int) -> str:
 
 def name_above_bar(figure: go.Figure, name: str, top: float, dark: bool) -> None:
     """Write a name on a horizontal bar, from the left edge of the plot: at its side a long one would leave a narrow window no
-    room
-    for the bar.
+    room for the bar.
 
     top: top of the bar, on the axis
     """

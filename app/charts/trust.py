@@ -91,8 +91,7 @@ WIDEST = 1.0
 
 def pair_rates(pairs: PairCluster, dark: bool) -> go.Figure:
     """Three matrices: rates of pairs as measured, as the cluster has them (darker where faster, logarithmic), and the relative
-    difference, none at its middle. Crossed out or empty if a pair was not measured; the title names the worst.
-    """
+    difference, none at its middle. Crossed out or empty if a pair was not measured; the title names the worst."""
     figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=PLOTS)
     rate_scale = _scale_of_rates(pairs)
     widest = float(np.clip(np.nanmax(np.abs(pairs.difference)), CLOSE, WIDEST))

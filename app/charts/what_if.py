@@ -113,9 +113,7 @@ def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[
 
 def _besides(cases: Sequence[Case]) -> list[str]:
     """Text after the time of every row: a plan after the change is compared with itself now, a plan made for the change with
-    the
-    first plan after it.
-    """
+    the first plan after it."""
     labels = []
     for case in cases:
         beside = case.before or cases[0].after

@@ -189,7 +189,7 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
     values = sorted({100 * point.level for point in points})
     figure.update_xaxes(
-        title="noise in the traffic that comes, of what was planned on none",
+        title="noise in the traffic to come; plans were made without noise",
         showgrid=False,
         tickvals=values,
         ticktext=[f"{level:g} %" for level in values],

@@ -89,8 +89,7 @@ def _finding(overlay: Overlay, layer: int | None) -> str:
 def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overlay:
     """Experts and tokens of one MoE layer on every GPU, and the port to the fabric or to the node's links that needs longest.
 
-    layer: place of the MoE layer; None: all
-    With two models both count.
+    layer: place of the MoE layer; None: all With two models both count.
     """
     parts = [(problem, plan.placement)]
     if problem.goal is Goal.TWO_MODELS and plan.goal is Goal.TWO_MODELS:

@@ -1,6 +1,5 @@
 """Measured times on the Cluster page: calibration of the attached devices, the choice of cost sources, measured pairs of GPUs,
-and the distance of simulated times from public measurements.
-"""
+and the distance of simulated times from public measurements."""
 
 import json
 
@@ -157,9 +156,7 @@ def _label(cost: dict) -> str:
 
 def choose(cluster: Cluster, model: MoEModel | None) -> None:
     """Inputs for the sources of computation and network. A source that cannot answer is refused with its reason, and the last
-    valid
-    one stays.
-    """
+    valid one stays."""
     now = state.session.cost
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
     sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
@@ -239,7 +236,7 @@ def show_pairs() -> None:
     st.subheader("Measured pairs", anchor=False)
     unmeasured = " What was not measured is crossed out or empty." if pairs.is_partial else ""
     st.caption(
-        "One pair of GPUs at a time, both ways at once, as the logs say, and what the cluster above has for it, edits and all. "
+        "One pair of GPUs at a time, both ways at once, as in the logs, against the cluster above with its edits. "
         f"Mean difference {share(pairs.mean_error)}.{unmeasured}"
     )
     if len(pairs.names) <= charts.MOST_GPUS:

@@ -220,8 +220,7 @@ def _node_before(before: Cluster, name: str, place: int, names: set[str]) -> Nod
 
 def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | None:
     """Link bandwidth of a node: a value typed into a row counts for the whole node, a GPU that came from another node takes the
-    links that it finds, and a new node has the fastest that its GPUs had.
-    """
+    links that it finds, and a new node has the fastest that its GPUs had."""
     typed = [link for link, edited in rows if edited]
     if typed:
         return typed[-1]
@@ -328,9 +327,7 @@ def _second() -> MoEModel | None:
 
 def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:
     """A line for each model, and one for two together: if one copy of every expert fits `MEMORY_SHARE` of the memory, and the
-    GPUs
-    that are too small for as many experts as the others.
-    """
+    GPUs that are too small for as many experts as the others."""
     room = cluster.values("memory") * MEMORY_SHARE
     lines = []
     for model in models:

@@ -64,6 +64,6 @@ def return_to_address(on_done: Callable[[], None]) -> None:
     """Go to the address that was kept, if one was.
 
     on_done: called once the browser has looked and stays. Until then a run may have been broken off before the browser saw this
-    component, so draw it again.
+        component, so draw it again.
     """
     _way_back_component(data={"leaving": False}, key="way-back", default={"done": False}, on_done_change=on_done)

@@ -181,7 +181,7 @@ def _compared(plan: Plan, problem: Problem) -> list[Plan]:
         disabled=not others,
         key=f"launch-compare-{plan.id}",
         placeholder="The open plan alone" if others else "No other plan for this cluster and model",
-        help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
+        help="All plans run in turn in one job, A B A B, so that a drift affects all of them alike.",
     )
     return [others[id] for id in compared]
 

@@ -167,9 +167,7 @@ def why_not_now(past: list[Launched]) -> str | None:
 
 def start(arguments: dict[str, Any]) -> None:
     """Start a launch and watch it. Raises InputError with the reason if this visitor may not, no matter what the page showed
-    when
-    the button was drawn.
-    """
+    when the button was drawn."""
     if reason := refusal():
         raise InputError(reason)
     named = arguments | {BY: people.who().name}

@@ -81,7 +81,7 @@ def _standing(now: Standing, moment: float) -> None:
         pd.DataFrame(rows),
         hide_index=True,
         height="content" if len(rows) <= 8 else HEIGHT,
-        alt="How far every rank is",
+        alt="Progress of every rank",
         column_config={
             "Rank": column.NumberColumn(width=45),
             "Doing": column.TextColumn(width=230),

@@ -276,7 +276,7 @@ def needed_serving(problem: Problem) -> Serving:
 def say_how_planned(problem: Problem) -> None:
     """Say which goal systems plan for here."""
     st.caption(
-        f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then looked at in the "
+        f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then simulated in the "
         "whole step, with that routing at the tokens of the step."
     )
 

@@ -104,15 +104,15 @@ def show(table: pd.DataFrame) -> None:
         | {
             tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
             "Above the bound": st.column_config.TextColumn(
-                help="The bound is what no order of this placement's sends can beat, of a training step no schedule"
+                help="The bound: no order of this placement's sends is faster; for a training step, no schedule"
             ),
             "Above any placement's bound": st.column_config.TextColumn(
-                help="The bound is what no placement without replicas and with as many slots per GPU can beat, as the plan's "
+                help="The bound: no placement without replicas and with as many slots per GPU is faster, as the plan's "
                 "optimiser claims for these inputs; not rechecked here"
             ),
             "Proof": st.column_config.TextColumn(
-                help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "
-                "whoever made the plan; that of the placement is its optimiser's claim"
+                help="Choices that no other can better, in simulated time. For the order of sends this is proven here, for "
+                "every plan; for the placement it is its optimiser's claim"
             ),
         },
     )

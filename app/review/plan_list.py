@@ -368,11 +368,11 @@ def _table(listed: list[ListedPlan]) -> None:
             "Decided": column.MultiselectColumn(
                 options=list(WHOSE),
                 color=list(WHOSE.values()),
-                help="whether whoever decided is somebody else than who saved the plan or asked: by their logins, and by "
+                help="if somebody else decided than the person who saved the plan or asked: by their logins, and by "
                 "typed names where nobody is logged in",
             ),
             "Plan": column.TextColumn(width="medium"),
-            "New": column.TextColumn(help="what others have added since you last looked at the review"),
+            "New": column.TextColumn(help="entries of others since you last looked at the review"),
             "Gain": column.NumberColumn(
                 help="how many times as fast as what was deployed when it was saved, simulated"
             ),

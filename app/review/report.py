@@ -1,7 +1,7 @@
 """The report on a plan: one HTML file with everything in it, which asks nothing of any other machine and prints well.
 
-The template escapes texts of people. Only two scripts may run, named by their digests in the page's own policy; the content
-of charts is data to them.
+The template escapes texts of people. Only two scripts may run, named by their digests in the page's own policy; the content of
+charts is data to them.
 """
 
 import base64
@@ -54,9 +54,7 @@ DECISIONS = {"approved": "approved it", "rejected": "rejected it", "reopened": "
 @dataclass(frozen=True, eq=False)
 class Dossier:
     """Everything in a report: a saved plan, its review if it has one, its brief, its measured runs, and its verdict if it has
-    one,
-    judged at so many seconds since the epoch.
-    """
+    one, judged at so many seconds since the epoch."""
 
     saved: SavedPlan
     review: Review | None

@@ -155,8 +155,7 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
     """The report, made when it is asked for, not when the button is pressed.
 
     Streamlit forgets the file after the next two runs of any session, which on a page that looks for news may be before the
-    browser
-    has fetched it.
+    browser has fetched it.
     """
     with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
         if not asked.open:

@@ -191,8 +191,7 @@ def comment(review: Review, text: str, place: Place | None = None) -> None:
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
     """Decide on a review as it was seen; raises InputError when somebody else has decided since, or when people may not approve
-    their own requests.
-    """
+    their own requests."""
     by = people.writer("plan")
     team.decide(db(), review.id, verdict, reason, by, len(review.decisions), people.login())
     decided(review, verdict, reason.strip(), by)

@@ -1,10 +1,10 @@
 """The session's file: in the data folder under a token in the address. Also links to plans, which name no session.
 
-A token stands in the address from the moment that its session is stored. An address without a stored session names one that
-was deleted, or one in the data folder of another studio.
+A token stands in the address from the moment that its session is stored. An address without a stored session names one that was
+deleted, or one in the data folder of another studio.
 
-Every tab at the address has a session of its own in the studio's memory. The stored session counts how often it was stored,
-so a tab that another tab has overtaken says so, and stores nothing until a person has chosen between the two.
+Every tab at the address has a session of its own in the studio's memory. The stored session counts how often it was stored, so
+a tab that another tab has overtaken says so, and stores nothing until a person has chosen between the two.
 """
 
 import secrets

@@ -133,8 +133,7 @@ def write(session: Session) -> str:
 
 def read(text: str) -> tuple[Session, str | None]:
     """Return the session in a stored text, with every field that still fits, and a sentence for people about the fields that do
-    not fit and why; None: all of it fits.
-    """
+    not fit and why; None: all of it fits."""
     try:
         stored = json.loads(text)
         if not isinstance(stored, dict):

@@ -41,8 +41,7 @@ def why_not_launch(context: Any, user: Any) -> str | None:
     """None when this visitor may launch, otherwise the reason for people.
 
     Visitors on this machine may; others only when the operator has switched remote launches on and they have logged in. Nobody
-    may
-    with a lower role.
+    may with a lower role.
     context, user: `st.context` and `st.user`
     """
     if not roles.includes(role := roles.role_of(user), "launch"):
@@ -75,8 +74,7 @@ def is_local(context: Any) -> bool:
     """True if a visitor is on this machine. context: `st.context`.
 
     A request that came through a proxy is never taken for a local one: the operator says that there is one, it says so itself,
-    or
-    the browser's address, which proxies pass on as the origin, is not one of this machine.
+    or the browser's address, which proxies pass on as the origin, is not one of this machine.
     """
     if os.environ.get(PROXY) == "1" or context.ip_address is not None:
         return False
@@ -252,7 +250,7 @@ def _say_unreadable() -> None:
 def _rename(person: Person) -> None:
     with st.form("people-name", border=False):
         name = st.text_input(
-            "Your name", person.name, max_chars=120, help="stands beside what you save, say and decide"
+            "Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions"
         )
         if st.form_submit_button("Set name", icon=":material/check:"):
             try:

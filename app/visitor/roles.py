@@ -79,9 +79,7 @@ def are_set() -> bool:
 
 def mapping() -> dict[str, Role]:
     """Roles by e-mail address in lower case; under "default" the role of everybody else. Raises InputError when the setting,
-    JSON
-    or the path of a JSON file, cannot be read.
-    """
+    JSON or the path of a JSON file, cannot be read."""
     text = os.environ.get(SETTING, "").strip()
     if not text:
         return {DEFAULT: UNSET}

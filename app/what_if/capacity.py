@@ -257,8 +257,7 @@ def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
 
 BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for any placement"}
 """Titles of bounds by the scope of the claim: no send order of the placement found is faster, or no plan of any placement
-without replicas and with equal slots per GPU.
-"""
+without replicas and with equal slots per GPU."""
 
 
 def as_text(points: list[CapacityPoint], target: float, price: float | None = None) -> pd.DataFrame:

@@ -1,6 +1,5 @@
 """The upper half of the What-if page: sliders, and the times of the open plan and a baseline under them; and the contention
-study, which finds the contention from which ordering sends pays.
-"""
+study, which finds the contention from which ordering sends pays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ TOKENS = Slider(
     "tokens",
     "Tokens",
     (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-    "every recorded token stands for so many: a smaller or larger batch, routed alike",
+    "tokens for each recorded one: a smaller or larger batch with the same routing",
 )
 BATCH = Slider("tokens", "Batch", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), "sequences on every GPU")
 WIDTH = Slider(
@@ -121,8 +120,7 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
 
 def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
     """Plans that a plan can be compared with, by id: the baseline, then the session's other plans that fit, the usual baselines
-    first.
-    """
+    first."""
     try:
         now = cached.deployed(problem).plan
         deployed = {now.id: now}
@@ -204,9 +202,7 @@ def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
     """System and options for a new plan in place of this one: its own, or the proposed system's if it is a baseline or none for
-    the
-    open problem.
-    """
+    the open problem."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
         name = proposed_for(problem).name

@@ -62,9 +62,7 @@ def panel(problem: Problem) -> None:
 
 def curve(problem: Problem) -> None:
     """One slider over its whole range."""
-    st.caption(
-        "One slider over its whole range: the plan and a baseline as they are, and what a plan made for every value takes."
-    )
+    st.caption("One slider over its whole range: the plan and a baseline as they are, and plans made for each value.")
     try:
         plan, _ = plan_to_study(problem)
         others = others_of(problem, plan)

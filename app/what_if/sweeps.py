@@ -91,8 +91,8 @@ def panel(problem: Problem) -> None:
 
 
 def values_of(text: str, kind: Kind) -> list[float]:
-    """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending.
-    Raises InputError for anything else, and for values that cannot be swept."""
+    """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending. Raises
+    InputError for anything else, and for values that cannot be swept."""
     values: list[float] = []
     for part in re.split(r"[,;\s]+", text.strip()):
         stretch = re.fullmatch(r"(\d{1,6})[-–…](\d{1,6})", part)
@@ -377,8 +377,8 @@ def _recipe() -> Recipe | ImbalanceRecipe:
             MOST_STEPS,
             USUAL_STEPS,
             key="synthetic-steps",
-            help="into which the tokens are divided, one after another; in twelve a hotspot of a quarter of the experts "
-            "goes once round, and three bursts come",
+            help="equal parts of the tokens, in order; in twelve of them a hotspot of a quarter of the experts goes once "
+            "round, with three bursts",
         )
     return ImbalanceRecipe(kind, tokens, int(steps), _seed())
 

@@ -69,8 +69,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Edit:
-    """A cluster as the board sent it, unchecked (None: everything was removed), and the number of the edit, which has to
-    be answered."""
+    """A cluster as the board sent it, unchecked (None: everything was removed), and the number of the edit, which has to be
+    answered."""
 
     serial: int
     cluster: dict[str, Any] | None
