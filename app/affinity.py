@@ -269,11 +269,4 @@ def _show(result: dict[str, Any], id: str) -> None:
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
     if result["tokens"]:
-        st.download_button(
-            "Study as JSON",
-            json.dumps(result),
-            f"affinity-{id}.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        widgets.download("Study as JSON", json.dumps(result), f"affinity-{id}.json")

@@ -58,6 +58,9 @@ def file_name(plan: Plan, taker: Taker) -> str:
     return f"{name}-{plan.id[:8]}-{taker.target}{taker.suffix}"
 
 
+@cached.kept_with_refusal(
+    32, "Writing the file and reading it back", cached.BY_NAME | {Taker: lambda taker: (taker.target, taker.suffix)}
+)
 def exported(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
     """The plan's placement for an engine. Raises InputError if the engine cannot load it."""
     return write_placement(taker.target, plan, model, file_name(plan, taker), mtp)
@@ -66,6 +69,11 @@ def exported(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
 def without_flags(text: str) -> str:
     """A sentence of the command line without the flags that it names: the page has widgets for them."""
     return re.sub(r" \(--[\w-]+\)", "", text)
+
+
+@cached.kept_with_refusal(16, "Projecting the plan and simulating both", cached.BY_NAME)
+def _projection(plan: Plan, problem: Problem) -> EvenProjection:
+    return project_evenly(plan, problem)
 
 
 def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
@@ -122,22 +130,6 @@ def _change(before: float, after: float) -> str:
     return f" ({after / before - 1:+.1%})".replace("%", " %") if before else ""
 
 
-def _projection(plan: Plan, problem: Problem) -> EvenProjection:
-    answer = _kept_layers(plan.name, plan.id, cached.key_of(problem), plan, problem)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=16, show_spinner="Projecting the plan and simulating both")
-def _kept_layers(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> EvenProjection | str:
-    """The even projection, or why there is none: that is kept too, as it would be computed at every run."""
-    try:
-        return project_evenly(_plan, _problem)
-    except InputError as error:
-        return str(error)
-
-
 WANTED = {"predicted", "measured"}
 """Timelines of a run; those of older versions may lack them."""
 
@@ -159,13 +151,10 @@ def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
         )
     else:
         st.caption("Once a launch of this plan has been measured, its measurement can go along as a second group.")
-    st.download_button(
+    widgets.download(
         f"Download {file_name(plan, taker)}",
         lambda: _text(plan, problem, None if chosen is None else runs[chosen]),
         file_name(plan, taker),
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
         key=f"{key}-export-trace",
     )
 
@@ -238,35 +227,15 @@ def _placement(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) 
 
 def _file(plan: Plan, model: MoEModel, taker: Taker, mtp: bool, key: str) -> None:
     """The flags to add, the parts left behind, and the download. Raises InputError if the engine cannot load the plan."""
-    export = _export(plan, model, taker, mtp)
+    export = exported(plan, model, taker, mtp)
     if export.lines:
         st.markdown("Add to the engine's command line or configuration, with the path of the file:")
         st.code("\n".join(export.lines), language=None, wrap_lines=True)
     if export.notes:
         st.markdown("\n".join(f"- {plain(_sentence(without_flags(note)))}" for note in export.notes))
     ((name, content),) = export.files.items()
-    st.download_button(
-        f"Download {name}", content, name, icon=":material/download:", on_click="ignore", key=f"{key}-export-file"
-    )
+    widgets.download(f"Download {name}", content, name, key=f"{key}-export-file")
 
 
 def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}."
-
-
-def _export(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
-    """The export, or why there is none; both are kept between runs, as they would be computed at every run."""
-    answer = _kept_panel(plan.id, file_name(plan, taker), model.digest, taker.target, mtp, plan, model, taker)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=32, show_spinner="Writing the file and reading it back")
-def _kept_panel(
-    id: str, name: str, digest: str, target: str, mtp: bool, _plan: Plan, _model: MoEModel, _taker: Taker
-) -> Export | str:
-    try:
-        return exported(_plan, _model, _taker, mtp)
-    except InputError as error:
-        return str(error)

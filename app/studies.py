@@ -92,12 +92,4 @@ def download(points: list, name: str) -> None:
 
 def download_table(table: pd.DataFrame, name: str) -> None:
     """A button for a table of points as CSV."""
-    st.download_button(
-        "Points as CSV",
-        lambda: tables.as_csv(table),
-        f"{name}.csv",
-        "text/csv",
-        icon=":material/download:",
-        on_click="ignore",
-        key=f"what-if-csv-{name}",
-    )
+    widgets.download("Points as CSV", lambda: tables.as_csv(table), f"{name}.csv", key=f"what-if-csv-{name}")

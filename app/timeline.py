@@ -126,13 +126,10 @@ def show_sends(plan: Plan, problem: Problem) -> None:
         gantt.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
         f"sends-{plan.id[:16]}",
     )
-    st.download_button(
+    widgets.download(
         "Download Perfetto trace of these sends",
         lambda: write_trace(replace(whole, events=whole.events[whole.events["resource"].isin(chosen)])),
         f"timeline-layer-{layer}.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
     )
 
 
@@ -190,13 +187,8 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     if drawn < len(step.timeline.resources):
         which = " Drawn are the GPUs that the others wait for, and the busiest."
     st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
-    st.download_button(
-        "Download Perfetto trace of the served step",
-        lambda: write_trace(step.timeline),
-        "served-step.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
+    widgets.download(
+        "Download Perfetto trace of the served step", lambda: write_trace(step.timeline), "served-step.json"
     )
 
 

@@ -34,6 +34,7 @@ STATE_COLOURS = {
     State.CANCELLED: "orange",
     State.FAILED: "red",
 }
+MIME_TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html"}
 
 
 def chart(figure: go.Figure, key: str) -> None:
@@ -54,6 +55,12 @@ def gantt(figure: go.Figure, key: str) -> None:
     """A chart on which the bar under the pointer stands out."""
     chart(figure, key)
     components.dim_others_on_hover(key)
+
+
+def download(label: str, content: str | bytes | Callable[[], str | bytes], name: str, **more: Any) -> None:
+    """A button that saves a file. content: or a function that makes it when the button is pressed."""
+    mime = MIME_TYPES.get(name.rpartition(".")[2])
+    st.download_button(label, content, name, mime, icon=":material/download:", on_click="ignore", **more)
 
 
 def needed_problem() -> Problem:

@@ -296,9 +296,7 @@ def popover(workload: Workload) -> None:
             return
         for lost in written.lost:
             st.caption(f"Left out: {plain(lost)}.")
-        st.download_button(
-            f"Download {written.path.name}", content, written.path.name, icon=":material/download:", on_click="ignore"
-        )
+        widgets.download(f"Download {written.path.name}", content, written.path.name)
 
 
 def _title(writer: Writer) -> str:

@@ -53,14 +53,7 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 
 
 def download() -> None:
-    st.download_button(
-        "Download Perfetto trace",
-        lambda: write_trace(timelines[name_of(plan.id)]),
-        "timeline.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
-    )
+    widgets.download("Download Perfetto trace", lambda: write_trace(timelines[name_of(plan.id)]), "timeline.json")
 
 
 if problem.goal is Goal.TRAINING:

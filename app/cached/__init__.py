@@ -6,11 +6,14 @@ again. The pages call all of it as `cached.problem()`.
 
 # ruff: noqa: F401  names that this package offers
 from app.cached.figures import (
+    BY_CONTENT,
+    BY_NAME,
     balance,
     bound,
     check_launch,
     check_plan,
     is_soon,
+    kept_with_refusal,
     key_of,
     metrics,
     migration,

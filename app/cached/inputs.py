@@ -71,14 +71,14 @@ def measured_pairs() -> PairCluster | None:
     if digest is None or cluster is None:
         return None
     try:
-        return _measured_pairs(digest, cluster.digest, cluster)
+        return _measured_pairs(digest, cluster)
     except InputError:
         return None
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _measured_pairs(digest: str, of_cluster: str, _cluster: Cluster) -> PairCluster | None:
-    return store.load_document(MeasuredPairs, digest).beside(_cluster)
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs={Cluster: lambda cluster: cluster.digest})
+def _measured_pairs(digest: str, cluster: Cluster) -> PairCluster:
+    return store.load_document(MeasuredPairs, digest).beside(cluster)
 
 
 def problem() -> Problem | None:

@@ -107,15 +107,7 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     st.caption(plain(result["origin"]))
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
-        st.download_button(
-            "Save as JSON",
-            profile.to_json(),
-            "profile.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
-            key="save-calibration",
-        )
+        widgets.download("Save as JSON", profile.to_json(), "profile.json", key="save-calibration")
     if not wanted:
         return
     try:

@@ -285,13 +285,8 @@ def totals(cluster: Cluster) -> None:
         st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
-        st.download_button(
-            "Save as JSON",
-            lambda: cluster.model_dump_json(indent=1, exclude_none=True),
-            f"{cluster.name}.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
+        widgets.download(
+            "Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json"
         )
     models = [model for model in (state.session.model, _second()) if model is not None]
     for text, fits in memory_fit(cluster, models):

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import kept, state
+from app import kept, state, widgets
 from app.launch import history
 from app.tables import plain, sentence
 from engine.cluster import Cluster
@@ -128,14 +128,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
     slurm = destination.scheduler == "slurm"
     st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
     with st.container(horizontal=True):
-        st.download_button(
-            "Download",
-            text,
-            "switchyard.sh" if slurm else "switchyard.yaml",
-            "text/plain",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        widgets.download("Download", text, "switchyard.sh" if slurm else "switchyard.yaml")
         refused = history.refusal()
         if not folder and st.button(
             "Write the run folder",

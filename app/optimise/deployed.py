@@ -134,13 +134,9 @@ def _worth_simulating(problem: Problem) -> bool:
     )
 
 
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=cached.BY_CONTENT)
 def _away(plan: Plan, problem: Problem) -> float | None:
-    return _kept_away(plan.id, cached.key_of(problem), plan, problem)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _kept_away(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> float | None:
-    return cross_node_share(_plan, _problem)
+    return cross_node_share(plan, problem)
 
 
 def _ceiling(figures: Metrics, problem: Problem) -> None:

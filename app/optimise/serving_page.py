@@ -19,7 +19,6 @@ from engine.compare.standing import Standing
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.provenance import simulation_digest
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
 from engine.serving.roofline import RooflineOperators
@@ -46,55 +45,31 @@ def serving_of(problem: Problem) -> Serving:
     if beside.config is None:
         source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
     else:
-        source, notes = _operators(
-            str(beside.config),
-            problem.model.digest,
-            gpu.digest,
-            step.digest,
-            beside.sizes.digest,
-            problem,
-            step,
-            beside,
-        )
+        source, notes = _operators(problem, step, beside)
     return Serving(step, beside, source, tuple(notes))
 
 
-@st.cache_resource(max_entries=64, show_spinner="Timing attention")
-def _operators(
-    config: str,
-    model: str,
-    gpu: str,
-    step: str,
-    sizes: str,
-    _problem: Problem,
-    _step: ServingStep,
-    _beside: ModelBeside,
-) -> tuple[OperatorSource, list[str]]:
-    return simulations.operators(_problem, Path(config), _beside.sizes, _step)
+@st.cache_resource(
+    max_entries=64,
+    show_spinner="Timing attention",
+    hash_funcs={
+        Problem: lambda problem: (problem.model.digest, problem.cluster.gpus[0].digest),
+        ServingStep: lambda step: step.digest,
+        ModelBeside: lambda beside: (str(beside.config), beside.sizes.digest),
+    },
+)
+def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tuple[OperatorSource, list[str]]:
+    return simulations.operators(problem, Path(beside.config), beside.sizes, step)
 
 
+def _key_of_serving(serving: Serving) -> tuple[str, ...]:
+    return serving.step.digest, serving.beside.sizes.digest, serving.source.source
+
+
+@cached.kept_with_refusal(128, "Simulating a serving step", cached.BY_CONTENT | {Serving: _key_of_serving})
 def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
     """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
-    key = (
-        simulation_digest(plan, problem),
-        serving.step.digest,
-        serving.beside.sizes.digest,
-        serving.source.source,
-        problem.cluster.gpus[0].digest,
-    )
-    answer = _served(key, plan, problem, serving)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=128, show_spinner="Simulating a serving step")
-def _served(key: tuple[str, ...], _plan: Plan, _problem: Problem, _serving: Serving) -> ServedStep | str:
-    """The plan in the step, or why it cannot be served: that is kept too, as it would be computed at every run."""
-    try:
-        return simulations.served(_plan, _problem, _serving.step, _serving.source, _serving.beside.sizes)
-    except InputError as error:
-        return str(error)
+    return simulations.served(plan, problem, serving.step, serving.source, serving.beside.sizes)
 
 
 def check_cluster(problem: Problem) -> None:

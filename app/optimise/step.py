@@ -5,7 +5,7 @@ from typing import get_args
 
 import streamlit as st
 
-from app import cached, state, uploads
+from app import cached, state, uploads, widgets
 from app.tables import plain
 from engine import formats, units
 from engine.compare.sensitivity import operators_of
@@ -215,13 +215,10 @@ def _graph_panel(problem: Problem, graph: OperatorGraph) -> str | None:
         if st.button("Remove the imported graph", icon=":material/close:"):
             state.open_graph(None)
             st.rerun()
-    st.download_button(
+    widgets.download(
         "Save the graph as JSON",
         lambda: graph.model_dump_json(indent=1, exclude_none=True),
         "operators.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
         key="graph-download",
     )
     file = st.file_uploader("Import an operator graph (JSON)", type=["json"], key="graph-file")

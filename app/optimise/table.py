@@ -74,7 +74,7 @@ def rows(problem: Problem) -> pd.DataFrame:
 
 
 def _deployed(problem: Problem) -> cached.Deployed | None:
-    """What is deployed; None where it cannot be simulated, as contiguous blocks that do not fit the memory."""
+    """The baseline; None if it cannot be simulated, as contiguous blocks that do not fit the memory."""
     try:
         now = cached.deployed(problem)
         cached.metrics(now.plan, problem)

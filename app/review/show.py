@@ -162,15 +162,7 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
             return
         st.caption("Everything on this page in one HTML file that opens offline.")
         dossier = Dossier(saved, review, brief, tuple(runs), *(verdict.last(brief.own.plan) or ()))
-        st.download_button(
-            "Download the report",
-            report.html(dossier),
-            report.file_name(dossier.saved),
-            "text/html",
-            icon=":material/download:",
-            on_click="ignore",
-            type="primary",
-        )
+        widgets.download("Download the report", report.html(dossier), report.file_name(dossier.saved), type="primary")
 
 
 def _verdict_line(brief: Brief) -> None:

@@ -237,8 +237,7 @@ def brief(saved: SavedPlan) -> Brief:
     """The brief of a saved plan, without risks. Raises InputError when the plan breaks a rule or its inputs are not here."""
     plan, problem = plan_of(saved), problem_of(saved)
     cached.check_plan(plan, problem)
-    used = plan_in_use(saved)
-    return _brief(plan.name, plan.id, _key(problem), used and (used.name, used.id), plan, problem, used)
+    return _brief(plan, problem, plan_in_use(saved))
 
 
 def plan_in_use(saved: SavedPlan) -> Plan | None:
@@ -258,30 +257,25 @@ def _key(problem: Problem) -> tuple[str, ...]:
     return tuple(part for role_and_digest in sorted(input_digests(problem).items()) for part in role_and_digest)
 
 
-@st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
-def _brief(
-    name: str,
-    id: str,
-    key: tuple[str, ...],
-    in_use: tuple[str, str] | None,
-    _plan: Plan,
-    _problem: Problem,
-    _in_use: Plan | None,
-) -> Brief:
-    return brief_of(_plan, _problem, cached.simulate, _in_use)
+@st.cache_resource(
+    max_entries=24,
+    show_spinner="Simulating the plan and what it is held against",
+    hash_funcs=cached.BY_NAME | {Problem: _key},
+)
+def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
+    return brief_of(plan, problem, cached.simulate, in_use)
 
 
+@st.cache_resource(
+    max_entries=24,
+    show_spinner="Simulating the plan on the other recordings",
+    hash_funcs={
+        Brief: lambda brief: (brief.own.plan.name, brief.own.plan.id, _key(brief.problem), brief.baseline.plan.name)
+    },
+)
 def with_risks(brief: Brief, others: list[str]) -> Brief:
     """The brief with the plan's gain on these recordings."""
-    plan = brief.own.plan
-    return _with_risks(plan.name, plan.id, _key(brief.problem), brief.baseline.plan.name, tuple(others), brief)
-
-
-@st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
-def _with_risks(
-    name: str, id: str, key: tuple[str, ...], baseline: str, others: tuple[str, ...], _brief: Brief
-) -> Brief:
-    return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)
+    return with_risks_of(brief, [cached.recording(other) for other in others], cached.simulate)
 
 
 def follow() -> tuple[SavedPlan, Place] | None:

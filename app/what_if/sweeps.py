@@ -248,14 +248,8 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
         named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
         how = "" if picked else ", the best; select a row for another"
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
-        st.download_button(
-            "Points as CSV",
-            lambda: _as_csv(points),
-            f"sweep-{kind}-{job.id}.csv",
-            "text/csv",
-            icon=":material/download:",
-            on_click="ignore",
-            key=f"sweep-csv-{kind}",
+        widgets.download(
+            "Points as CSV", lambda: _as_csv(points), f"sweep-{kind}-{job.id}.csv", key=f"sweep-csv-{kind}"
         )
 
 
