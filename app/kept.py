@@ -148,19 +148,19 @@ def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
     return more | {"key": drawn_as, "on_change": keep}
 
 
-def key_of(system: str, name: str) -> str:
+def option_key(system: str, name: str) -> str:
     """The key of the input widget of an option."""
     return f"option-{system}-{name}"
 
 
-def show(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
+def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
     """The input widget of an option by its name, by its schema.
 
     system: tells systems apart, also those of one name for different goals
     default: replaces the option's own
     """
     schema = options.schemas()[name]
-    key, label = key_of(system, name), schema["title"]
+    key, label = option_key(system, name), schema["title"]
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]

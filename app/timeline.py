@@ -287,7 +287,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[step_charts.Phase, int, int]
     return phase, first, fits
 
 
-def show_together(plan: Plan, problem: Problem) -> None:
+def show_colocation(plan: Plan, problem: Problem) -> None:
     """The gain of colocation: the time that the GPUs compute with each of two models alone, and with both."""
     st.subheader("Alone and together", anchor=False)
     st.caption(

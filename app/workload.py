@@ -136,7 +136,7 @@ def show_figures(inspection: Inspection) -> None:
             )
 
 
-def button() -> None:
+def guide_button() -> None:
     """A button that opens the guide over the page: for each engine its recording, size and pitfalls."""
     if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
         _guide()
@@ -280,7 +280,7 @@ def _remove(digests: list[str]) -> None:
     state.visit.notice = f"{name} is no longer in this session"
 
 
-def popover(workload: Workload) -> None:
+def save_popover(workload: Workload) -> None:
     """A choice of formats with the parts that each leaves out, and the download."""
     writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
     with st.popover("Save as", icon=":material/download:"):
@@ -351,7 +351,7 @@ def _drop(tells: bool) -> None:
         tells=tells,
     )
     st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
-    button()
+    guide_button()
     model_catalogue.search("workload")
 
 

@@ -18,7 +18,7 @@ with actions:
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
-        board.show()
+        board.import_panel()
     if cluster is None:
         widgets.sample_button("secondary")
 if cluster is not None:
@@ -47,7 +47,7 @@ with between:
     measuring.show_pairs()
 with times:
     st.caption("Every simulated time uses these costs; each page names them.")
-    measuring.choose(cluster, state.session.model)
-    measuring.show(cluster, state.session.model)
+    measuring.choose_costs(cluster, state.session.model)
+    measuring.calibration_panel(cluster, state.session.model)
 with trusted:
     measuring.show_trust()

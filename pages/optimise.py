@@ -23,7 +23,7 @@ if state.session.cluster is None or state.session.model is None:
 with st.container(horizontal=True, wrap=False, gap="medium"):
     form, results = st.container(width=FORM), st.container()
 with form:
-    aim = goal.choose()
+    aim = goal.choose_goal()
 problem = widgets.needed_problem()
 if aim == goal.SERVE:
     serving = serving_page.needed_serving(problem)
@@ -33,7 +33,7 @@ with form:
     st.subheader("Systems", anchor=False)
     for system in systems_for(problem).values():
         kind = "baseline" if system.baseline else system.paper
-        takes = goal.beside(problem, system, f"{aim}-{system.name}")
+        takes = goal.likely_time(problem, system, f"{aim}-{system.name}")
         if kept.checkbox(
             f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
@@ -50,7 +50,7 @@ with form:
             options[system.name] = {}
             for name in names:
                 key, default = spare.default_of(system.name, name)
-                options[system.name][name] = kept.show(f"{aim}-{key}", system.options, name, default)
+                options[system.name][name] = kept.option_input(f"{aim}-{key}", system.options, name, default)
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)
     if aim == goal.STEP:
@@ -62,7 +62,7 @@ with form:
             serving_page.say_how_planned(problem)
         else:
             st.caption(
-                f"Costs: {plain(problem.source_of_times(problem.travel))}. {goal.in_words(problem.network)}Only the "
+                f"Costs: {plain(problem.source_of_times(problem.travel))}. {goal.remark_on_orders(problem.network)}Only the "
                 "MoE part of each layer is simulated; attention and dense layers are the same for every plan."
             )
 

@@ -129,5 +129,5 @@ if bundled:
 
 timeline.show_bottleneck(plan, problem, timelines[name_of(plan.id)].resources)
 if plan.goal is Goal.TWO_MODELS:
-    timeline.show_together(plan, problem)
+    timeline.show_colocation(plan, problem)
 download()

@@ -31,7 +31,7 @@ has_error = workload.has_error(inspection.findings)
 with actions:
     if not has_error:
         workload.show_checks(recording, inspection.findings)
-    workload.popover(recording)
+    workload.save_popover(recording)
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/arrow_forward:")
 model_catalogue.offer(recording)
 workload.show_figures(inspection)

@@ -199,7 +199,7 @@ def _picture(name: str) -> str:
     return svg(samples.clusters()[name].cluster)
 
 
-def show() -> None:
+def import_panel() -> None:
     """A drop zone, and a search for GPUs; the cluster that either found and its assumptions stay below it."""
     kind = st.selectbox(
         "GPU type, where the driver or a file does not name it",

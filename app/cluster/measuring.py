@@ -32,7 +32,7 @@ from engine.workload import digest_of
 KIND = "calibrate"
 
 
-def show(cluster: Cluster, model: MoEModel | None) -> None:
+def calibration_panel(cluster: Cluster, model: MoEModel | None) -> None:
     """Start a calibration, watch it, and use its result."""
     with st.expander("Calibrate attached devices", icon=":material/speed:"):
         st.caption(
@@ -146,7 +146,7 @@ def _label(cost: dict) -> str:
     return f"{choice.name_in_file(cost)} (file)"
 
 
-def choose(cluster: Cluster, model: MoEModel | None) -> None:
+def choose_costs(cluster: Cluster, model: MoEModel | None) -> None:
     """Inputs for the sources of computation and network. A source that cannot answer is refused with its reason, and the last
     valid one stays."""
     now = state.session.cost

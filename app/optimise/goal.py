@@ -27,7 +27,7 @@ GOALS = {
 }
 
 
-def choose() -> str:
+def choose_goal() -> str:
     """The goal, one of GOALS. Changes the open second model, training step and serving step."""
     st.subheader("Goal", anchor=False)
     now = (
@@ -207,14 +207,14 @@ def travel_inputs(problem: Problem) -> None:
 LIMIT = "time_limit"
 
 
-def beside(problem: Problem, system: System, key: str) -> str:
+def likely_time(problem: Problem, system: System, key: str) -> str:
     """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
     measured.
 
-    key: of its options, as `option_inputs.show` takes it
+    key: of its options, as `kept.option_input` takes it
     """
     options: dict[str, Any] = {}
-    limit_key = kept.key_of(key, LIMIT)
+    limit_key = kept.option_key(key, LIMIT)
     if (
         limit := st.session_state.get(state.visit.widget_key(limit_key), state.session.choices.get(limit_key))
     ) is not None:
@@ -225,7 +225,7 @@ def beside(problem: Problem, system: System, key: str) -> str:
     return f" · about {units.roughly(seconds)}" if seconds >= 1 else " · under 1 s"
 
 
-def in_words(network: Network) -> str:
+def remark_on_orders(network: Network) -> str:
     """A sentence on ports that always reach their whole rate, with a space after it; else nothing."""
     if network.contended or network.gpus < 3:
         return ""

@@ -138,8 +138,8 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         if kind == "micro_op":
             # The size alone is swept unless a person wants the packing to follow it.
             settings = {
-                "packing": kept.show("sweep", LinaOptions, "packing", default="off"),
-                "pipelining": kept.show("sweep", LinaOptions, "pipelining"),
+                "packing": kept.option_input("sweep", LinaOptions, "packing", default="off"),
+                "pipelining": kept.option_input("sweep", LinaOptions, "pipelining"),
             }
         elif kind == "degree":
             settings = {
@@ -159,8 +159,8 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
                 )
             }
             names = ("weight_gradients", "irregular")
-            settings |= {name: kept.show("sweep", LancetOptions, name) for name in names}
-        settings["bucket_mb"] = kept.show("sweep", BucketOptions, "bucket_mb")
+            settings |= {name: kept.option_input("sweep", LancetOptions, name) for name in names}
+        settings["bucket_mb"] = kept.option_input("sweep", BucketOptions, "bucket_mb")
     try:
         wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
         if not settings.get("orders", True) or not settings.get("parts", True):
