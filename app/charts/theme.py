@@ -110,7 +110,7 @@ def range_bar(span: Sequence[float], height: float) -> dict[str, Any]:
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     """Return the text colour that is read best on a background over the page of that theme.
 
-    background: red, green, blue 0 … 255, opacity 0 … 1
+    colour: red, green, blue 0 … 255, opacity 0 … 1
     """
     *channels, opacity = colour
     page = (4, 6, 6) if dark else (255, 255, 255)

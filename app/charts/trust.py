@@ -34,7 +34,7 @@ def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[
     """Every held-out prediction over its measurement, with a line at equality.
 
     sections: by title
-    old: sections of the pricing that knows neither rows nor efficiency
+    old: predictions of the pricing that knows neither rows nor efficiency
     """
     figure = go.Figure()
     shown = {**sections, OLD: old}

@@ -234,7 +234,7 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
 
 
 def _allowed(run: dict) -> str:
-    """The text of the run's limit; launches of earlier versions do not say."""
+    """The allowed difference in words; launches of earlier versions do not have it."""
     return f", here {run['allowed_difference']:.1g}," if "allowed_difference" in run else ""
 
 

@@ -36,7 +36,7 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """The last decision, and by which right it was made."""
+    """The last decision, and a mark if it is somebody else's."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
     if whose := review and review.whose_last:

@@ -75,7 +75,7 @@ class Visit:
     token = _Field[str | None](None)
     """Token of the open session; None: no session was restored yet."""
     seen = _Field[tuple[int, int] | None](None)
-    """Size and time of the session's file when this tab last read or wrote it."""
+    """`store.session_written` when this tab last read or wrote the session."""
     tried = _Field[set[str]](set)
     """Texts of the session that this tab tried to store."""
     overtaken = _Field[bool](False)
