@@ -70,10 +70,6 @@ def _row(job: Job) -> None:
             icon=":material/stop:",
             type="tertiary",
             disabled=standing is State.CANCELLING,
-            on_click=_stop,
-            args=(job,),
+            on_click=runner.cancel,
+            args=(job, watch.GRACE if job.request.kind == "launch" else runner.GRACE),
         )
-
-
-def _stop(job: Job) -> None:
-    runner.cancel(job, watch.GRACE if job.request.kind == "launch" else runner.GRACE)

@@ -174,7 +174,7 @@ def gallery() -> None:
                     key=f"preset-{name}",
                     help=f"{plain(preset.description)} ({plain(preset.source)})",
                     width="stretch",
-                    on_click=_open_preset,
+                    on_click=state.open_cluster,
                     args=(preset.cluster,),
                 )
                 st.caption(plain(in_words(preset.cluster)))
@@ -187,11 +187,6 @@ def in_words(cluster: Cluster) -> str:
     what = " + ".join(counts) if len(counts) <= 2 else f"{len(types)} GPUs of {len(counts)} types"
     nodes = len(cluster.nodes)
     return f"{what} in {nodes} node{'s' * (nodes > 1)}"
-
-
-def _open_preset(cluster: Cluster) -> None:
-    """Before the page is drawn, so that all of it shows the new cluster."""
-    state.open_cluster(cluster)
 
 
 @st.cache_data(show_spinner=False)

@@ -12,7 +12,7 @@ from app.charts import cluster as charts
 from app.tables import plain
 from engine import units
 from engine.catalogue import cluster_presets
-from engine.catalogue.packaged import NodeLinks, every_gpu_type, nodes_without_links, usual_links, with_usual_links
+from engine.catalogue.packaged import every_gpu_type, nodes_without_links, usual_links, with_usual_links
 from engine.cluster import Cluster, Gpu, Node
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -112,19 +112,15 @@ def columns() -> dict:
         column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g")
         for column, (_, _, title) in _NUMBERS.items()
     }
+    types = dict.fromkeys([*every_gpu_type(), *(gpu.type for gpu in state.session.cluster.gpus)])
     return {
         "node": st.column_config.TextColumn("Node", required=True, max_chars=60),
-        "type": st.column_config.SelectboxColumn("GPU", options=_types(), required=True),
+        "type": st.column_config.SelectboxColumn("GPU", options=list(types), required=True),
         **numbers,
         "link": st.column_config.NumberColumn(
             "Node's links, GB/s", min_value=0.0, format="%.4g", help="per GPU and direction; the same for all of a node"
         ),
     }
-
-
-def _types() -> list[str]:
-    own = [gpu.type for gpu in state.session.cluster.gpus]
-    return list(dict.fromkeys([*every_gpu_type(), *own]))
 
 
 def to_frame(cluster: Cluster) -> pd.DataFrame:
@@ -262,13 +258,9 @@ def _in_words(nodes: list[Node]) -> str:
     """`node 1: 8 H100 without links inside, though they come with NVLink (450 GB/s out of each H100)`"""
     names = ", ".join(node.name for node in nodes[:MOST_NAMES]) + (" …" if len(nodes) > MOST_NAMES else "")
     counts = " or ".join(dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in nodes))
-    types = dict.fromkeys(node.gpus[0].type for node in nodes)
-    rates = ", ".join(f"{_rate(usual_links([kind, kind]))} out of each {kind}" for kind in types)
+    links = {kind: usual_links([kind, kind]) for kind in dict.fromkeys(node.gpus[0].type for node in nodes)}
+    rates = ", ".join(f"{units.digits(own.bandwidth / 1e9)} GB/s out of each {kind}" for kind, own in links.items())
     return f"{names}: {counts} without links inside, though they come with NVLink ({rates})"
-
-
-def _rate(links: NodeLinks) -> str:
-    return f"{units.digits(links.bandwidth / 1e9)} GB/s"
 
 
 def _add(cluster: Cluster) -> None:

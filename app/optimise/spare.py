@@ -112,11 +112,6 @@ def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:
             st.rerun(scope="app")
 
 
-def _interval(point: RedundancyPoint) -> str:
-    low, high = point.interval
-    return f"{units.signed(low)} to {units.signed(high)}"
-
-
 def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
     """One row for each number of slots."""
     fewest = points[0].slots_of_gpu
@@ -125,7 +120,10 @@ def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
             "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
             "Slots per layer": [f"{point.slots:,}" for point in points],
             "Gain": [units.signed(point.gain) for point in points],
-            f"{units.share(CONFIDENCE)} interval": ["", *(_interval(point) for point in points[1:])],
+            f"{units.share(CONFIDENCE)} interval": [
+                "",
+                *(" to ".join(map(units.signed, point.interval)) for point in points[1:]),
+            ],
             "Worst": [units.signed(point.gain_worst) for point in points],
             "Time": [units.seconds(point.seconds) for point in points],
             "Balancedness": [f"{point.balancedness:.3f}" for point in points],
