@@ -7,8 +7,6 @@ import pandas as pd
 import streamlit as st
 
 from app import cached, failing, state, tables, widgets
-from app.tables import plain
-from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import Problem
 from engine.store.problems import problem_arguments
@@ -16,10 +14,8 @@ from engine.store.problems import problem_arguments
 
 def start(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study of the open problem."""
-    try:
+    with failing.saying():
         state.set_study_job(kind, widgets.start_job_on(problem, kind, more).id)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
 
 
 def newest(kind: str) -> runner.Job | None:

@@ -6,7 +6,6 @@ from app import cached, failing, header, kept, state, widgets
 from app.optimise import deployed, front, goal, lina, serving_page, spare, step, table
 from app.tables import plain, sentence
 from engine import units
-from engine.errors import InputError
 from engine.jobs import runner
 from engine.systems import systems_for
 
@@ -70,10 +69,8 @@ with actions:
     pressed = st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted)
     if pressed or (state.visit.take("run") and wanted):
         chosen = deployed.planned_first(problem, wanted, options)
-        try:
+        with failing.saying():
             state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
-        except InputError as error:
-            st.error(plain(str(error)), icon=":material/error:")
 
 
 @failing.fragment(run_every=1)

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import streamlit as st
 
-from app import state
-from app.tables import plain
+from app import failing, state
 from engine import units
 from engine.compare import Criterion, Thresholds
-from engine.errors import InputError
 
 LABELS = {
     "gain": "gain held out",
@@ -46,13 +44,10 @@ def popover(decide: Callable[[Thresholds], None]) -> None:
                 kept = st.form_submit_button("Apply", icon=":material/check:", type="primary")
                 usual = st.form_submit_button("Restore defaults", icon=":material/restart_alt:")
         if kept or usual:
-            try:
+            with failing.saying():
                 chosen = Thresholds() if usual else Thresholds.from_values(values)
                 state.update(thresholds=chosen)
                 decide(chosen)
-            except InputError as error:
-                st.error(plain(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
 
 
