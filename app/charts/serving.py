@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -106,10 +106,6 @@ def _finding(plans: dict[str, ServingFigures]) -> str:
     for other, beside in others:
         gain = served.gain_over(beside)
         if abs(gain) < SAME:
-            return f"{_short(name)} takes as long as {_short(other)}. {most}"
-        return f"{_short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {_short(other)}. {most}"
-    return f"{_short(name)} takes {seconds(served.seconds)}. {most}"
-
-
-def _short(name: str) -> str:
-    return plain(name.split(" (")[0])
+            return f"{short(name)} takes as long as {short(other)}. {most}"
+        return f"{short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {short(other)}. {most}"
+    return f"{short(name)} takes {seconds(served.seconds)}. {most}"

@@ -20,6 +20,7 @@ from app.charts.theme import (
     legend_above,
     plain,
     range_bar,
+    short,
     strokes,
 )
 from engine.compare.figures import Metrics
@@ -97,11 +98,6 @@ def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
             return f"{short(best)} hides {share(1 - own / theirs)} of {short(baseline)}'s exposed communication"
     total = plans[best].total or 1.0
     return f"{short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
-
-
-def short(name: str) -> str:
-    """A plan's name for a title: without its text in brackets, and without markup."""
-    return plain(name.split(" (")[0])
 
 
 def _hatched(shape: str, colour: str) -> dict:

@@ -220,6 +220,11 @@ def legend_at_foot() -> dict[str, Any]:
     return AS_WIDE_AS_CHART | {"y": 0, "yanchor": "bottom", "traceorder": "normal", "maxheight": 1}
 
 
+def short(name: str) -> str:
+    """A plan's name for a title: without its text in brackets, and without markup."""
+    return plain(name.split(" (")[0])
+
+
 def shortened(name: str, most: int) -> str:
     """Shorten a name to `most` characters, keeping its end too, in which names of one system differ."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
