@@ -1,4 +1,4 @@
-"""The Cluster page: what do I have?"""
+"""The Cluster page: the hardware, drawn or edited as a table."""
 
 import streamlit as st
 

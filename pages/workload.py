@@ -1,4 +1,4 @@
-"""The Workload page: what did I record, and can I trust it?"""
+"""The Workload page: the recording, and if it can be trusted."""
 
 import pandas as pd
 import streamlit as st
