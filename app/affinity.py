@@ -1,9 +1,4 @@
-"""The figures of the Affinity page: what stays on its GPU and node, what could at most, and what would by chance.
-
-Which two layers the Affinity page compares: a slider that a person moves, or a step further through the layers.
-
-The panel of the Affinity page that runs the two studies as a job: are the tokens enough, and does the plan hold.
-"""
+"""The Affinity page: hops that stay on their GPU and node, the choice of two layers, and the two studies as a job."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +8,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, failing, kept, layer_hops, samples, state, widgets
+from app import cached, failing, kept, layer_hops, samples, state, studies, widgets
 from app.charts import affinity as charts
 from engine import formats, units
 from engine.cluster import Cluster
@@ -27,8 +22,8 @@ from engine.workload import RoutingTrace
 
 @dataclass(frozen=True, eq=False)
 class Hops:
-    """What the figures are about. digest: of the open routing log; hops: float64[layer - 1], hops from each layer to the
-    next, between first choices or all of them."""
+    """Figures of the hops. digest: of the open routing log; hops: float64[layer - 1], hops from each layer to the next, between
+    first choices or all of them."""
 
     digest: str
     first_choice: bool
@@ -61,20 +56,22 @@ class Hops:
         return float(np.nansum(by_pair * self.hops) / self.hops.sum())
 
     def _by_chance(self, group_of_gpu: np.ndarray) -> np.ndarray:
-        """float64[layer - 1]: what would stay in its group (GPU or node) if any expert followed any other equally often."""
+        """float64[layer - 1]: share that stays in its group (GPU or node) if any expert followed any other equally often."""
         part = self.placement.share.mean(axis=1) @ np.eye(len(self.cluster.gpus))[group_of_gpu]
         return (part[:-1] * part[1:]).sum(axis=1)
 
     def _limits(self, groups: int) -> np.ndarray | None:
-        """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None where there are none."""
+        """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None without such groups."""
         if self.placement.experts % groups:
             return None
         most = layer_hops.keep_limits(self.digest, self.first_choice, groups)
         return np.divide(most, self.hops, out=np.full(len(most), np.nan), where=self.hops > 0)
 
     def _metrics(self, what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
-        """Three figures in a row: what stays on a `what`, what could, and what would by chance. Each as wide as its name, which
-        has to be short: the row has less than 300 pixels in a window of 1024."""
+        """Three figures in a row: the share that stays on a `what`, the most that could, and the share by chance.
+
+        Each is as wide as its name, which has to be short: the row has less than 300 pixels in a window of 1024.
+        """
         with st.container(horizontal=True, gap="xsmall"):
             about = f"share of hops that stay on their {what}, all layers"
             st.metric(f"On {what}", units.share(self._whole(kept)), width="content", help=about)
@@ -88,29 +85,31 @@ PLAY, LAYERS = "affinity-play", "affinity-layers"
 
 
 def plays(layers: int) -> bool:
-    """The switch that steps through the layers, where there are more than two; whether it is on."""
+    """The switch that steps through the layers, if there are more than two; True if it is on."""
     return layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
 
 
 def choose(layers: int, playing: bool) -> tuple[int, int]:
-    """The two layers, from which to which; a step further when playing."""
+    """The two layers, first and second; one step further when playing."""
     last = layers - 1
     if last == 1:
         return 0, 1
-    start, (low, high) = state.layers_compared()
+    start, (low, high) = state.visit.layers_compared
     if high > last:
         start = low, high = 0, 1
     if playing:
         high = max(high, low + 1)
         low, high = (low + 1, high + 1) if high < last else (0, high - low)
-        state.compare_layers((low, high), (low, high))
+        state.visit.layers_compared = ((low, high), (low, high))
         # No slider, which a busy browser may draw at its ends at first and then answer with those, as if a person had moved it.
         st.progress(high / last, f"Layers {low} and {high} of {layers}")
         return low, high
     if f"{LAYERS}-{start}" not in st.session_state:
         start = low, high
-    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: from which to which")
-    state.compare_layers(start, shown)
+    shown = st.slider(
+        "Layers compared", 0, last, start, key=f"{LAYERS}-{start}", help="any two: the first and the second layer"
+    )
+    state.visit.layers_compared = (start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
 
@@ -131,7 +130,7 @@ VIEWS = {
 
 
 def panel(problem: Problem, first_choice: bool) -> None:
-    """Choose, run, watch and show."""
+    """Choose, run, watch and show the two studies: are the tokens enough, and does the plan hold on other recordings."""
     st.subheader("How many tokens are enough, and does it hold elsewhere?", anchor=False)
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
     st.caption(
@@ -148,7 +147,7 @@ def panel(problem: Problem, first_choice: bool) -> None:
         )
         return
     others = _other_recordings(problem)
-    # What was chosen for another recording or model may be no option now.
+    # A choice made for another recording or model may be no option now.
     st.session_state[CHOSEN] = [key for key in st.session_state.get(CHOSEN, []) if key in others]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.multiselect(
@@ -164,24 +163,24 @@ def panel(problem: Problem, first_choice: bool) -> None:
         st.button(
             "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
         )
-    job = next(iter(cached.jobs([state.study_job(KIND)] if state.study_job(KIND) else [])), None)
+    job = studies.newest(KIND)
     if job is not None:
-        _watch(job, {"workload": state.workload_digest(), "gpus": gpus, "first_choice": first_choice})
+        _watch(job, {"workload": state.session.workload, "gpus": gpus, "first_choice": first_choice})
     else:
         st.caption("Nothing has run yet.")
-    widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
+    widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
 
 
 def _other_recordings(problem: Problem) -> dict[str, str]:
-    """What else the model can be scored on: names by digest, or by file for samples that are not open yet."""
+    """Recordings that the model can also be scored on: names by digest, or by file for samples that are not open yet."""
     names = {}
-    for digest, name in state.workloads().items():
+    for digest, name in state.session.workloads.items():
         try:
             recording = cached.recording(digest)
             problem.model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
         except InputError:
             continue
-        if isinstance(recording, RoutingTrace) and digest != state.workload_digest():
+        if isinstance(recording, RoutingTrace) and digest != state.session.workload:
             names[digest] = name
     taken = {problem.workload.name, *names.values()}
     for sample in samples.RECORDINGS:
@@ -201,19 +200,19 @@ def _digest(chosen: str) -> str:
 
 
 def _start(gpus: int, first_choice: bool) -> None:
-    """Start the study with what is chosen. A callback, so that chosen samples can stay chosen once they are open."""
+    """Start the study with these choices. A callback, so that chosen samples can stay chosen once they are open."""
     try:
-        own = state.workload_digest()
+        own = state.session.workload
         others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != own]
         st.session_state[CHOSEN] = others
         arguments = {"workload": own, "others": others, "gpus": gpus, "first_choice": first_choice}
         state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
-    """The job's row and what it has found so far, drawn again every second while it runs."""
+    """The job's row and its result so far, drawn again every second while it runs."""
     running = not job.state.finished
 
     @failing.fragment(run_every=1 if running else None)
@@ -269,11 +268,4 @@ def _show(answer: AffinityAnswer, id: str) -> None:
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
     if tokens:
-        st.download_button(
-            "Study as JSON",
-            json.dumps(answer.model_dump(mode="json")),
-            f"affinity-{id}.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        widgets.download("Study as JSON", json.dumps(answer.model_dump(mode="json")), f"affinity-{id}.json")

@@ -1,10 +1,6 @@
-"""What a plan can be taken out as: the files of serving engines, a trace, a table.
+"""Export of a plan: the files of serving engines with the flags to add and the parts left behind, a trace, a table.
 
-The even projection of a plan that an engine refuses, offered with its price.
-
-A plan's timeline for Perfetto: the prediction, and beside it a run that was measured.
-
-A plan on its way out: choose an engine, see what to add to its command line and what stays behind, and download.
+A plan that an engine refuses can be projected to an even one, at a price; a trace has the prediction and a measured run.
 """
 
 import re
@@ -33,7 +29,7 @@ PERFETTO = "perfetto"
 
 @dataclass(frozen=True)
 class Taker:
-    """What takes a plan. target: of `write_placement`, or PERFETTO; suffix: of the file's name; about: who reads it."""
+    """A format of the export. target: of `write_placement`, or PERFETTO; suffix: of the file's name; about: its readers."""
 
     title: str
     target: Target | str
@@ -62,18 +58,26 @@ def file_name(plan: Plan, taker: Taker) -> str:
     return f"{name}-{plan.id[:8]}-{taker.target}{taker.suffix}"
 
 
+@cached.kept_with_refusal(
+    32, "Writing the file and reading it back", cached.BY_NAME | {Taker: lambda taker: (taker.target, taker.suffix)}
+)
 def exported(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
-    """The plan's placement for an engine. Raises InputError where the engine can not load it."""
+    """The plan's placement for an engine. Raises InputError if the engine cannot load it."""
     return write_placement(taker.target, plan, model, file_name(plan, taker), mtp)
 
 
 def without_flags(text: str) -> str:
-    """A sentence of the command line without the flags that it names: here they are on the page."""
+    """A sentence of the command line without the flags that it names: the page has widgets for them."""
     return re.sub(r" \(--[\w-]+\)", "", text)
 
 
+@cached.kept_with_refusal(16, "Projecting the plan and simulating both", cached.BY_NAME)
+def _projection(plan: Plan, problem: Problem) -> EvenProjection:
+    return project_evenly(plan, problem)
+
+
 def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
-    """The projected plan where a refusal can be mended so and a person has asked for it."""
+    """The projected plan if the refusal can be mended so and a person has asked for it."""
     if PROJECT not in refusal:
         return None
     asked = st.toggle(
@@ -126,24 +130,8 @@ def _change(before: float, after: float) -> str:
     return f" ({after / before - 1:+.1%})".replace("%", " %") if before else ""
 
 
-def _projection(plan: Plan, problem: Problem) -> EvenProjection:
-    answer = _kept_layers(plan.name, plan.id, cached.key_of(problem), plan, problem)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=16, show_spinner="Projecting the plan and simulating both")
-def _kept_layers(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> EvenProjection | str:
-    """Why there is none is kept too: it would be asked for at every run."""
-    try:
-        return project_evenly(_plan, _problem)
-    except InputError as error:
-        return str(error)
-
-
 def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
-    """The choice of a measured run where there is one, and the download."""
+    """The choice of a measured run if there is one, and the download."""
     runs = _runs(plan)
     chosen = None
     if runs:
@@ -159,13 +147,10 @@ def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
         )
     else:
         st.caption("Once a launch of this plan has been measured, its measurement can go along as a second group.")
-    st.download_button(
+    widgets.download(
         f"Download {file_name(plan, taker)}",
         lambda: _text(plan, problem, None if chosen is None else runs[chosen]),
         file_name(plan, taker),
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
         key=f"{key}-export-trace",
     )
 
@@ -199,7 +184,7 @@ WIDTH = 320
 
 
 def show(plan: Plan, problem: Problem, key: str) -> None:
-    """Everything about taking a plan out, in a box that a person opens. key: of the page."""
+    """Show the export of a plan in a box that a person opens. key: of the page."""
     with st.expander(
         "Export to a serving engine", icon=":material/output:", on_change="rerun", key=f"{key}-export"
     ) as box:
@@ -223,7 +208,7 @@ def show(plan: Plan, problem: Problem, key: str) -> None:
 
 
 def _placement(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) -> None:
-    """The file, or why there is none and what to do about it."""
+    """The file, or why there is none and the way to mend it."""
     try:
         _file(plan, problem.model, taker, mtp, key)
     except InputError as error:
@@ -237,36 +222,16 @@ def _placement(plan: Plan, problem: Problem, taker: Taker, mtp: bool, key: str) 
 
 
 def _file(plan: Plan, model: MoEModel, taker: Taker, mtp: bool, key: str) -> None:
-    """What to add, what stays behind, and the download. Raises InputError where the engine can not load the plan."""
-    export = _export(plan, model, taker, mtp)
+    """The flags to add, the parts left behind, and the download. Raises InputError if the engine cannot load the plan."""
+    export = exported(plan, model, taker, mtp)
     if export.lines:
         st.markdown("Add to the engine's command line or configuration, with the path of the file:")
         st.code("\n".join(export.lines), language=None, wrap_lines=True)
     if export.notes:
         st.markdown("\n".join(f"- {plain(_sentence(without_flags(note)))}" for note in export.notes))
     ((name, content),) = export.files.items()
-    st.download_button(
-        f"Download {name}", content, name, icon=":material/download:", on_click="ignore", key=f"{key}-export-file"
-    )
+    widgets.download(f"Download {name}", content, name, key=f"{key}-export-file")
 
 
 def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}."
-
-
-def _export(plan: Plan, model: MoEModel, taker: Taker, mtp: bool) -> Export:
-    """Kept between runs, and so is why there is none: it would be written at every run."""
-    answer = _kept_panel(plan.id, file_name(plan, taker), model.digest, taker.target, mtp, plan, model, taker)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=32, show_spinner="Writing the file and reading it back")
-def _kept_panel(
-    id: str, name: str, digest: str, target: str, mtp: bool, _plan: Plan, _model: MoEModel, _taker: Taker
-) -> Export | str:
-    try:
-        return exported(_plan, _model, _taker, mtp)
-    except InputError as error:
-        return str(error)

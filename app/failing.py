@@ -1,4 +1,4 @@
-"""What a page shows of what fails: a line, and a way out."""
+"""Failures on a page: a line about each, and a way out."""
 
 import functools
 import logging
@@ -20,7 +20,7 @@ LOG = logging.getLogger(logs.OURS)
 
 @contextmanager
 def saying() -> Iterator[None]:
-    """What cannot be read or written is said in a line where it would stand, and the page goes on."""
+    """Say in a line in its place that something cannot be read or written, and let the page go on."""
     try:
         yield
     except InputError as error:
@@ -29,8 +29,10 @@ def saying() -> Iterator[None]:
 
 @contextmanager
 def in_a_line() -> Iterator[None]:
-    """The same of whatever is raised inside. A fault of ours gets a number, under which the log has all about it; what a person
-    reads of it gives away nothing."""
+    """Say in a line that something failed.
+
+    A fault of ours gets a number, under which the log has all about it; its text on the page gives nothing away.
+    """
     try:
         with saying():
             yield
@@ -39,8 +41,10 @@ def in_a_line() -> Iterator[None]:
 
 
 def fragment(function: Callable | None = None, *, run_every: float | None = None) -> Any:
-    """`st.fragment`, what fails in it said in its place: it runs again by itself, where nothing is around it. Nor does the
-    page's head run then, so that the page is drawn anew once another tab has overtaken its session."""
+    """`st.fragment` that reports its failures in its place: it runs again by itself, with nothing around it.
+
+    The page's head does not run then either, so the page is drawn anew once another tab has overtaken its session.
+    """
 
     def guarded(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -56,7 +60,7 @@ def fragment(function: Callable | None = None, *, run_every: float | None = None
 
 
 def apologise(error: Exception) -> None:
-    """Say that this is not the visitor's fault, and offer what they can do. The same fault has the same number."""
+    """Say that the visitor is not to blame, and offer ways on. The same fault has the same number."""
     number = digest_of(*traceback.format_exception(error))[:8]
     LOG.error("a page failed, fault %s", number, exc_info=error)
     with st.container(key=f"failed-{number}"):

@@ -1,9 +1,9 @@
-"""Widgets that are found as a person left them: on another page, after a reload, in a restarted studio.
+"""Widgets that keep their value: on another page, after a reload, in a restarted studio.
 
-Each is Streamlit's widget of the same name with a key of its own, and takes the same arguments. What a person chose stands in
-the place of the default, as long as it still fits: where its options or limits are others now, the default does.
+Each is Streamlit's widget of the same name with a key of its own, and takes the same arguments. The value that a person chose
+replaces the default as long as it fits the options or limits.
 
-Input widgets for the options of optimisers, as their schemas say.
+Also the input widgets for the options of optimisers, by their schemas.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ def multiselect(
 
 
 def pills(label: str, options: Iterable, *, key: str, default: Any = None, **more: Any) -> list:
-    """Of which several may be chosen."""
+    """Pills of which several may be chosen."""
     options = list(options)
     default = _several(key, options, default)
     return st.pills(label, options, selection_mode="multi", default=default, **_keeping(key, more))
@@ -75,15 +75,15 @@ def segments(
 def number_input(
     label: str, low: float | None = None, high: float | None = None, value: Any = "min", *, key: str, **more: Any
 ) -> Any:
-    """low, high: limits, None where there is none."""
+    """A number field. low, high: limits, None if there is none."""
     kind = type(next((number for number in (value, low, high) if isinstance(number, int | float)), 0.0))
-    value = _number(state.choice(key), kind, low, high, value)
+    value = _number(state.session.choices.get(key), kind, low, high, value)
     return st.number_input(label, low, high, value, **_keeping(key, more))
 
 
 def slider(label: str, low: float, high: float, value: Any, *, key: str, **more: Any) -> Any:
     """value: a number, or a pair of them."""
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     if isinstance(value, tuple):
         ends = chosen if isinstance(chosen, list) and len(chosen) == len(value) else value
         fitting = tuple(_number(end, type(low), low, high, usual) for end, usual in zip(ends, value, strict=True))
@@ -102,24 +102,24 @@ def select_slider(
 
 
 def text_input(label: str, value: str = "", *, key: str, **more: Any) -> str:
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     return st.text_input(label, chosen if isinstance(chosen, str) else value, **_keeping(key, more))
 
 
 def _flag(key: str, default: bool) -> bool:
-    chosen = state.choice(key)
+    chosen = state.session.choices.get(key)
     return chosen if isinstance(chosen, bool) else default
 
 
 def _place(key: str, options: list, default: int | None) -> int | None:
-    """Of the chosen option among those that there are."""
-    chosen = state.choice(key, _NEVER)
+    """Place of the chosen option among the options."""
+    chosen = state.session.choices.get(key, _NEVER)
     return options.index(chosen) if chosen in options else default
 
 
 def _several(key: str, options: list, default: Any) -> Any:
-    """Those of the chosen options that there are; the default where none is left of them."""
-    chosen = state.choice(key, _NEVER)
+    """The chosen options that still exist; the default if none is left."""
+    chosen = state.session.choices.get(key, _NEVER)
     if not isinstance(chosen, list):
         return default
     fitting = [option for option in options if option in chosen]
@@ -127,7 +127,7 @@ def _several(key: str, options: list, default: Any) -> Any:
 
 
 def _number(chosen: Any, kind: type, low: float | None, high: float | None, default: Any) -> Any:
-    """The chosen number where it is one of this kind, within the limits."""
+    """The chosen number if it is one of this kind, within the limits."""
     if isinstance(chosen, bool) or not isinstance(chosen, int | float) or kind(chosen) != chosen:
         return default
     above, below = low is None or chosen >= low, high is None or chosen <= high
@@ -135,10 +135,10 @@ def _number(chosen: Any, kind: type, low: float | None, high: float | None, defa
 
 
 def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a widget with its key, whose value is kept before anything else is done about its change."""
+    """Arguments of a widget with its key, so that its value is kept before anything else reacts to its change."""
     then, args, kwargs = more.pop("on_change", None), more.pop("args", ()), more.pop("kwargs", {})
 
-    drawn_as = state.widget_key(key)
+    drawn_as = state.visit.widget_key(key)
 
     def keep() -> None:
         state.keep_choice(key, st.session_state[drawn_as])
@@ -148,16 +148,19 @@ def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
     return more | {"key": drawn_as, "on_change": keep}
 
 
-def key_of(system: str, name: str) -> str:
+def option_key(system: str, name: str) -> str:
     """The key of the input widget of an option."""
     return f"option-{system}-{name}"
 
 
-def show(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
-    """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
-    different goals. default: in place of the option's own."""
+def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
+    """The input widget of an option by its name, by its schema.
+
+    system: tells systems apart, also those of one name for different goals
+    default: replaces the option's own
+    """
     schema = options.schemas()[name]
-    key, label = key_of(system, name), schema["title"]
+    key, label = option_key(system, name), schema["title"]
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]

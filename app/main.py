@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SIDEBAR = 232
-"""Pixels: room for the names of what is open, and at a window of 1024 enough left for a page."""
+"""Pixels: room for the names of the open inputs, and at a window of 1024 enough left for a page."""
 if str(ROOT) not in sys.path:
     # `streamlit run app/main.py` puts app/ on the path; everything is imported from the project's root.
     sys.path.insert(0, str(ROOT))
@@ -25,16 +25,16 @@ if __name__ == "__main__":
     st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
     logs.configure()
     warm_up.spare()
-    with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder
+    with contextlib.suppress(InputError, OSError):  # a panel that needs the data folder says so
         cached.resume_jobs()
     people.admit()
     state.restore()
 
     PAGES = ROOT / "pages"
     pages = [entry for section in sidebar.SECTIONS.values() for entry in section]
-    if people.may_operate(st.context, st.user):  # reached from beside one's name
+    if people.may_operate(st.context, st.user):  # reached from the visitor's name
         pages.append(sidebar.OPERATE)
-    # The sidebar has links of its own: the list that Streamlit draws with sections is none for who cannot see it.
+    # The sidebar has links of its own: a screen reader cannot use the list that Streamlit draws with sections.
     page = st.navigation(
         [
             st.Page(
@@ -55,7 +55,7 @@ if __name__ == "__main__":
         for step in (*steps, page.run):
             with failing.in_a_line():
                 step()
-    finally:  # also where the page begins anew; after it, so that it waits for nothing but its own
+    finally:  # also when the page begins anew; after it, so that it waits for nothing but its own
         warm_up.begin()
-        if state.plan_jobs() or state.imported():
+        if state.session.plan_jobs or state.session.imported:
             warm_up.begin_simulation()

@@ -1,4 +1,4 @@
-"""Published models: to search and open, and those that a recording may come from."""
+"""Published models: a search, and those that a recording may come from."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,12 @@ MOST_TITLES = 2
 
 
 def search(place: str) -> None:
-    """A box to search and open one that a package brings along with its `config.json`. place: where on the page it stands, by a
-    word of its own."""
+    """A box to search and open a packaged model with its `config.json`. place: a word for the box's place on the page."""
     if package_folder() is None:
         st.caption(f"Some seventy more models come with the package {PACKAGE} (Linux x86-64), which is not installed.")
         return
     models = packaged_models()
-    now = state.model()
+    now = state.session.model
     chosen = st.selectbox(
         "Catalogue of models",
         list(models),
@@ -31,24 +30,24 @@ def search(place: str) -> None:
         key=f"catalogue-{place}-{now.digest[:12] if now else ''}",
         help="By their names on the Hugging Face Hub; the sizes are those of their config.json.",
     )
-    if chosen is not None and (models[chosen] != now or state.config_of(now) != chosen):
-        state.open_model(models[chosen])
+    if chosen is not None and (models[chosen] != now or state.session.configs.get(now.digest) != chosen):
+        state.change(model=models[chosen])
         state.remember_config(models[chosen], chosen)
         st.rerun()
 
 
 def open_only_fit(recording: Workload) -> MoEModel | None:
-    """Open the model that a recording must come from, where no model is open and those that fit are of identical sizes; None
-    where nothing was opened."""
-    if state.model() is not None:
+    """Open the model that a recording must come from, if no model is open and those that fit are of identical sizes; None if
+    nothing was opened."""
+    if state.session.model is not None:
         return None
     fitting = _fitting(recording)
     return _open(fitting[0]) if len(fitting) == 1 else None
 
 
 def offer(recording: Workload) -> None:
-    """Where the open model is not that of the recording, or none is open: a button for each that may be."""
-    model = state.model()
+    """A button for each model that the recording may come from, if another model or none is open."""
+    model = state.session.model
     if isinstance(recording, TrafficMatrix) or (model and cached.model_fault(recording, model) is None):
         return
     sizes, fitting = sizes_in_words(recording), _fitting(recording)
@@ -73,8 +72,8 @@ def offer(recording: Workload) -> None:
 
 
 def say_what_counts(recording: Workload) -> None:
-    """A traffic matrix fits any model, of which it takes less than its reader may expect."""
-    model = state.model()
+    """Say which sizes of the model a traffic matrix uses: it fits any model, but uses less than its reader may expect."""
+    model = state.session.model
     if isinstance(recording, TrafficMatrix) and model and model.experts != recording.num_experts:
         st.caption(
             f":material/info: Of {plain(model.name)} only the sizes of a token and of an expert count: layers and experts are "
@@ -83,7 +82,7 @@ def say_what_counts(recording: Workload) -> None:
 
 
 def sizes_in_words(recording: Workload) -> str:
-    """`58 layers × 256 experts, top-8`, without what the recording does not tell."""
+    """`58 layers × 256 experts, top-8`, without sizes that the recording lacks."""
     top = f", top-{recording.k}" if recording.k else ""
     return f"{recording.layers} layer{'s' * (recording.layers != 1)} × {recording.num_experts} experts{top}"
 
@@ -93,7 +92,7 @@ def _fitting(recording: Workload) -> list[tuple[str, ...]]:
 
 
 def _title(names: Sequence[str]) -> str:
-    """Of models of identical sizes: the presets are packaged under other names too."""
+    """Names of models of identical sizes: the presets are packaged under other names too."""
     titles = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
     return ", ".join(titles[:MOST_TITLES]) + (" …" if len(titles) > MOST_TITLES else "")
 
@@ -101,7 +100,7 @@ def _title(names: Sequence[str]) -> str:
 def _open(names: Sequence[str]) -> MoEModel:
     """The first of some of identical sizes, and the `config.json` that is packaged for it."""
     model = _every_model()[names[0]]
-    state.open_model(model)
+    state.change(model=model)
     for checkpoint in names:
         owner, _, name = checkpoint.rpartition("/")
         if owner and name == model.name:

@@ -1,7 +1,4 @@
-"""Whatever file a person drops, brought to its place in the session: one function a kind of file.
-
-Where files are dropped: any page takes any file, and brings it to its place.
-"""
+"""Dropped files: any page takes any file and brings it to its place in the session, with one function for each kind of file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from engine.training import TrainingStep
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MOST_WORKLOADS = 64
-"""In one file: every one of them is read, kept and listed."""
+"""Most recordings in one file: every one of them is read, kept and listed."""
 ORDER = (
     "routing",
     "loads",
@@ -48,7 +45,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an uploaded file, in a sentence: what it was opened as, or why it was not."""
+    """The answer to an uploaded file, in a sentence: its opening, or the reason of its refusal."""
 
     text: str
     refused: bool = False
@@ -56,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Known:
-    """What files may not say themselves: the model that was dropped along, or else is open, and the type of GPUs."""
+    """Facts that files may lack: the model that was dropped with them, or else is open, and the type of GPUs."""
 
     model: MoEModel | None
     gpu_type: str | None
@@ -65,11 +62,12 @@ class Known:
 def receive(
     files: Sequence[tuple[str, bytes]], is_new: Sequence[bool], gpu_type: str | None = None
 ) -> list[Answer | None]:
-    """Open uploaded files (name, content) as what they are, files of one recording together, and say what became of each. What
-    the session had open stays open where nothing took its place.
+    """Open uploaded files, files of one recording together, and answer each. Parts of the session that nothing replaced stay
+    open.
 
-    is_new: of each file; older ones are read only with new ones of their recording, else their answer is None; gpu_type: of
-    machines whose files do not name it
+    files: (name, content)
+    is_new: of each file; older ones are read only with new ones of their recording, else their answer is None
+    gpu_type: of machines with files that do not name it
     """
     try:
         with uploads.as_files(files) as paths, store.scratch() as scratch:
@@ -92,7 +90,7 @@ def _received(
             continue
         parts += inside
         upload_of |= {file: place for part in inside for file in part.paths}
-    known, before = Known(_model_among(parts), gpu_type), set(state.workloads())
+    known, before = Known(_model_among(parts), gpu_type), set(state.session.workloads)
     last_recording = None
     for part in sorted(formats.joined(parts), key=lambda part: ORDER.index(part.format.kind)):
         places = dict.fromkeys(upload_of[file] for file in part.paths)
@@ -117,20 +115,22 @@ def _received(
 
 
 def _open_model_of_new(before: set[str]) -> str | None:
-    """Open the only model that the recording opened last may come from, and say so. before: digests of those there were. A
-    traffic matrix tells no model, so that one before it counts."""
-    new = (cached.recording(digest) for digest in reversed(state.workloads()) if digest not in before)
+    """Open the only model that the recording opened last may come from, and say so. before: digests of the earlier recordings.
+
+    A traffic matrix tells no model, so the recording before it counts.
+    """
+    new = (cached.recording(digest) for digest in reversed(state.session.workloads) if digest not in before)
     recording = next((recording for recording in new if not isinstance(recording, TrafficMatrix)), None)
     model = recording and model_catalogue.open_only_fit(recording)
     if model is None:
         return None
     sizes = model_catalogue.sizes_in_words(recording)
-    state.notice(f"{sizes} fits only {model.name}: it is open")
+    state.visit.notice = f"{sizes} fits only {model.name}: it is open"
     return f"opened the model {model.name}, the only one of the catalogue with {sizes}"
 
 
 def _together(answers: Sequence[Answer]) -> Answer | None:
-    """Of an archive, whose files each have one."""
+    """One answer for an archive, from those of its files."""
     if not answers:
         return None
     return Answer("; ".join(answer.text for answer in answers), any(answer.refused for answer in answers))
@@ -143,7 +143,7 @@ def _model_among(parts: Sequence[formats.Part]) -> MoEModel | None:
                 return formats.read_model(part.paths[0])
             except InputError:
                 break  # opening it says why
-    return state.model()
+    return state.session.model
 
 
 def _recording(part: formats.Part, known: Known) -> str:
@@ -159,8 +159,10 @@ def _recording(part: formats.Part, known: Known) -> str:
 
 
 def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Workload:
-    """The recording. One with the layers and k of the model is held against that model's number of experts; one of another
-    model is no fault, so its own sizes count then."""
+    """The recording, checked against the open model's number of experts if it has its layers and k.
+
+    A recording of another model is no fault, so its own sizes count then.
+    """
     if model is None:
         return formats.read_workload(part.paths, member=member)
     facts = {"member": member, "bytes_per_token": model.bytes_per_token, "model": model}
@@ -177,13 +179,13 @@ def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Wor
 def _model(part: formats.Part, _: Known) -> str:
     (path,) = part.paths
     model, workload = formats.read_model(path), cached.workload()
-    # A serving step assumes balanced routing where the recording is of another model.
+    # A serving step assumes balanced routing if the recording is of another model.
     if workload is not None and not isinstance(workload, TrafficMatrix) and state.serving() is None:
         try:
             model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
         except InputError as error:
             raise InputError(f"{path.name}: {error}; the open model stays (open the model's recording first)") from None
-    state.open_model(model)
+    state.change(model=model)
     if part.format.name == "huggingface":
         state.remember_config(model, store.save_config(path))
     return f"opened the model {model.name}"
@@ -231,7 +233,7 @@ def _costs(part: formats.Part, _: Known) -> str:
 
 def _step(part: formats.Part, _: Known) -> str:
     (path,) = part.paths
-    if state.model() is None:
+    if state.session.model is None:
         raise InputError(f"{path.name}: is {part.format.title}; open its model first")
     if part.format.name == "serving-step":
         state.open_serving(formats.read_document(ServingStep, path))
@@ -247,9 +249,9 @@ def _graph(part: formats.Part, _: Known) -> str:
 
 
 def _plan(part: formats.Part, _: Known) -> str:
-    """What is deployed now."""
+    """Open the plan that is deployed now."""
     (path,) = part.paths
-    file, model, cluster = open_plan_file(path), state.model(), state.cluster()
+    file, model, cluster = open_plan_file(path), state.session.model, state.session.cluster
     if model is None or cluster is None:
         missing = " and ".join(what for what, there in (("model", model), ("cluster", cluster)) if there is None)
         raise InputError(f"{path.name}: is {part.format.title}, not a recording: open its {missing} first")
@@ -261,14 +263,14 @@ def _plan(part: formats.Part, _: Known) -> str:
     except InputError as error:
         raise InputError(f"{path.name}: cannot count as deployed: {error}") from None
     state.add_imported(plan)
-    state.set_in_use(plan.id)
+    state.update(in_use=plan.id)
     notes = f" ({'; '.join(deployed.notes)})" if deployed.notes else ""
     return f"{plan.name} counts as deployed now: {deployed.format}{notes}"
 
 
 def plan_of(deployed: Deployed, name: str) -> Plan:
     """A placement of a serving engine, which sends all at once, as a plan."""
-    return plan_of_placement(deployed.placement, name, travel=state.travel())
+    return plan_of_placement(deployed.placement, name, travel=state.session.travel)
 
 
 _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
@@ -288,12 +290,17 @@ _OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
 
 
 def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bool = True) -> None:
-    """A drop zone, and below it what the files of the last upload were opened as, or why they were not.
+    """A drop zone, and below it the answers to the files of the last upload.
 
-    key: of its widget; label: what this page hopes for; help: which files those are; gpu_type: of machines whose files do not
-    name it; tells: say what became of files, else the page does. Files of one recording may be dropped one after another: those
-    still in the zone are read with them. One that was refused is read again once another model or cluster is open, or a file
-    beside it leaves: it may have been for that; it is spoken of again only where it fares otherwise.
+    key: of its widget
+    label: kind of file that this page needs
+    help: names of those files
+    gpu_type: of machines with files that do not name it
+    tells: True shows the answers here, else the page does
+
+    Files of one recording may be dropped one after another: those still in the zone are read with them. A refused file is read
+    again once another model or cluster is open, or another file leaves the zone, as either may have been the cause; its answer
+    is shown again only if it changed.
     """
     files = st.file_uploader(
         label,
@@ -302,28 +309,30 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
         help=f"{help} Cluster, model, plan and measurement files are recognised as well.",
     )
     ids = [file.file_id for file in files]
-    refused = {id: complaints for id in ids if (complaints := state.complaints([id]))}
-    came = state.newly_in(key, ids)
-    is_new = [state.first_time(f"{id} {gpu_type or ''}") for id in ids]
-    open_now = " ".join(document.digest for document in (state.model(), state.cluster()) if document is not None)
-    others_open = [state.first_time(f"{id} beside {open_now}") for id in ids]
+    refused = {id: complaints for id in ids if (complaints := uploads.complaints([id]))}
+    came = uploads.newly_in(key, ids)
+    is_new = [uploads.first_time(f"{id} {gpu_type or ''}") for id in ids]
+    open_now = " ".join(
+        document.digest for document in (state.session.model, state.session.cluster) if document is not None
+    )
+    others_open = [uploads.first_time(f"{id} beside {open_now}") for id in ids]
     is_new = [new or (other and id in refused) for id, new, other in zip(ids, is_new, others_open, strict=True)]
     if any(is_new):
         answers = receive([(file.name, file.getvalue()) for file in files], is_new, gpu_type)
         answered = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
         for id, answer in answered.items():
-            (state.complain if answer.refused else state.answer_upload)(id, answer.text)
-        otherwise = [id for id in answered if id in came or state.complaints([id]) != refused.get(id)]
-        state.tell_of(key, otherwise, alone=bool(came))
+            uploads.answer(id, answer.text, answer.refused)
+        otherwise = [id for id in answered if id in came or uploads.complaints([id]) != refused.get(id)]
+        uploads.show_answers(key, otherwise, alone=bool(came))
         if answered:
             st.rerun()
     if tells:
-        tell(state.told_of(key, ids))
+        tell(uploads.shown_in(key, ids))
 
 
 def tell(ids: Sequence[str]) -> None:
-    """What became of dropped files: those that were opened in a line, then why others were not."""
-    if answers := state.answers_of_uploads(ids):
+    """Answers to dropped files: those that were opened in a line, then the reasons of refusals."""
+    if answers := uploads.answers(ids):
         st.caption(f":material/check: {plain(' · '.join(answers))}")
-    for complaint in state.complaints(ids):
+    for complaint in uploads.complaints(ids):
         st.error(plain(complaint), icon=":material/error:")

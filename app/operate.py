@@ -1,4 +1,4 @@
-"""What an operator asks of a studio, as tables: what takes room, what runs, who is here, what may go."""
+"""Tables for an operator of the studio: its room on the disk, its jobs, its visitors, and data that may go."""
 
 import contextlib
 import time
@@ -19,12 +19,12 @@ from engine.upkeep import health, retention
 from engine.upkeep.retention import Cleaning
 
 RECENT = 12
-"""Jobs that have ended which are listed."""
+"""Most ended jobs that are listed."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What the data folder takes. free, total: bytes of its disk."""
+    """Room of the data folder. free, total: bytes of its disk."""
 
     uses: list[health.Use]
     free: int
@@ -37,13 +37,13 @@ class Room:
 
 
 def room() -> Room:
-    """What takes room. Raises InputError where there is no data folder."""
+    """Room by kind of data. Raises InputError if there is no data folder."""
     folder = store.data_folder()
     return Room(health.use_by_kind(folder), *health.free(folder))
 
 
 def healthy() -> str:
-    """What there is to say where nothing is wrong."""
+    """The sentence of a studio without faults."""
     free, total = health.free(store.data_folder())
     return f"Healthy: the data folder is writable ({units.size(free)} of {units.size(total)} free) and the database answers."
 
@@ -54,7 +54,7 @@ def zone() -> str:
 
 
 def what_would_go() -> Cleaning:
-    """What `clean` would remove now; nothing is. Raises InputError when the database does not answer."""
+    """Data that `clean` would remove now; nothing is removed. Raises InputError when the database does not answer."""
     return retention.clean(database(), store.data_folder(), retention.policy(), time.time(), remove=False)
 
 
@@ -74,12 +74,12 @@ def jobs() -> tuple[list[runner.Job], list[runner.Job]]:
 
 @st.cache_resource(show_spinner=False)
 def _known_to_have_ended() -> set[Path]:
-    """Folders of jobs, which need not be looked at again: of thousands that would take the page seconds."""
+    """Folders of ended jobs, which need not be read again: thousands would take the page seconds."""
     return set()
 
 
 def uses_as_text(uses: list[health.Use]) -> pd.DataFrame:
-    """One row a kind, in one unit."""
+    """One row for each kind, in one unit."""
     factor, unit = units.scale_of(max((use.bytes for use in uses), default=0), units.SIZE)
     whole = sum(use.bytes for use in uses) or 1
     return pd.DataFrame(
@@ -98,7 +98,7 @@ def _size(value: float) -> str:
 
 
 def jobs_as_text(ended: list[runner.Job]) -> pd.DataFrame:
-    """One row a job that has ended."""
+    """One row for each ended job."""
     rows = []
     for job in ended:
         with contextlib.suppress(InputError, OSError, ValueError):
@@ -115,7 +115,7 @@ def jobs_as_text(ended: list[runner.Job]) -> pd.DataFrame:
 
 
 def visitors_as_text(present: list[Visitor]) -> pd.DataFrame:
-    """One row a visitor; a name that nobody vouches for is marked as typed."""
+    """One row for each visitor; a name without a login is marked as typed."""
     return pd.DataFrame(
         {
             "Who": [
@@ -132,7 +132,7 @@ def visitors_as_text(present: list[Visitor]) -> pd.DataFrame:
 
 
 def going_as_text(cleaning: Cleaning) -> pd.DataFrame:
-    """One row a kind of what would go, in one unit."""
+    """One row for each kind of data that would go, in one unit."""
     sums = [
         (kind, len(parts), sum(part.size for part in parts), min(part.used for part in parts))
         for kind, parts in ((kind, list(parts)) for kind, parts in groupby(cleaning.going, lambda going: going.kind))

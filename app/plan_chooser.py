@@ -1,4 +1,4 @@
-"""The choice of the open plan among all of the session, also of a hundred; and names for them, and a way to be rid of some."""
+"""The choice of the open plan among all of the session, even of a hundred; names for them, and their removal."""
 
 import math
 
@@ -12,14 +12,14 @@ SORTS = ("Newest first", "Fastest first", "By name")
 
 
 def choose() -> None:
-    """The plans to search and choose from, and what can be done with the open one."""
+    """The plans to search and choose from, and the actions on the open one."""
     candidates = cached.candidates()
     if not candidates:
         st.caption("No plan yet.")
     else:
         _choose_among(candidates)
-    if state.plan_id() in candidates:
-        _change(candidates[state.plan_id()])
+    if state.session.plan in candidates:
+        _change(candidates[state.session.plan])
     _undo()
 
 
@@ -30,10 +30,10 @@ def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
             "Sort plans", SORTS, default=SORTS[0], required=True, key=SORT, label_visibility="collapsed"
         )
     labels = {
-        id: f"{candidate.plan.name} (deployed now)" if id == state.in_use() else candidate.plan.name
+        id: f"{candidate.plan.name} (deployed now)" if id == state.session.in_use else candidate.plan.name
         for id, candidate in candidates.items()
     }
-    st.session_state[KEY] = state.plan_id() if state.plan_id() in candidates else None
+    st.session_state[KEY] = state.session.plan if state.session.plan in candidates else None
     st.selectbox(
         f"Open plan, of {len(candidates)}" if len(candidates) > 1 else "Open plan",
         ids_in(order, candidates),
@@ -47,7 +47,7 @@ def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
 
 
 def ids_in(order: str, candidates: dict[str, cached.Candidate]) -> list[str]:
-    """Ids of the plans in one of SORTS; the fastest by what their optimisers simulated, those without a claim last."""
+    """Ids of the plans in one of SORTS; the fastest by their optimisers' simulated times, those without a claim last."""
     if order == "By name":
         return sorted(candidates, key=lambda id: candidates[id].plan.name.casefold())
     if order == "Fastest first":
@@ -57,9 +57,9 @@ def ids_in(order: str, candidates: dict[str, cached.Candidate]) -> list[str]:
 
 
 def _open() -> None:
-    """Open what was chosen. A list that is left with Escape has chosen nothing, and closes no plan."""
+    """Open the chosen plan. A list left with Escape has chosen nothing, and closes no plan."""
     if st.session_state[KEY] is not None:
-        state.open_plan(st.session_state[KEY])
+        state.update(plan=st.session_state[KEY])
 
 
 def _change(candidate: cached.Candidate) -> None:
@@ -74,7 +74,7 @@ def _change(candidate: cached.Candidate) -> None:
         on_change=lambda: state.name_plan(id, st.session_state[key]),
         help="In this session. Empty: what the plan is called by itself.",
     )
-    deployed = id == state.in_use()
+    deployed = id == state.session.in_use
     st.button(
         "Remove from the list",
         icon=":material/delete:",
@@ -90,7 +90,7 @@ def _change(candidate: cached.Candidate) -> None:
 
 def _undo() -> None:
     """The way back for the plan that was removed last."""
-    if removed := state.removed_plans():
+    if removed := state.session.removed_plans:
         id, last = list(removed.items())[-1]
         st.button(
             f"Bring back {plain(last.name)}",
@@ -104,5 +104,5 @@ def _undo() -> None:
 
 def _restore(id: str) -> None:
     state.restore_plan(id)
-    if state.plan_id() is None:
-        state.open_plan(id)
+    if state.session.plan is None:
+        state.update(plan=id)

@@ -1,4 +1,4 @@
-"""What runs for this session, on every page: how far it is, how much longer it takes, and a way to stop it."""
+"""The running jobs of this session, on every page: progress, time left, and Stop."""
 
 import streamlit as st
 
@@ -26,10 +26,10 @@ TITLES = {
     "redundancy": "Spare slots",
     "lina": "Lina at run time",
 }
-"""What a person knows a kind of job by."""
+"""Names of kinds of jobs on the pages."""
 
 _ended: set[str] = set()
-"""Ids of jobs that have come to their end, which nothing changes: a session may have hundreds, and this looks every second."""
+"""Ids of jobs that have ended, which is final: a session may have hundreds, and this page part looks every second."""
 
 
 def show() -> None:
@@ -44,11 +44,11 @@ def _rows() -> None:
     for job in jobs:
         _row(job)
     if not jobs:
-        st.rerun()  # what they found is drawn, and nothing is asked every second any more
+        st.rerun()  # their results are drawn, and nothing is asked every second any more
 
 
 def _unfinished() -> list[Job]:
-    ids = {*state.plan_jobs(), *state.study_jobs(), *state.launch_jobs()} - _ended
+    ids = {*state.session.plan_jobs, *state.study_jobs(), *state.session.launch_jobs} - _ended
     jobs = cached.jobs(sorted(ids, reverse=True))
     _ended.update(job.id for job in jobs if job.state.finished)
     return [job for job in jobs if job.id not in _ended]
@@ -70,10 +70,6 @@ def _row(job: Job) -> None:
             icon=":material/stop:",
             type="tertiary",
             disabled=standing is State.CANCELLING,
-            on_click=_stop,
-            args=(job,),
+            on_click=runner.cancel,
+            args=(job, watch.GRACE if job.request.kind == "launch" else runner.GRACE),
         )
-
-
-def _stop(job: Job) -> None:
-    runner.cancel(job, watch.GRACE if job.request.kind == "launch" else runner.GRACE)

@@ -44,28 +44,30 @@ def open_recording(sample: Sample) -> None:
     """Open a shipped recording and its model."""
     model = formats.read_model(FOLDER / sample.model)
     path = FOLDER / sample.file
-    # First what a full disk refuses, or half a sample would be open.
+    # First the writes that a full disk refuses, or half a sample would be open.
     state.open_workload(formats.read_workload(path, num_experts=model.experts, bytes_per_token=model.bytes_per_token))
-    state.open_model(model)
+    state.change(model=model)
 
 
 def open_large() -> None:
     """Open a recording as large as DeepSeek-R1's, which nobody recorded, on 32 H100."""
     model = models()["DeepSeek-R1"].model
     state.open_workload(LARGE.draw(model))
-    state.open_model(model)
+    state.change(model=model)
     state.open_cluster(clusters()["hgx-h100-4-nodes"].cluster)
     state.begin_tour()
 
 
 def gain() -> dict[str, Any]:
-    """Seconds of the sample's forward pass with experts in order and as planned by a system, and the plan's bound: kept, as a
-    first screen cannot wait for a plan, and held against a plan by a test."""
+    """Seconds of the sample's forward pass with experts in order and as planned by a system, and the plan's bound.
+
+    They are stored, as a first screen cannot wait for a plan; a test compares them with a plan.
+    """
     return json.loads((Path(__file__).parent / "workload" / "gain.json").read_bytes())
 
 
 def open_sample() -> None:
-    """Open everything the main job needs: a recording, its model and the mixed cluster; and on a first visit the guide."""
+    """Open all inputs of the main job: a recording, its model and the mixed cluster; and on a first visit the guide."""
     open_recording(RECORDINGS[0])
     state.open_cluster(formats.read_cluster(FOLDER / "mixed-8.json"))
     state.begin_tour()

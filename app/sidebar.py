@@ -1,4 +1,4 @@
-"""The frame beside every page: the pages, what is open and ways to change it, what runs, who is looking, the page's terms."""
+"""The sidebar of every page: links, open inputs with ways to change them, running jobs, the visitor, the page's terms."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ OPERATE = Entry("Administration", "operate", ":material/monitor_heart:")
 
 
 def links() -> None:
-    """The pages, by what they are for."""
+    """Links to the pages, by their purpose."""
     with st.sidebar, st.container(gap="xxsmall", key="pages"):
         for section, entries in SECTIONS.items():
             st.caption(section)
@@ -50,7 +50,7 @@ def links() -> None:
 
 
 def show(title: str) -> None:
-    """The sidebar under the list of pages. title: of the page, whose words it explains."""
+    """The sidebar under the list of pages. title: of the page with the terms to explain."""
     with st.sidebar:
         with st.container(gap="xsmall"):
             for part in (_workload, _cluster, _model, _plan):
@@ -64,8 +64,10 @@ def show(title: str) -> None:
 
 
 def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenerator:
-    """What is open, by its name, and when pressed the rest of its figures and the ways to change it. With another digest it is
-    another popover: choosing closes it."""
+    """An open input, by its name; pressed, its other figures and the ways to change it.
+
+    Another digest makes another popover, so choosing closes it.
+    """
     short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1].rstrip(' ,')}…"
     return st.popover(
         plain(short),
@@ -79,7 +81,7 @@ def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenera
 
 def _workload() -> None:
     workload = cached.workload()
-    step = state.step()
+    step = state.session.step
     assumed = routing_is_assumed()
     balanced = assumed or (step is not None and step.routing == "balanced")
     name = "Balanced routing" if balanced else workload.name if workload else "No workload"
@@ -92,15 +94,17 @@ def _workload() -> None:
         figure, figures = "assumed", "assumed: no recording of this model is open"
     elif workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
-        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
+        beside = (
+            f" · beside {plain(state.session.workloads.get(state.session.second, ''))}" if state.session.second else ""
+        )
         figure = f"{workload.layers} layer{'s' * (workload.layers > 1)} × {workload.num_experts} experts{beside}"
         figures = f"{tokens}{figure}"
-    with _popover(name, ":material/database:", "workload", state.workload_digest()):
+    with _popover(name, ":material/database:", "workload", state.session.workload):
         if figures:
             st.caption(figures)
-        for digest, known in state.workloads().items():
-            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
-                state.choose_workload(digest)
+        for digest, known in state.session.workloads.items():
+            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.session.workload):
+                state.change(workload=digest)
                 st.rerun()
         st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
     if figure:
@@ -108,12 +112,12 @@ def _workload() -> None:
 
 
 def _cluster() -> None:
-    cluster = state.cluster()
+    cluster = state.session.cluster
     types = [gpu.type for gpu in cluster.gpus] if cluster else []
     counts = [f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types)]
     with _popover(cluster.name if cluster else "No cluster", ":material/dns:", "cluster", cluster and cluster.digest):
         if cluster:
-            st.caption(f"{' · '.join(counts)} · costs: {plain(choice.short(state.cost()))}")
+            st.caption(f"{' · '.join(counts)} · costs: {plain(choice.short(state.session.cost))}")
         for name, preset in samples.clusters().items():
             if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
                 state.open_cluster(preset.cluster)
@@ -124,13 +128,13 @@ def _cluster() -> None:
 
 
 def _model() -> None:
-    model = state.model()
+    model = state.session.model
     with _popover(model.name if model else "No model", ":material/account_tree:", "model", model and model.digest):
         if model:
             st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.dtype}")
         for name, preset in samples.models().items():
             if st.button(plain(name), key=f"strip-model-{name}"):
-                state.open_model(preset.model)
+                state.change(model=preset.model)
                 st.rerun()
         model_catalogue.search("strip")
         st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
@@ -148,5 +152,5 @@ def _plan() -> None:
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if time:
         made_on = plan.provenance.inputs.get("workload")
-        elsewhere = made_on in state.workloads() and made_on != state.workload_digest()
+        elsewhere = made_on in state.session.workloads and made_on != state.session.workload
         st.caption(f"{time} on another recording" if elsewhere else time)

@@ -1,7 +1,7 @@
-"""Simulations that pages wait for, in processes beside the one that serves everybody.
+"""Simulations that pages wait for, in processes of their own, apart from the one that serves everybody.
 
-What is soon done stays here as long as nobody else simulates here: threads of one process wait for one another at every step
-of a simulation, so that twenty at once take several times as long as one after another.
+A short simulation stays here as long as nobody else simulates here: threads of one process wait for one another at every step,
+so that twenty at once take several times as long as one after another.
 """
 
 import threading
@@ -37,9 +37,9 @@ _here = threading.Lock()
 
 
 def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Outlook]:
-    """What these plans take after a change. Raises InputError as `outlook_after` does."""
+    """Outlooks of these plans after a change. Raises InputError as `outlook_after` does."""
     key, known = _digest(problem), {}
-    if change.is_none:  # what a page begins with
+    if change.is_none:  # a page begins with this one
         kept = {plan.id: store.load_figures(Outlook, simulation_digest(plan, problem)) for plan in plans}
         known = {id: outlook for id, outlook in kept.items() if outlook is not None}
     missing = [plan for plan in plans if plan.id not in known]
@@ -53,8 +53,7 @@ def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Ou
 
 
 def timeline(plan: Plan, problem: Problem) -> Timeline:
-    """The simulated timeline of a plan, which is kept where that is worth it. Raises InputError when the plan does not fit the
-    problem."""
+    """The simulated timeline of a plan, stored if worth it. Raises InputError when the plan does not fit the problem."""
     key = simulation_digest(plan, problem)
     if (kept := store.load_timeline(key)) is not None:
         return kept
@@ -68,7 +67,8 @@ def timeline(plan: Plan, problem: Problem) -> Timeline:
 def operators(
     problem: Problem, config: Path, sizes: TransformerSizes, step: ServingStep
 ) -> tuple[OperatorSource, list[str]]:
-    """What times the operators of a serving step of a model with this `config.json`, and why it is not the measured source."""
+    """The source that times the operators of a serving step of a model with this `config.json`, and why it is not the measured
+    one."""
     small = (config, problem.model, sizes, problem.cluster.gpus[0], step)
     return _answers(problem, [Question(choose_operators, small=small)])[0]
 
@@ -76,7 +76,7 @@ def operators(
 def served(
     plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes
 ) -> ServedStep:
-    """A plan in a whole serving step, which is kept where that is worth it. Raises InputError as `serve` does."""
+    """A plan in a whole serving step, stored if that is worth it. Raises InputError as `serve` does."""
     key = (simulation_digest(plan, problem), step.digest, source.source, sizes.digest)
     if (kept := load_step(*key)) is not None:
         return kept
@@ -97,7 +97,7 @@ def _answers(problem: Problem, questions: list[Question]) -> list[Any]:
         if not (alone and _is_small(problem)):
             _pool.start()
             if _pool.ready:
-                return _pool.answers(questions, state.end_if_left)
+                return _pool.answers(questions, state.visit.end_if_left)
         return [question.work(*question.large.values(), *question.small) for question in questions]
     finally:
         if alone:

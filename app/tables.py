@@ -1,8 +1,6 @@
-"""Tables whose cells a spreadsheet may open: Streamlit's tables can be downloaded, and names in them come out of files.
+"""Tables safe for a spreadsheet, since names in them come from files and Streamlit's tables can be downloaded.
 
-A person's text where markdown is read.
-
-How evenly a plan loads its GPUs, in as few words as a page has room for.
+Also people's text as literal markdown, and the balance of a plan's load in few words.
 """
 
 import re
@@ -19,27 +17,27 @@ from engine.timeline import Balance, over_layers
 from engine.workload import digest_of
 
 FORMULA = ("=", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""How a cell begins that a spreadsheet computes, or trims until it does; the wide forms count in East Asian editions."""
+"""Begin of a cell that a spreadsheet computes, or trims until it does; the wide forms count in East Asian editions."""
 SIGNED = ("+", "-")
 FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*")
 """A signed figure with its unit, which is no formula."""
 WARM = ("#A33B00", "#FF9D5C")
-"""Text that says what is worse, by whether the page is dark."""
+"""Colour of text that marks a worse value, by True if the page is dark."""
 MISSING = "—"
-"""In place of a text that is not there, for which Streamlit writes None."""
+"""Replaces a missing text, for which Streamlit writes None."""
 ROWS, LOW = 6, 240
 IN_POPOVER = 640
-"""Pixels of a table that a button shows: as wide as Streamlit lets what it opens be."""
+"""Pixels of a table in a popover: the most that Streamlit allows."""
 
 
 def cell(text: str) -> str:
-    """`text`, never a formula: what a spreadsheet would compute begins with an apostrophe (OWASP, CSV injection)."""
+    """`text`, never a formula: a text that a spreadsheet would compute begins with an apostrophe (OWASP, CSV injection)."""
     formula = text.startswith(FORMULA) or (text.startswith(SIGNED) and not FIGURE.fullmatch(text))
     return f"'{text}" if formula else text
 
 
 def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table; no text in it, in a list in it, in its index or in a column's name is a formula."""
+    """The table without formulas in its texts, the lists in it, its index or its columns' names."""
     return frame.map(_harmless).rename(index=_harmless, columns=_harmless)
 
 
@@ -49,11 +47,12 @@ def show(
     losses: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     **options: Any,
 ) -> Any:
-    """`st.dataframe` of columns or rows whose texts may come from a person or a file. They look as they were written;
-    the file that can be downloaded is guarded.
+    """`st.dataframe` of columns or rows with texts that may come from a person or a file.
 
-    shown: how the values of a column are written on the page; losses: by column the rows where something is worse, in the warm
-    colour; options: those of `st.dataframe`.
+    They look as they were written; the file that can be downloaded is guarded.
+    shown: how the values of a column are written on the page
+    losses: by column the rows with a worse value, in the warm colour
+    options: those of `st.dataframe`
     """
     frame = pd.DataFrame(table)
     frame = frame.fillna(dict.fromkeys(frame.select_dtypes(["object", "string"]), MISSING))
@@ -88,8 +87,12 @@ def _written(value: Any) -> str:
 def choose_row(
     table: pd.DataFrame, ids: Sequence[int | str], choose: Callable[[int | str], None], key: str, **options: Any
 ) -> None:
-    """The same, of which a person selects one row, to look at what it stands for. ids: of the rows; choose: called with the id
-    of the selected one; key: of the widget, which is another one for other rows, since a selection is a row's number."""
+    """A table of which a person selects one row.
+
+    ids: of the rows
+    choose: called with the id of the selected one
+    key: of the widget, which is another one for other rows, since a selection is a row's number
+    """
     key = f"{key}-{digest_of(*map(str, ids))[:16]}"
 
     def choose_selected() -> None:
@@ -100,7 +103,7 @@ def choose_row(
 
 
 def low(rows: int) -> int | str:
-    """The height of a table that has as many rows in sight as it takes to choose from, and scrolls."""
+    """The height of a table that shows enough rows to choose from, and scrolls."""
     return "content" if rows <= ROWS else LOW
 
 
@@ -116,13 +119,13 @@ def _harmless(value: Any) -> Any:
 
 
 def plain(text: str) -> str:
-    """Nothing in the text is markup."""
+    """The text with its markup escaped."""
     return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:^&=\"'])", r"\\\1", " ".join(text.split()))
 
 
 def sentence(text: str) -> str:
-    """The same of an error or a summary, as a sentence. What begins with a file, an option or another word that is no word
-    stays so."""
+    """An error or a summary as a sentence, with its markup escaped. A first word that is a file, an option or the like stays as
+    it is."""
     first, *_ = text.split(" ")
     begun = f"{text[:1].upper()}{text[1:]}" if re.fullmatch(r"[a-z]+[,:;]?", first) else text
     return plain(begun if begun.endswith((".", "!", "?")) else f"{begun}.")
@@ -137,7 +140,7 @@ COLUMN_HELP = (
 
 
 def metric(balance: Balance) -> None:
-    """The overload factor as a figure of a page, with its percentiles and its other names where the pointer rests."""
+    """The overload factor as a figure of a page, with its percentiles and its other names in the tip."""
     st.metric(COLUMN, units.ratio(balance.mean), help=explanation(balance))
 
 
@@ -147,7 +150,7 @@ def balance_cell(factors: dict[str, float]) -> str:
 
 
 def explanation(balance: Balance) -> str:
-    """What the factor is, all figures over layers, and what other engines call it."""
+    """Meaning of the factor, all figures over layers, and its names in other engines."""
     return (
         f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
         f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
@@ -162,7 +165,7 @@ def balance_sentence(factors: dict[str, float]) -> str:
 
 
 def noted(figures: dict[str, Any]) -> None:
-    """The figure of a plan that was saved with it; nothing of one that an older version saved."""
+    """Show the overload factor that was saved with a plan; nothing for a plan that an older version saved."""
     if (balance := figures.get("balance")) is not None:
         factors = balance["overload_factor"]
         st.metric(COLUMN, units.ratio(factors["mean"]), help=f"over layers: {over_layers(factors)}")

@@ -1,17 +1,4 @@
-"""What the others wait for: the time of a whole plan by the GPU that ends each step last, and by layer.
-
-What no order of sends can beat, with relays where a cluster allows them and without, and no placement.
-
-What the bars and lines of a pass's chart are, in words below it.
-
-The sends of one layer on a few GPUs, where the whole timeline has bundles.
-
-The Timeline page under the goal of serving: the figures of the whole step and its timeline.
-
-The Timeline page of a training step: figures, the Gantt with what stayed exposed, and what is assumed.
-
-What colocating is for: how much of the time the GPUs compute with each model alone, and with both.
-"""
+"""The Timeline page: bottleneck, bounds, legend, single sends of a layer, serving and training steps, and colocated models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +8,6 @@ import streamlit as st
 from app import cached, failing, kept, state, tables, verdict_line, widgets
 from app.charts import cluster as utilisation_charts
 from app.charts import gantt, theme
-from app.charts import gantt as charts
 from app.charts import step as step_charts
 from app.charts.theme import KIND_TITLES
 from app.optimise import serving_page, step
@@ -39,21 +25,21 @@ from engine.timeline import Timeline
 
 
 def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
-    """Both charts, none of a plan that takes no time. gpus: their names"""
+    """Charts of the waits, by GPU and by layer; nothing for a plan that takes no time. gpus: their names."""
     st.subheader("The bottleneck", anchor=False)
     st.caption(
         "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-        "others wait for, and by layer. Of a transfer the end with the busier port counts; where several finish together, "
-        "one of them."
+        "others wait for, and by layer. A transfer counts at the end with the busier port; of several that finish together "
+        "one counts."
     )
     waits = cached.waits(plan, problem)
     if not len(waits):
         return
     by_gpu, by_layer = st.columns(2, gap="large")
     with by_gpu:
-        widgets.chart(charts.by_gpu(waits, gpus), "waits-by-gpu")
+        widgets.chart(gantt.by_gpu(waits, gpus), "waits-by-gpu")
     with by_layer:
-        widgets.chart(charts.by_layer(waits), "waits-by-layer")
+        widgets.chart(gantt.by_layer(waits), "waits-by-layer")
 
 
 SAME = 1e-9
@@ -61,8 +47,10 @@ SAME = 1e-9
 
 
 def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
-    """The bound of a plan's placement, which holds for every order, and also, where GPUs could relay for each other but in the
-    plan's own order do not, the closer one of the orders without relays; and that of its optimiser over all placements."""
+    """The bound of a plan's placement over every order, and that of its optimiser over all placements.
+
+    If GPUs could relay for each other but in the plan's own order do not, also the closer bound over orders without relays.
+    """
     st.metric(
         "Bound for this placement",
         units.seconds(figures.order_bound),
@@ -81,12 +69,18 @@ def show_bounds(plan: Plan, problem: Problem, figures: Metrics) -> None:
         st.metric(
             "Bound for any placement",
             units.seconds(figures.bound),
-            help="as its optimiser claims of placements with as many slots per GPU; not computed again",
+            help="as its optimiser claims for placements with as many slots per GPU; not computed again",
         )
 
 
 def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chosen: bool) -> None:
-    """figures: of the open plan; bundled: its sends are; folded: a lane stands for several GPUs; chosen: some have no lane."""
+    """Explain the bars and lines of the chart in words.
+
+    figures: of the open plan
+    bundled: True if its sends are bundled
+    folded: True if a lane stands for several GPUs
+    chosen: True if some GPUs have no lane
+    """
     longest = max(figures.seconds, key=figures.seconds.get)
     share = units.share(figures.seconds[longest] / (figures.total or 1.0))
     most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {KIND_TITLES[longest]} ({share}). "
@@ -105,7 +99,7 @@ def show_legend(plan: Plan, figures: Metrics, bundled: bool, folded: bool, chose
 
 @failing.fragment
 def show_sends(plan: Plan, problem: Problem) -> None:
-    """Once asked for: a layer and GPUs to choose, their chart, and a file with what it shows."""
+    """The sends of one layer, once asked for: a choice of layer and GPUs, their chart, and a file with its content."""
     gpus, last_layer = problem.cluster.gpu_names, problem.workload.layers - 1
     if not kept.toggle("Send by send", key="send-by-send", help="every send of one layer, of the GPUs you choose"):
         return
@@ -127,27 +121,24 @@ def show_sends(plan: Plan, problem: Problem) -> None:
     if not chosen:
         return
     part, count = gantt.only(whole, sorted(chosen))
-    title = f"Layer {layer} of {charts.plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
+    title = f"Layer {layer} of {plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
     widgets.gantt(
-        charts.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
+        gantt.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
         f"sends-{plan.id[:16]}",
     )
-    st.download_button(
+    widgets.download(
         "Download Perfetto trace of these sends",
         lambda: write_trace(replace(whole, events=whole.events[whole.events["resource"].isin(chosen)])),
         f"timeline-layer-{layer}.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
     )
 
 
 MOST_GPUS = 8
-"""GPUs with a lane."""
+"""Most GPUs with a lane."""
 
 
 def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
-    """The plans by the names to show, the open one first; False where they cannot be served and it says why."""
+    """Show the plans in the serving step, by name, the open one first; False, after saying why, if they cannot be served."""
     try:
         check_cluster(problem)
         serving = serving_of(problem)
@@ -167,14 +158,14 @@ def show_serving(shown: dict[str, Plan], problem: Problem) -> bool:
 
 
 def _gantt(steps: dict[str, ServedStep]) -> None:
-    """The simulated layers of the step; with two batches all that takes turns with them too."""
+    """The simulated layers of the step; with two batches both, as they take turns."""
     timelines = {name: step.timeline for name, step in steps.items()}
     name, step = next(iter(steps.items()))
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
     first, last = 0, last_layer
     chart = st.container()
     if last_layer > 0:
-        begin, end = state.first_layers(last_layer)
+        begin, end = state.visit.first_layers(last_layer)
         usual = gantt.drawable(timelines, begin, end, MOST_GPUS)
         first, last = kept.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
     first, last = gantt.drawable(timelines, first, last, MOST_GPUS)
@@ -186,7 +177,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     with chart:
         widgets.gantt(
-            charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
+            gantt.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
             "served-gantt",
         )
     what = "MoE layers; attention and dense layers stand between them, the same for every plan"
@@ -196,13 +187,8 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     if drawn < len(step.timeline.resources):
         which = " Drawn are the GPUs that the others wait for, and the busiest."
     st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
-    st.download_button(
-        "Download Perfetto trace of the served step",
-        lambda: write_trace(step.timeline),
-        "served-step.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
+    widgets.download(
+        "Download Perfetto trace of the served step", lambda: write_trace(step.timeline), "served-step.json"
     )
 
 
@@ -210,7 +196,7 @@ PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
 
 
 def show_step(shown: dict[str, Plan], problem: Problem) -> None:
-    """The plans by the names to show, the open one first."""
+    """Show the plans in the training step, by name, the open one first."""
     timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
     plan = next(iter(shown.values()))
     verdict_line.show_plan(plan, problem)
@@ -301,11 +287,11 @@ def choose_part(timelines: list[Timeline]) -> tuple[step_charts.Phase, int, int]
     return phase, first, fits
 
 
-def show_together(plan: Plan, problem: Problem) -> None:
-    """Of a plan for two models."""
+def show_colocation(plan: Plan, problem: Problem) -> None:
+    """The gain of colocation: the time that the GPUs compute with each of two models alone, and with both."""
     st.subheader("Alone and together", anchor=False)
     st.caption(
-        "What colocating is for: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
+        "The gain of colocation: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
         "(Aurora, Figure 12). Bars are means over the GPUs, dots single ones."
     )
     widgets.chart(utilisation_charts.exclusive_and_colocated(cached.utilisation(plan, problem).parts), "utilisation")

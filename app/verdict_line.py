@@ -1,4 +1,4 @@
-"""The verdict line: how a plan stands, in the same figures on every page that shows one."""
+"""The verdict line: the same figures of a plan on every page that shows one."""
 
 import streamlit as st
 
@@ -19,7 +19,7 @@ TIMES: dict[Span, str] = {
 }
 LARGE = "###### {}"
 NAME = 22
-"""Characters of the name of what is deployed: a longer one would leave the figures beside it three rows in a window of 1024."""
+"""Most characters of the baseline's name: a longer one would leave the figures next to it three rows in a window of 1024."""
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
     "step": "Tokens trained on.",
@@ -29,8 +29,10 @@ RATES: dict[Span, str] = {
 
 
 def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
-    """The line of a plan on what is open; nothing where it cannot be simulated, which pages say where they need it.
-    narrow: as for `show`."""
+    """The line of a plan for the open problem; nothing if it cannot be simulated, which pages say where they need it.
+
+    narrow: as for `show`
+    """
     try:
         standing = cached.standing(plan, problem)
     except InputError:
@@ -43,14 +45,14 @@ def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
 
 
 def say_made_for(plan: Plan, problem: Problem) -> None:
-    """Where a plan was made for something else than what is open, what for. Below what a page is about, as it takes a line."""
+    """Name the inputs that a plan was made for, if they are not the open ones. Below the page's subject, as it takes a line."""
     if others := cached.made_for(plan, problem):
         names = plain(", ".join(others.values()))
         st.caption(f":material/info: Made for {names}; the figures are for what is open now.")
 
 
 def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
-    """The same on pages that simulate nothing themselves: where that takes long, a line says where it is shown."""
+    """The line on pages that simulate nothing themselves; if that takes long, a link to the page that shows it."""
     try:
         soon = cached.is_soon(plan, problem)
     except InputError:
@@ -62,9 +64,10 @@ def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
 
 
 def show(standing: Standing, how: str, narrow: bool = False) -> None:
-    """The line: the gain, large, and beside it what explains it.
+    """The line: the gain, large, and the figures that explain it.
 
-    how: where its times come from; narrow: it stands beside a form, and what finds no room goes on under the gain.
+    how: source of its times
+    narrow: True next to a form: figures without room go on under the gain
     """
     line = st.container(
         border=True, horizontal=True, wrap=narrow, gap="small" if narrow else "medium", key="verdict-line"
@@ -76,7 +79,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
         st.metric(
             "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
-        if standing.move is not None:  # before the bounds, whose name is long: in a window of 1024 two rows hold all
+        if standing.move is not None:  # before the bounds with their long names: in a window of 1024 two rows hold all
             _move(standing)
         st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))
         if standing.span in ("pass", "step"):
@@ -89,8 +92,11 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
 
 
 def _gain(standing: Standing) -> None:
-    """The largest of what stands here. `st.metric` has one size for all figures; a heading of the last level has one of its own
-    in the theme, and no space above it."""
+    """The largest figure of the line.
+
+    `st.metric` has one size for all figures; a heading of the last level has one of its own in the theme, and no space above
+    it.
+    """
     if standing.is_deployed:
         st.caption("Deployed now")
         st.markdown(
@@ -127,7 +133,7 @@ def _elsewhere(standing: Standing) -> None:
 
 
 def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
-    """The gain on the worst other recording, its name, and what they mean."""
+    """The gain on the worst other recording, its name, and what both mean."""
     if risks is None:
         return "not scored", "", "Scoring the other open recordings takes a while: the Review page does it when asked."
     if not risks:
@@ -142,8 +148,7 @@ def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
 
 
 def headline(plan: Plan, problem: Problem) -> str:
-    """The title of a chart of a plan: what it takes, and how that compares with what is deployed, where that can be
-    simulated."""
+    """The title of a plan's chart: its time, and the comparison with the baseline if that can be simulated."""
     title = f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}"
     try:
         standing = cached.standing(plan, problem)

@@ -1,7 +1,5 @@
-"""What pages need that takes a while to load: loaded in the background, after the first page of a process has been drawn.
-
-Python's garbage collector, kept from walking through every imported library after every click.
-"""
+"""Loads the slow parts of pages in the background, after the first page of a process has been drawn; and keeps Python's garbage
+collector from walking through every imported library after every click."""
 
 import contextlib
 import functools
@@ -24,15 +22,19 @@ MAIN = "app.main"
 
 @functools.cache
 def begin() -> threading.Thread:
-    """Import what all pages import, load the catalogue of models and find the devices, in the thread that is returned; once a
-    process."""
+    """Import the modules of all pages, load the catalogue of models and find the devices, once a process.
+
+    Returns the thread that does so.
+    """
     return _started(_load)
 
 
 @functools.cache
 def begin_simulation() -> threading.Thread:
-    """Load the compiled simulation, in the thread that is returned; once a process. It takes 60 MB, so call it when there will
-    be a plan to simulate."""
+    """Load the compiled simulation, once a process. It takes 60 MB, so call it when there will be a plan to simulate.
+
+    Returns the thread that does so.
+    """
     return _started(compile_ahead)
 
 
@@ -53,16 +55,15 @@ def _load() -> None:
 
 
 MANY = 50
-"""New modules that are worth a walk."""
+"""New modules that are worth another walk."""
 _seen = 0
 
 
 def spare() -> None:
-    """Take what the imported modules hold out of later collections; call at the start of a run.
+    """Take the objects of the imported modules out of later collections; call at the start of a run.
 
     Streamlit collects after every run of a page. With the engine's libraries that is some 350 000 objects and 0.2 s, most of
-    what a page costs, and not one of them is garbage. Pages import more when they are first visited, so it is done again
-    then.
+    the cost of a page, and not one of them is garbage. Pages import more when they are first visited, so it is done again then.
     """
     global _seen
     if len(sys.modules) >= _seen + MANY:

@@ -34,11 +34,15 @@ STATE_COLOURS = {
     State.CANCELLED: "orange",
     State.FAILED: "red",
 }
+MIME_TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html"}
 
 
 def chart(figure: go.Figure, key: str) -> None:
-    """A plotly chart with the common toolbar below its title, which is also its description for screen readers and the name of
-    the file that the toolbar's picture is kept in. Both are read letter by letter where plotly knows tags."""
+    """A plotly chart with the common toolbar below its title.
+
+    The title is also its description for screen readers and the name of the file of the toolbar's picture. Both are read letter
+    by letter, although plotly knows tags.
+    """
     title = html.unescape(figure.layout.title.text)
     picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
     legible(figure, st.context.theme.type == "dark")
@@ -48,13 +52,19 @@ def chart(figure: go.Figure, key: str) -> None:
 
 
 def gantt(figure: go.Figure, key: str) -> None:
-    """`chart`, where the bar under the pointer stands out."""
+    """A chart on which the bar under the pointer stands out."""
     chart(figure, key)
     components.dim_others_on_hover(key)
 
 
+def download(label: str, content: str | bytes | Callable[[], str | bytes], name: str, **more: Any) -> None:
+    """A button that saves a file. content: or a function that makes it when the button is pressed."""
+    mime = MIME_TYPES.get(name.rpartition(".")[2])
+    st.download_button(label, content, name, mime, icon=":material/download:", on_click="ignore", **more)
+
+
 def needed_problem() -> Problem:
-    """What is open as a problem; where something is missing or does not fit, says so, offers the sample, and stops."""
+    """The open inputs as a problem; if an input is missing or does not fit, say so, offer the sample, and stop."""
     problem = problem_or_advice() or st.stop()
     if reason := choice.why_not(problem.cost, problem.cluster, problem.model):
         cost_fault(reason)
@@ -62,15 +72,19 @@ def needed_problem() -> Problem:
 
 
 def problem_or_advice() -> Problem | None:
-    """What is open as a problem; where something is missing or does not fit, says so and offers the sample."""
+    """The open inputs as a problem; if an input is missing or does not fit, say so, offer the sample, and return None."""
     missing = [
         name
-        for name, there in (("workload", cached.workload()), ("cluster", state.cluster()), ("model", state.model()))
+        for name, there in (
+            ("workload", cached.workload()),
+            ("cluster", state.session.cluster),
+            ("model", state.session.model),
+        )
         if there is None
     ]
-    if state.step() is not None and state.step().routing == "balanced" and "workload" in missing:
+    if state.session.step is not None and state.session.step.routing == "balanced" and "workload" in missing:
         missing.remove("workload")
-    if state.serving() is not None and state.model() is not None and "workload" in missing:
+    if state.serving() is not None and state.session.model is not None and "workload" in missing:
         missing.remove("workload")
     if missing:
         else_ = (
@@ -86,17 +100,17 @@ def problem_or_advice() -> Problem | None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("Choose parts that fit each other in the sidebar.")
-        if state.second() and st.button("Close the second model", icon=":material/close:"):
-            state.open_second(None)
+        if state.session.second and st.button("Close the second model", icon=":material/close:"):
+            state.change(second=None)
             st.rerun()
-        if state.step() and st.button("Assume balanced routing", icon=":material/balance:"):
-            state.open_step(state.step().model_copy(update={"routing": "balanced"}))
+        if state.session.step and st.button("Assume balanced routing", icon=":material/balance:"):
+            state.open_step(state.session.step.model_copy(update={"routing": "balanced"}))
             st.rerun()
         return None
 
 
 def say_inference_only() -> None:
-    """On pages that know no serving step: what they show instead."""
+    """Say what pages without serving steps show instead."""
     if state.serving() is not None:
         st.caption(
             ":material/info: The goal is a serving step; this page shows the plan's MoE layers as inference. The whole step is "
@@ -105,23 +119,25 @@ def say_inference_only() -> None:
 
 
 def cost_fault(reason: str) -> NoReturn:
-    """Say that the chosen costs cannot time what is open, offer those that always can, and stop."""
+    """Say that the chosen costs cannot time the open problem, offer those that always can, and stop."""
     st.error(f"The chosen costs cannot time what is open: {plain(reason)}.", icon=":material/error:")
     st.caption("Choose another source of costs on the Cluster page, or:")
-    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=state.open_cost, args=(state.DATASHEET,))
+    st.button(
+        "Use the datasheet costs", icon=":material/menu_book:", on_click=state.update, kwargs={"cost": state.DATASHEET}
+    )
     st.stop()
 
 
 def sample_button(type: Literal["primary", "secondary"] = "primary") -> None:
-    """One click to a session with everything in it. type: of the button, secondary where the page is about something else."""
+    """One click to a session with all inputs. type: of the button, secondary if the page is about something else."""
     if st.button("Open the sample", type=type, icon=":material/science:"):
         samples.open_sample()
         st.rerun()
 
 
 def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, str]:
-    """The placement of the open plan where it fits, else the linear one; and what to call it. Where not even that fits,
-    the page says so and stops."""
+    """The placement of the open plan if it fits, else the linear one; and its name. If neither fits, the page says so and
+    stops."""
     if not why_not(plan, problem):
         return plan.placement, f"the open plan, {plain(plan.name)}"
     try:
@@ -133,10 +149,13 @@ def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, s
 
 
 def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
-    """The candidates that stand beside each other for what is open, by id. A front has a chart of its own, of which only the
-    open plan counts; plans whose tokens travel otherwise have another engine's times; others do not fit."""
+    """The candidates that compare for the open problem, by id.
+
+    A front has a chart of its own, of which only the open plan counts; plans with another travel have another engine's times;
+    others do not fit.
+    """
     for id, candidate in cached.candidates().items():
-        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
+        if candidate.plan.provenance.optimiser == "front" and id != state.session.plan:
             continue
         if candidate.plan.travel == problem.travel and not why_not(candidate.plan, problem):
             yield id, candidate
@@ -145,7 +164,7 @@ def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
 def fitting_recordings(problem: Problem) -> dict[str, str]:
     """Names of the session's recordings that the problem can be posed on, the open one too, by digest."""
     names = {}
-    for digest, name in state.workloads().items():
+    for digest, name in state.session.workloads.items():
         try:
             problem.with_workload(cached.recording(digest))
         except InputError:
@@ -155,7 +174,7 @@ def fitting_recordings(problem: Problem) -> dict[str, str]:
 
 
 def why_not(plan: Plan | None, problem: Problem) -> str:
-    """Why a plan cannot be shown for what is open; empty when it can."""
+    """Why a plan cannot be shown for the open problem; empty when it can."""
     if plan is None:
         return "No plan is open"
     try:
@@ -166,7 +185,7 @@ def why_not(plan: Plan | None, problem: Problem) -> str:
 
 
 def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = str, **arguments: Any) -> Any:
-    """`st.segmented_control` with a chosen segment that is read as well as the others.
+    """`st.segmented_control` with a chosen segment as readable as the others.
 
     Streamlit writes it in the primary colour on a tint of the same. In the dark theme no colour has a contrast of 4.5 both
     there and under the white text of a button, so every segment is written in the theme's gray, which is nearly the text's.
@@ -176,14 +195,14 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
         icon, text = re.fullmatch(r"(:material/\w+: )?(.*)", format_func(option), re.DOTALL).groups("")
         return f"{icon}:gray[{text}]"
 
-    # What is chosen is not unchosen by a second press, which would leave nothing lit and yet show something.
+    # A second press keeps the choice; without one nothing would be lit and yet something shown.
     arguments.setdefault("required", arguments.get("default") is not None)
     return st.segmented_control(label, options, format_func=gray, **arguments)
 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) -> list[str]:
-    """Ids of the plans that a plan is looked at beside unless a person chooses others: what is deployed, under that id, then
-    the newest plans of the papers' baselines."""
+    """Ids of the plans that a plan is compared with unless a person chooses others: the baseline, under that id, then the
+    newest plans of the papers' baselines."""
     usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
     newest = {}
     for id, candidate in plans.items():
@@ -193,7 +212,7 @@ def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) ->
 
 
 def baseline_id(problem: Problem) -> str | None:
-    """The id of what is deployed; None where nothing was chosen and experts do not fit the GPUs."""
+    """The id of the baseline; None if nothing was chosen and experts do not fit the GPUs."""
     try:
         return cached.baseline(problem).plan.id
     except InputError:
@@ -230,21 +249,21 @@ def describe_time(moment: float) -> str:
 
 
 def _incumbents(job: runner.Job) -> None:
-    """How the best that a job has found so far fell, once it fell."""
+    """The course of a job's best result, once it has improved."""
     best = [progress.incumbent for progress in job.history if progress.incumbent is not None]
     if best and best[-1] < best[0]:
         st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
 
 
 def standing_in_words(job: runner.Job, standing: State) -> str:
-    """How a job stands, and of one that waits for its turn how many wait before it."""
+    """The state of a job; for a waiting one also the number of jobs before it."""
     if standing is not State.WAITING:
         return standing.value
     return f"waiting, {job.ahead} before it" if job.ahead else "waiting, next in line"
 
 
 def time_left(job: runner.Job) -> str:
-    """How much longer a job is likely to run, in words; empty while nothing can be said."""
+    """The time that a job is likely to run on, in words; empty while nothing is known."""
     left = seconds_left(job)
     if left is None:
         return ""

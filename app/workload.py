@@ -1,23 +1,11 @@
-"""Whether the open recording can be trusted, and a button for what mends it.
-
-What the open recording is, in figures.
-
-Where a recording comes from: how to record with each engine, what comes out, how large it becomes, what has gone wrong.
-
-The recordings of the session in a table, to compare and choose from.
-
-The open recording as a file, in any format that can carry it.
-
-Where a recording comes from: files that are dropped, and the samples.
-
-What a newcomer sees first: what this is, what one gains by it, and ways to begin.
-"""
+"""The Workload page: checks and figures of the open recording, the guide to recording, the table of recordings, downloads, drop
+zone and samples, and the welcome of a newcomer."""
 
 from pathlib import Path
 
 import streamlit as st
 
-from app import cached, kept, model_catalogue, opening, samples, state, tables, widgets
+from app import cached, kept, model_catalogue, opening, samples, state, tables, uploads, widgets
 from app.charts import workload as charts
 from app.tables import plain
 from engine import store, units
@@ -42,7 +30,8 @@ LEVELS = {
 
 
 def show_checks(workload: Workload, findings: list[Finding]) -> None:
-    """A sentence a finding, the worst first, with a button for what mends it. Open where there is an error, else a button."""
+    """A sentence for each finding, the worst first, with a button for its remedy. Open if there is an error, else behind a
+    button."""
     ranked = _ranked(findings)
     worst = ranked[0].severity
     title, icon = f"Checks: {worst}", LEVELS[worst][1]
@@ -57,7 +46,7 @@ def show_checks(workload: Workload, findings: list[Finding]) -> None:
 
 
 def has_error(findings: list[Finding]) -> bool:
-    """Whether what was recorded cannot be trusted as it is."""
+    """True if the recording cannot be trusted as it is."""
     return any(finding.severity == "error" for finding in findings)
 
 
@@ -92,7 +81,7 @@ def _button(workload: Workload, remedy: Remedy) -> None:
 
 
 def _placement_that_ran(workload: Workload) -> Placement | None:
-    """That of the plan that counts as deployed, where it has as many layers as the recording."""
+    """The placement of the plan that counts as deployed, if it has as many layers as the recording."""
     placement = cached.placement_in_use()
     return placement if placement is not None and placement.layers == workload.layers else None
 
@@ -102,23 +91,23 @@ def _apply(remedy: Remedy, workload: Workload, *more: Placement) -> None:
     try:
         _open_part(remedy.apply(workload, *more))
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _mend_all(workload: Workload, findings: list[Finding]) -> None:
     try:
         _open_part(mend(workload, findings))
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _open_part(mended: Workload) -> None:
     state.open_workload(mended)
-    state.notice(f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads.")
+    state.visit.notice = f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads."
 
 
 def show_figures(inspection: Inspection) -> None:
-    """One row, in a window of 1024 too: how large it is, how uneven, and how surely one expert tells the next."""
+    """One row, in a window of 1024 too: size, unevenness, and how surely one expert tells the next."""
     skew = inspection.balance.factors
     with st.container(horizontal=True, gap="xsmall"):
         st.metric("Recorded", inspection.title)
@@ -136,8 +125,7 @@ def show_figures(inspection: Inspection) -> None:
                 "Skew, p50 – p95",
                 f"{units.ratio(skew['p50'])} – {units.ratio(skew['p95'])}",
                 width="content",  # squeezed, it would be written smaller
-                help=f"busiest expert / mean expert, of half the layers at most the first, of 95 % at most the second; "
-                f"{over_layers(skew)}",
+                help=f"busiest expert / mean expert, median and 95th percentile of the layers; {over_layers(skew)}",
             )
         if inspection.predicted is not None and len(inspection.predicted):
             st.metric(
@@ -148,8 +136,8 @@ def show_figures(inspection: Inspection) -> None:
             )
 
 
-def button() -> None:
-    """Opens the guide over the page."""
+def guide_button() -> None:
+    """A button that opens the guide over the page: for each engine its recording, size and pitfalls."""
     if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
         _guide()
 
@@ -158,7 +146,7 @@ def button() -> None:
 def _guide() -> None:
     guides = {guide.name: guide for guide in GUIDES}
     name = kept.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
-    _engine(guides[name], state.model())
+    _engine(guides[name], state.session.model)
 
 
 def _engine(guide: EngineGuide, model: MoEModel | None) -> None:
@@ -198,19 +186,19 @@ def _size(way: Way, model: MoEModel | None) -> None:
 
 
 def _gpus() -> int:
-    cluster = state.cluster()
+    cluster = state.session.cluster
     return len(cluster.gpus) if cluster else 8
 
 
 MOST_ROWS, ROW_HEIGHT = 5, 35
 NAME_WIDTH, CROSS_WIDTH = 230, 40
-"""Pixels, as the heights: columns stay where they are, whichever recording is open."""
+"""Pixels, as the heights: columns keep their place with every recording."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
 def show_recordings() -> None:
-    """The table, where there is a choice of recordings."""
-    digests = list(state.workloads())
+    """The table of recordings, if there are several."""
+    digests = list(state.session.workloads)
     if len(digests) < 2:
         return
     st.subheader("Recordings of this session", anchor=False)
@@ -226,7 +214,7 @@ def show_recordings() -> None:
                 width=NAME_WIDTH,
                 type="tertiary",
                 alignment="left",
-                on_click=_open_recordings,
+                on_click=_open_pressed,
                 args=(digests,),
                 key=OPEN,
             ),
@@ -244,7 +232,7 @@ def show_recordings() -> None:
 
 
 def _row(digest: str) -> dict[str, str]:
-    name, is_open = state.workloads()[digest], digest == state.workload_digest()
+    name, is_open = state.session.workloads[digest], digest == state.session.workload
     row = {"Open": f"{name} (open)" if is_open else name, "Remove": "✕"}
     try:
         return row | _figures(digest)
@@ -254,7 +242,7 @@ def _row(digest: str) -> dict[str, str]:
 
 @st.cache_data(max_entries=512, show_spinner="Reading the recordings")
 def _figures(digest: str) -> dict[str, str]:
-    """What the table says of a recording beside its name. Raises InputError where the data folder has lost it."""
+    """A recording's figures in the table. Raises InputError if the data folder has lost it."""
     recording = cached.recording(digest)
     _, kind = KINDS[type(recording)]
     return {
@@ -267,33 +255,33 @@ def _figures(digest: str) -> dict[str, str]:
 
 
 def _phase(recording: object) -> str:
-    """Prefill, decode, or how much of the tokens are decode; a dash where the recording does not say."""
+    """Prefill, decode, or the share of decode tokens; a dash if the recording lacks it."""
     if not isinstance(recording, RoutingTrace) or recording.phase is None or not len(recording.phase):
         return tables.MISSING
     decode = float((recording.phase == DECODE).mean())
     return {0.0: "prefill", 1.0: "decode"}.get(decode, f"{units.share(decode)} decode")
 
 
-def _open_recordings(digests: list[str]) -> None:
-    """The recording whose name was pressed, and the model that it was made with where the open one does not fit."""
+def _open_pressed(digests: list[str]) -> None:
+    """Open the recording with the pressed name, and the model that it was made with if the open one does not fit."""
     digest = digests[st.session_state[OPEN].row]
-    state.choose_workload(digest)
-    made_with, recording = state.model_of(digest), cached.workload()
-    if made_with is None or recording is None or state.model() is None:
+    state.change(workload=digest)
+    made_with, recording = state.session.model_of.get(digest), cached.workload()
+    if made_with is None or recording is None or state.session.model is None:
         return
-    if cached.model_fault(recording, state.model()) is not None:
-        state.open_model(made_with)
+    if cached.model_fault(recording, state.session.model) is not None:
+        state.change(model=made_with)
 
 
 def _remove(digests: list[str]) -> None:
     digest = digests[st.session_state[REMOVE].row]
-    name = state.workloads()[digest]
+    name = state.session.workloads[digest]
     state.remove_workload(digest)
-    state.notice(f"{name} is no longer in this session")
+    state.visit.notice = f"{name} is no longer in this session"
 
 
-def popover(workload: Workload) -> None:
-    """A choice of formats, what each leaves out, and the download."""
+def save_popover(workload: Workload) -> None:
+    """A choice of formats with the parts that each leaves out, and the download."""
     writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
     with st.popover("Save as", icon=":material/download:"):
         name = kept.selectbox(
@@ -308,13 +296,11 @@ def popover(workload: Workload) -> None:
             return
         for lost in written.lost:
             st.caption(f"Left out: {plain(lost)}.")
-        st.download_button(
-            f"Download {written.path.name}", content, written.path.name, icon=":material/download:", on_click="ignore"
-        )
+        widgets.download(f"Download {written.path.name}", content, written.path.name)
 
 
 def _title(writer: Writer) -> str:
-    """As a choice, where it stands in no sentence."""
+    """The title of a format in the choice."""
     title = writer.title.removeprefix("a ")
     return f"{title[0].upper()}{title[1:]} ({writer.suffix})"
 
@@ -322,7 +308,7 @@ def _title(writer: Writer) -> str:
 def _written(workload: Workload, writer: Writer) -> tuple[bytes, Converted]:
     stem = "".join(char if char.isalnum() or char in "-_. " else "_" for char in workload.name)[:80]
     with store.scratch() as folder:
-        written = write_recording(workload, Path(folder) / f"{stem}{writer.suffix}", writer.name, state.model())
+        written = write_recording(workload, Path(folder) / f"{stem}{writer.suffix}", writer.name, state.session.model)
         return written.path.read_bytes(), written
 
 
@@ -330,12 +316,14 @@ ZONE = "recordings"
 
 
 def show_sources() -> None:
-    """In full while nothing is open, and where all of an upload was refused. Else one line, and below it what became of the
-    last upload, which leaves the room to the charts."""
-    known = len(state.workloads())
-    told = state.told_of(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
-    refused = bool(state.complaints(told)) and not state.answers_of_uploads(told)
-    folded = state.workload_digest() is not None and not refused
+    """Drop zone and samples: in full while nothing is open, or if all of an upload was refused.
+
+    Else one line, and below it the answers to the last upload, which leaves the room to the charts.
+    """
+    known = len(state.session.workloads)
+    told = uploads.shown_in(ZONE, [file.file_id for file in st.session_state.get(ZONE) or []])
+    refused = bool(uploads.complaints(told)) and not uploads.answers(told)
+    folded = state.session.workload is not None and not refused
     title = "Add a recording or open a sample" if known else "Open a recording or a sample"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
@@ -363,7 +351,7 @@ def _drop(tells: bool) -> None:
         tells=tells,
     )
     st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
-    button()
+    guide_button()
     model_catalogue.search("workload")
 
 
@@ -386,7 +374,7 @@ def _samples() -> None:
 
 
 def show_welcome() -> None:
-    """Until something is the visitor's own, or they have said that they bring something."""
+    """The welcome, until an input is the visitor's own, or they have said that they bring one."""
     words, figure = st.columns([2, 3], gap="large", vertical_alignment="center")
     with words:
         st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)
@@ -398,9 +386,9 @@ def show_welcome() -> None:
         with st.container(horizontal=True):
             if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):
                 samples.open_sample()
-                state.ask_for_run()
+                state.visit.run = True
                 st.switch_page("../pages/optimise.py")
-            st.button("Upload mine", icon=":material/upload:", on_click=state.bring_own)
+            st.button("Upload mine", icon=":material/upload:", on_click=state.visit.set, kwargs={"brings_own": True})
             if st.button("Open the sample", type="tertiary", icon=":material/science:"):
                 samples.open_sample()
                 st.rerun()

@@ -1,4 +1,4 @@
-"""Where do tokens go next?"""
+"""The Affinity page: where do tokens go next?"""
 
 import streamlit as st
 
@@ -18,7 +18,7 @@ actions = header.show(
     "Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all."
 )
 problem = widgets.needed_problem()
-trace, digest = problem.workload, state.workload_digest()
+trace, digest = problem.workload, state.session.workload
 if not isinstance(trace, RoutingTrace):
     kind = "traffic" if isinstance(trace, TrafficMatrix) else "loads"
     st.info(
@@ -37,7 +37,7 @@ if trace.layers == 1:
     st.page_link("../pages/workload.py", label="Open another recording", icon=":material/upload:")
     st.stop()
 
-# What the charts show is said below them, to leave the room above to the choices.
+# Text about the charts stands below them, to leave the room above to the choices.
 choices, said, first_choice = st.container(horizontal=True), [], True
 if trace.k > 1:
     by_id = layer_hops.sorted_choices(digest)
@@ -106,7 +106,7 @@ with actions:
 
 @failing.fragment(run_every=PACE if playing else None)
 def pictures() -> None:
-    """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
+    """The heatmap of two layers, and on its right the figures and the strongest paths from the first of them on."""
     left, right = st.columns([11, 9], gap="medium")
     with left:
         low, high = affinity.choose(trace.layers, playing)

@@ -1,4 +1,4 @@
-"""What do I have?"""
+"""The Cluster page: the hardware, drawn or edited as a table."""
 
 import streamlit as st
 
@@ -7,23 +7,23 @@ from app.cluster import board, measuring, table
 
 actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
-cluster = state.cluster()
-# The gallery goes once something is drawn, and then stays where it is: the board is not to jump while a person draws.
-newcomer = cluster is None and state.drawn()[0] == 0
+cluster = state.session.cluster
+# The gallery goes once something is drawn, and then stays away: the board is not to jump while a person draws.
+newcomer = cluster is None and state.visit.drawn[0] == 0
 with actions:
     if not newcomer:
         # Another key with every cluster that is opened, which closes it.
-        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
+        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.visit.edit_round}"):
             board.gallery()
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
-        board.show()
+        board.import_panel()
     if cluster is None:
         widgets.sample_button("secondary")
 if cluster is not None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        table.show_links(cluster)
+        table.offer_nvlink(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
     board.gallery()
@@ -47,7 +47,7 @@ with between:
     measuring.show_pairs()
 with times:
     st.caption("Every simulated time uses these costs; each page names them.")
-    measuring.choose(cluster, state.model())
-    measuring.show(cluster, state.model())
+    measuring.choose_costs(cluster, state.session.model)
+    measuring.calibration_panel(cluster, state.session.model)
 with trusted:
     measuring.show_trust()

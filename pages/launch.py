@@ -1,4 +1,4 @@
-"""Do it."""
+"""The Launch page: do it."""
 
 import time
 
@@ -19,7 +19,7 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
         st.info("Open a plan first: choose one in the sidebar or make one.", icon=":material/info:")
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
-    key = f"new-launch-{showing}"  # another one for every launch that is shown, folded away again
+    key = f"new-launch-{showing}"  # another key for every launch that is shown, folded away again
     if showing is not None:
         with actions:
             asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")
@@ -42,7 +42,7 @@ def _unfold(key: str) -> None:
 actions = header.show("Launch", "Run plans as a real job and compare measured with predicted times.")
 past = history.launches()
 chosen = history.chosen(past)
-running = [launch.job.id for launch in past if launch.job.id in state.launch_jobs() and not launch.state.finished]
+running = [launch.job.id for launch in past if launch.job.id in state.session.launch_jobs and not launch.state.finished]
 showing = running[0] if running else chosen.job.id if chosen else None
 if past and showing is not None:
     with actions:

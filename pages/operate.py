@@ -1,4 +1,4 @@
-"""Is the studio healthy?"""
+"""The Operate page: is the studio healthy?"""
 
 import streamlit as st
 
@@ -15,15 +15,15 @@ SECONDS = 5
 
 
 def refuse_others() -> None:
-    """Stop here for whoever may not see this: the navigation does not have the page for them, but a login may run out."""
+    """Stop here for visitors who may not see this: the navigation does not have the page for them, but a login may run out."""
     if not people.may_operate(st.context, st.user):
-        st.error("This page is for whoever runs the studio.", icon=":material/lock:")
+        st.error("This page is for the operator of the studio.", icon=":material/lock:")
         st.stop()
 
 
 @failing.fragment(run_every=SECONDS)
 def now() -> None:
-    """What changes while one looks."""
+    """The figures that change while one looks."""
     refuse_others()
     checks = health()
     if all(check.well for check in checks):
@@ -51,7 +51,7 @@ def now() -> None:
 
 
 def kept() -> None:
-    """What takes space, and what of it may go."""
+    """Data that takes space, and the part of it that may go."""
     room = operate.room()
     left, right = st.columns(2, gap="large")
     with left:

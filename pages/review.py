@@ -1,4 +1,4 @@
-"""Should we do it?"""
+"""The Review page: should we do it?"""
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -23,12 +23,9 @@ def page(actions: DeltaGenerator) -> None:
     workspace = plan_list.chosen_workspace(names)
     if workspace is None:
         plan_list.new_workspace()
-        st.info(
-            "Create a workspace to keep plans in, named for what they are for, such as a cluster or a quarter.",
-            icon=":material/info:",
-        )
+        st.info("Create a workspace for plans, named for example after a cluster or a quarter.", icon=":material/info:")
         return
-    brief = plan_list.looked_at(workspace) if state.choice(plan_list.VIEW) != "Compare" else None
+    brief = plan_list.looked_at(workspace) if state.session.choices.get(plan_list.VIEW) != "Compare" else None
     with actions:
         if brief is not None:
             plan_list.fold(names, workspace)
@@ -58,7 +55,7 @@ def page(actions: DeltaGenerator) -> None:
 fault = None
 try:
     if state.asked_link() is not None:
-        plan_list.look_at_plans()  # it leads to one, whatever was looked at here before
+        plan_list.look_at_plans()  # the address leads to one, whichever was on the page before
     if (followed := store.follow()) is not None:
         fault = place.go(*followed)
 except LostError:  # said below
@@ -72,5 +69,5 @@ try:
     page(actions)
     plan_list.watch()
 except InputError as error:
-    state.keep_typed()
+    state.visit.keep_typed()
     st.error(sentence(str(error)), icon=":material/error:")

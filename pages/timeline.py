@@ -1,10 +1,9 @@
-"""Why is it that fast?"""
+"""The Timeline page: why is it that fast?"""
 
 import streamlit as st
 
 from app import cached, header, kept, state, tables, timeline, verdict_line, widgets
 from app.charts import gantt
-from app.charts import gantt as charts
 from app.review import place
 from app.tables import plain
 from engine import units
@@ -13,7 +12,7 @@ from engine.formats.perfetto import write_trace
 from engine.goal import Goal
 
 GPUS = "GPUs"
-"""What has a lane: every GPU, unless there are more than a person can read."""
+"""A lane for every GPU, unless there are more than a person can read."""
 
 actions = header.show("Timeline", "Where does the time go? Each GPU's network above its compute.")
 problem = widgets.needed_problem()
@@ -21,7 +20,7 @@ problem = widgets.needed_problem()
 fitting = {
     id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)
 }
-plan = fitting.get(state.plan_id() or "")
+plan = fitting.get(state.session.plan or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
     st.info(f"{plain(reason)}. Choose a plan in the sidebar or make one.", icon=":material/info:")
@@ -32,7 +31,7 @@ deployed = widgets.baseline_id(problem)
 
 
 def name_of(id: str) -> str:
-    """Of a plan on this page, which says what is deployed."""
+    """The name of a plan on this page, which marks the deployed one."""
     return f"{fitting[id].name} (deployed now)" if id == deployed else fitting[id].name
 
 
@@ -54,14 +53,7 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 
 
 def download() -> None:
-    st.download_button(
-        "Download Perfetto trace",
-        lambda: write_trace(timelines[name_of(plan.id)]),
-        "timeline.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
-    )
+    widgets.download("Download Perfetto trace", lambda: write_trace(timelines[name_of(plan.id)]), "timeline.json")
 
 
 if problem.goal is Goal.TRAINING:
@@ -96,13 +88,13 @@ if last_layer > 0:
         "MoE layers",
         0,
         last_layer,
-        gantt.drawable(drawable, *state.first_layers(last_layer), gantt.MOST_LANES),
+        gantt.drawable(drawable, *state.visit.first_layers(last_layer), gantt.MOST_LANES),
         key="timeline-layers",
     )
 asked, (first, last) = last, gantt.drawable(drawable, first, last, gantt.MOST_LANES)
 if last < asked:
     st.warning(
-        f"Showing layers {first} to {last}: more than {charts.MOST_BARS:,} bars would stall the browser. "
+        f"Showing layers {first} to {last}: more than {gantt.MOST_BARS:,} bars would stall the browser. "
         "The Perfetto file has everything.",
         icon=":material/warning:",
     )
@@ -115,7 +107,7 @@ if drawn < whole_of:
     title += f" ({drawn} of {whole_of} {noun})"
 dark = st.context.theme.type == "dark"
 with chart:
-    widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+    widgets.gantt(gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     timeline.show_bounds(plan, problem, figures)
@@ -137,5 +129,5 @@ if bundled:
 
 timeline.show_bottleneck(plan, problem, timelines[name_of(plan.id)].resources)
 if plan.goal is Goal.TWO_MODELS:
-    timeline.show_together(plan, problem)
+    timeline.show_colocation(plan, problem)
 download()

@@ -1,4 +1,4 @@
-"""What if the network were twice as fast, the traffic noisier, the model bigger?"""
+"""The What-if page: a faster network, noisier traffic, a bigger model."""
 
 import streamlit as st
 
@@ -8,7 +8,7 @@ from engine.goal import Goal
 
 header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if widgets.problem_or_advice() is None:
-    if state.model() and state.cluster() and state.step() is None:
+    if state.session.model and state.session.cluster and state.session.step is None:
         st.subheader("Or make a synthetic recording for the open model", anchor=False)
         sweeps.synthetic_panel()
     st.stop()

@@ -1,4 +1,4 @@
-"""What did I record, and can I trust it?"""
+"""The Workload page: the recording, and if it can be trusted."""
 
 import pandas as pd
 import streamlit as st
@@ -12,7 +12,7 @@ ROWS_SHOWN = 1000
 
 actions = header.show("Workload", "What did I record, and can I trust it?")
 
-welcomed = state.is_empty() and not state.brings_own()
+welcomed = state.is_empty() and not state.visit.brings_own
 if welcomed:
     workload.show_welcome()
 
@@ -32,7 +32,7 @@ has_error = workload.has_error(inspection.findings)
 with actions:
     if not has_error:
         workload.show_checks(recording, inspection.findings)
-    workload.popover(recording)
+    workload.save_popover(recording)
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/arrow_forward:")
 model_catalogue.offer(recording)
 workload.show_figures(inspection)
@@ -43,7 +43,7 @@ view = kept.segments(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
 )
 below = st.container()
-workload.show_recordings()  # first: a view that lacks something ends the run
+workload.show_recordings()  # first: a view that lacks an input ends the run
 with below:
     if view == "Popularity":
         of = "GPU" if isinstance(recording, TrafficMatrix) else "expert"

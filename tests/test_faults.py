@@ -18,7 +18,7 @@ import streamlit as st
 
 from app import state
 from app.state import address
-from app.state.session import Session, read
+from app.state.stored import Session, read
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
@@ -114,9 +114,9 @@ def test_a_session_is_as_it_was_stored_last_or_is_just_being_stored(
         for number in (1, 2, 3):
             latest[:] = [(latest[0][0], number)]
             state.keep_choice("what-if-noise", number)
-            assert state.choice("what-if-noise") == number
-            assert not state.is_overtaken()
-            if state.not_stored() is None:
+            assert state.session.choices.get("what-if-noise") == number
+            assert not state.visit.overtaken
+            if state.visit.not_stored is None:
                 latest[:] = [(number, number)]
 
     def look() -> None:
@@ -126,7 +126,7 @@ def test_a_session_is_as_it_was_stored_last_or_is_just_being_stored(
         assert text is None or read(text)[1] is None
         if how in REFUSALS:  # once there is room again, the way out works
             state.store_again()
-            assert state.not_stored() is None and not state.is_overtaken() and _stored() == made
+            assert state.visit.not_stored is None and not state.visit.overtaken and _stored() == made
 
     at_every_point(own_data_folder, how, work, look, record_property)
 

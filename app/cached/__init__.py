@@ -1,16 +1,19 @@
-"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
+"""Engine calls with answers that are kept between runs, keyed by content digests; the data itself is passed unhashed.
 
-Nothing here changes the session, nor the data folder but for what was simulated, so that a studio that is started again need
-not do it once more. The pages call all of it as `cached.problem()`.
+Nothing here changes the session. Only simulated figures go to the data folder, so that a restarted studio need not simulate
+again. The pages call all of it as `cached.problem()`.
 """
 
-# ruff: noqa: F401  what this package offers
+# ruff: noqa: F401  names that this package offers
 from app.cached.figures import (
+    BY_CONTENT,
+    BY_NAME,
     balance,
     bound,
     check_launch,
     check_plan,
     is_soon,
+    kept_with_refusal,
     key_of,
     metrics,
     migration,

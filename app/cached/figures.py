@@ -1,7 +1,11 @@
-"""What plans are worth on a problem: timelines, figures, bounds, moves, and the rules that they break.
+"""Plans on a problem: timelines, figures, bounds, moves, and the rules that they break.
 
 How plans stand against their baseline, see `engine.compare.standing`.
 """
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -20,7 +24,7 @@ from engine.compare.what_if import is_quick
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.preparation.launch import Launch
-from engine.network import Network
+from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.provenance import SCORED_ON, input_digests, metrics_digests, simulation_digest
@@ -33,69 +37,80 @@ from engine.validate import refuse_broken, refuse_broken_launch
 from engine.workload import Workload
 
 
+def key_of(problem: Problem) -> tuple[str, ...]:
+    """Digests of all that a plan's figures depend on."""
+    digests = input_digests(problem)
+    return tuple(digests.get(role, "") for role in SCORED_ON)
+
+
+BY_CONTENT = {Plan: lambda plan: plan.id, Problem: key_of, MoEModel: lambda model: model.digest}
+"""Keys of cached calls: digests, since plans and problems take long to hash."""
+BY_NAME = BY_CONTENT | {Plan: lambda plan: (plan.name, plan.id)}
+"""Keys of cached calls with the plan's name in their answer."""
+
+
+def kept_with_refusal(max_entries: int, spinner: str, keys: dict[type, Callable[[Any], Any]]) -> Callable:
+    """Decorate a call: its answer, or the InputError that it raises, is kept between runs.
+
+    keys: by type of argument, as BY_CONTENT
+    """
+
+    def decorate(call: Callable) -> Callable:
+        @st.cache_resource(max_entries=max_entries, show_spinner=spinner, hash_funcs=keys)
+        @wraps(call)
+        def answer(*arguments: Any) -> tuple[Any, str | None]:
+            try:
+                return call(*arguments), None
+            except InputError as error:
+                return None, str(error)
+
+        @wraps(call)
+        def kept(*arguments: Any) -> Any:
+            value, refusal = answer(*arguments)
+            if refusal is not None:
+                raise InputError(refusal)
+            return value
+
+        return kept
+
+    return decorate
+
+
+@st.cache_resource(max_entries=64, show_spinner="Simulating", hash_funcs=BY_CONTENT)
 def simulate(plan: Plan, problem: Problem) -> Timeline:
-    return _simulate(plan.id, key_of(problem), plan, problem)
+    return simulations.timeline(plan, problem)
 
 
-@st.cache_resource(max_entries=64, show_spinner="Simulating")
-def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
-    return simulations.timeline(_plan, _problem)
-
-
+@st.cache_resource(max_entries=4, show_spinner="Simulating", hash_funcs=BY_CONTENT)
 def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:
     """One MoE layer of the simulated timeline, with every send."""
-    return _sends_of_layer(plan.id, key_of(problem), layer, plan, problem)
+    return simulate_layers(plan, problem, simulate(plan, problem), layer, layer)
 
 
-@st.cache_resource(max_entries=4, show_spinner="Simulating")
-def _sends_of_layer(id: str, key: tuple[str, ...], layer: int, _plan: Plan, _problem: Problem) -> Timeline:
-    return simulate_layers(_plan, _problem, simulate(_plan, _problem), layer, layer)
-
-
+@kept_with_refusal(256, "Checking the plan", BY_NAME)
 def check_plan(plan: Plan, problem: Problem) -> None:
     """Raise InputError, one line, when a plan breaks a rule or does not fit the problem."""
-    if fault := _fault_of_plan(plan.name, plan.id, key_of(problem), plan, problem):
-        raise InputError(fault)
+    refuse_broken(plan, problem)
 
 
-@st.cache_resource(max_entries=256, show_spinner="Checking the plan")
-def _fault_of_plan(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> str:
-    try:
-        refuse_broken(_plan, _problem)
-    except InputError as error:
-        return str(error)
-    return ""
+def _key_of_launch(launch: Launch) -> tuple[Any, ...]:
+    inputs = (launch.workload, launch.model, launch.cluster, *(launch.second or ()), launch.step)
+    return (
+        *((plan.name, plan.id) for plan in launch.plans),
+        *("" if document is None else document.digest for document in inputs),
+    )
 
 
+@kept_with_refusal(64, "Checking the plans", {Launch: _key_of_launch})
 def check_launch(launch: Launch) -> None:
     """Raise InputError, one line, when a plan of a launch breaks a rule."""
-    plans = tuple(part for plan in launch.plans for part in (plan.name, plan.id))
-    second = launch.second or ()
-    inputs = (launch.workload, launch.model, launch.cluster, *second, launch.step)
-    key = tuple("" if document is None else document.digest for document in inputs)
-    if fault := _fault_of_launch(plans, key, launch):
-        raise InputError(fault)
+    refuse_broken_launch(launch.plans, launch.workload, launch.model, launch.cluster, launch.second, launch.step)
 
 
-@st.cache_resource(max_entries=64, show_spinner="Checking the plans")
-def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _launch: Launch) -> str:
-    try:
-        refuse_broken_launch(
-            _launch.plans, _launch.workload, _launch.model, _launch.cluster, _launch.second, _launch.step
-        )
-    except InputError as error:
-        return str(error)
-    return ""
-
-
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=BY_CONTENT)
 def waits(plan: Plan, problem: Problem) -> pd.DataFrame:
-    """What all GPUs wait for in an inference plan, step by step."""
-    return _waits(plan.id, key_of(problem), simulate(plan, problem), problem.network)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _waits(id: str, key: tuple[str, ...], _timeline: Timeline, _network: Network) -> pd.DataFrame:
-    return engine_waits(_timeline, _network)
+    """Seconds that all GPUs wait for in an inference plan, step by step."""
+    return engine_waits(simulate(plan, problem), problem.network)
 
 
 def metrics(plan: Plan, problem: Problem) -> Metrics:
@@ -118,41 +133,29 @@ def _loads_of(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> 
     return loads_of(_plan, _problem)
 
 
+@st.cache_resource(max_entries=256, show_spinner=False, hash_funcs=BY_CONTENT)
 def balance(plan: Plan, problem: Problem) -> Balance:
-    """How evenly a plan loads its GPUs, without simulating it."""
-    return _balance(plan.id, key_of(problem), plan, problem)
+    """Evenness of the GPUs' load under a plan, without simulating it."""
+    return balance_of(plan, problem)
 
 
-@st.cache_resource(max_entries=256, show_spinner=False)
-def _balance(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Balance:
-    return balance_of(_plan, _problem)
-
-
+@st.cache_resource(max_entries=64, show_spinner="Simulating each model alone", hash_funcs=BY_CONTENT)
 def utilisation(plan: Plan, problem: Problem) -> AloneAndTogether:
-    """Of the GPUs with each of two models alone, and with both."""
-    return _utilisation(plan.id, key_of(problem), plan, problem)
-
-
-@st.cache_resource(max_entries=64, show_spinner="Simulating each model alone")
-def _utilisation(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> AloneAndTogether:
+    """Utilisation of the GPUs with each of two models alone, and with both."""
     return store.figures(
         AloneAndTogether,
-        lambda: exclusive_and_colocated(_plan, _problem, simulate(_plan, _problem)),
-        simulation_digest(_plan, _problem),
+        lambda: exclusive_and_colocated(plan, problem, simulate(plan, problem)),
+        simulation_digest(plan, problem),
     )
 
 
+@st.cache_resource(max_entries=256, show_spinner=False, hash_funcs=BY_CONTENT)
 def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
-    """Seconds below which no send order brings the plan's placement in these MoE layers; straight: no order without relays,
-    unless the plan's own has some."""
-    return _bound(plan.id, key_of(problem), first, last, straight, plan, problem)
+    """Seconds below which no send order brings the plan's placement in these MoE layers.
 
-
-@st.cache_resource(max_entries=256, show_spinner=False)
-def _bound(
-    id: str, key: tuple[str, ...], first: int, last: int, straight: bool, _plan: Plan, _problem: Problem
-) -> float:
-    return engine_bound(_plan, _problem, first, last, straight, _loads(_plan, _problem))
+    straight: True bounds orders without relays only, unless the plan's own order has some
+    """
+    return engine_bound(plan, problem, first, last, straight, _loads(plan, problem))
 
 
 def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
@@ -176,14 +179,8 @@ def _migration(
     return store.figures(Migration, move, *digests, *map(str, seconds))
 
 
-def key_of(problem: Problem) -> tuple[str, ...]:
-    """Digests of all that a plan's figures depend on."""
-    digests = input_digests(problem)
-    return tuple(digests.get(role, "") for role in SCORED_ON)
-
-
 FEW_EVENTS = 20_000
-"""About a second of simulation: on so many the other recordings are scored without being asked for."""
+"""About a second of simulation: up to so many events other recordings are scored unasked."""
 
 
 def standing(plan: Plan, problem: Problem) -> Standing:
@@ -209,7 +206,7 @@ def other_recordings(problem: Problem) -> list[str]:
     made_from = {other.digest for other in (problem.workload, *problem.others)}
     return [
         workload
-        for workload in state.workloads()
+        for workload in state.session.workloads
         if workload not in made_from
         and store.has_workload(workload)
         and _size(recording(workload)) == _size(problem.workload)
@@ -222,7 +219,7 @@ def _size(workload: Workload) -> tuple[int, int | None]:
 
 
 def _risks(plan: Plan, now: Plan, problem: Problem) -> tuple[Risk, ...] | None:
-    """On the other recordings that fit, where that is soon done."""
+    """Risks on the other recordings that fit; None if scoring them takes longer."""
     others = other_recordings(problem)
     events = metrics(plan, problem).events
     if others and (events is None or 2 * len(others) * events > FEW_EVENTS):
@@ -231,7 +228,7 @@ def _risks(plan: Plan, now: Plan, problem: Problem) -> tuple[Risk, ...] | None:
     for digest in others:
         seconds = _seconds_on(digest, (plan.id, now.id), key_of(problem), (plan, now), problem)
         if seconds is not None:
-            risks.append(Risk(state.workloads()[digest], *seconds))
+            risks.append(Risk(state.session.workloads[digest], *seconds))
     return tuple(sorted(risks, key=lambda risk: risk.gain))
 
 
@@ -239,7 +236,7 @@ def _risks(plan: Plan, now: Plan, problem: Problem) -> tuple[Risk, ...] | None:
 def _seconds_on(
     digest: str, ids: tuple[str, ...], key: tuple[str, ...], _plans: tuple[Plan, ...], _problem: Problem
 ) -> tuple[float, ...] | None:
-    """Simulated seconds of plans on a recording; None where it is of another model."""
+    """Simulated seconds of plans on a recording; None if it is of another model."""
     try:
         there = _problem.with_workload(recording(digest))
         return tuple(metrics(plan, there).total for plan in _plans)

@@ -1,7 +1,4 @@
-"""What is open: recordings, and the problem that all inputs make.
-
-What the machine has.
-"""
+"""The open inputs: recordings, the problem that all inputs make, and the devices of this machine."""
 
 import json
 from copy import copy
@@ -30,7 +27,7 @@ from engine.workload import Workload, digest_of
 
 def workload() -> Workload | None:
     """The open recording; None when there is none or the data folder has lost it."""
-    digest = state.workload_digest()
+    digest = state.session.workload
     try:
         return recording(digest) if digest else None
     except InputError:
@@ -38,9 +35,9 @@ def workload() -> Workload | None:
 
 
 def recording(digest: str) -> Workload:
-    """A recording of the session, under the name that it has there: others may have saved the same contents before."""
+    """A recording of the session, under its name there: others may have saved the same contents under another name."""
     original = _workload(digest)
-    name = state.workloads().get(digest, original.name)
+    name = state.session.workloads.get(digest, original.name)
     return original if name == original.name else _renamed(digest, name, original)
 
 
@@ -57,9 +54,9 @@ def _workload(digest: str) -> Workload:
 
 
 def inspection() -> Inspection:
-    """Of the open recording, held against the model that it was made with, else against the open one."""
-    digest = state.workload_digest()
-    model = state.model_of(digest) or state.model()
+    """The open recording's inspection, against the model that it was made with, else against the open one."""
+    digest = state.session.workload
+    model = state.session.model_of.get(digest) or state.session.model
     return _inspection(digest, model and model.digest, workload(), model)
 
 
@@ -69,25 +66,24 @@ def _inspection(digest: str, of_model: str | None, _workload: Workload, _model: 
 
 
 def measured_pairs() -> PairCluster | None:
-    """The open cluster beside the pairs that were measured on its hosts; None where none were, or the data folder has lost
-    them."""
-    digest, cluster = state.pairs_digest(), state.cluster()
+    """The open cluster with the measured pairs of its hosts; None if none were measured, or the data folder has lost them."""
+    digest, cluster = state.session.pairs, state.session.cluster
     if digest is None or cluster is None:
         return None
     try:
-        return _measured_pairs(digest, cluster.digest, cluster)
+        return _measured_pairs(digest, cluster)
     except InputError:
         return None
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _measured_pairs(digest: str, of_cluster: str, _cluster: Cluster) -> PairCluster | None:
-    return store.load_document(MeasuredPairs, digest).beside(_cluster)
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs={Cluster: lambda cluster: cluster.digest})
+def _measured_pairs(digest: str, cluster: Cluster) -> PairCluster:
+    return store.load_document(MeasuredPairs, digest).beside(cluster)
 
 
 def problem() -> Problem | None:
-    """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
-    first, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
+    """The problem that the open inputs make; None while something is missing. Raises InputError when the parts do not fit."""
+    first, cluster, model, step = workload(), state.session.cluster, state.session.model, state.session.step
     if model is not None and step is not None:
         first = first if step.routing == "recorded" else _fitting_or_balanced(first, model)
     elif model is not None and state.serving() is not None:
@@ -95,14 +91,14 @@ def problem() -> Problem | None:
     if first is None or cluster is None or model is None:
         return None
     second = None
-    if (digest := state.second()) and step is None:
-        second = (recording(digest), state.model_of(digest))
+    if (digest := state.session.second) and step is None:
+        second = (recording(digest), state.session.model_of.get(digest))
     alone = second is None and step is None
     others = tuple(recording(digest) for digest in state.others()) if alone else ()
     in_use = placement_in_use() if alone else None
     names = tuple(part.name for part in (first, *others, *(second or ())))
-    graph, cost = (state.graph() if step else None), state.cost()
-    travel = state.travel() if step is None else None
+    graph, cost = (state.graph() if step else None), state.session.cost
+    travel = state.session.travel if step is None else None
     key = (
         names,
         first.digest,
@@ -129,12 +125,12 @@ def _problem(
 
 
 def _fitting_or_balanced(recording: Workload | None, model: MoEModel) -> Workload:
-    """Whole steps can be looked at before anything was recorded: without a fitting recording, with balanced loads."""
+    """Return the recording, or balanced loads if it does not fit: whole steps can be studied before anything was recorded."""
     return recording if recording is not None and model_fault(recording, model) is None else balanced_load(model)
 
 
 def model_fault(recording: Workload, model: MoEModel) -> str | None:
-    """Why a recording is not of a model; None where it may be."""
+    """Why a recording is not of a model; None if it may be."""
     try:
         model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
     except InputError as error:
@@ -143,9 +139,9 @@ def model_fault(recording: Workload, model: MoEModel) -> str | None:
 
 
 def placement_in_use() -> Placement | None:
-    """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
-    candidate = candidates().get(state.in_use() or "")
-    recording, cluster = workload(), state.cluster()
+    """The placement of the plan that is marked as deployed, if it fits the open recording and cluster."""
+    candidate = candidates().get(state.session.in_use or "")
+    recording, cluster = workload(), state.session.cluster
     if candidate is None or recording is None or cluster is None or candidate.plan.goal is Goal.TWO_MODELS:
         return None
     placement = candidate.plan.placement

@@ -29,12 +29,12 @@ from engine.systems.plan_names import names_of
 from engine.training import TrainingStep
 
 ROLES = {"workload": "recording", "cluster": "cluster", "model": "model"}
-"""Inputs of a plan that have names, and what people call them."""
+"""Inputs of a plan that have names, and the nouns for them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan of the session and how it came about."""
+    """A plan of the session and its origin."""
 
     plan: Plan
     status: str
@@ -51,18 +51,17 @@ class Planned:
 
 
 def candidates() -> dict[str, Candidate]:
-    """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, those of sweeps and
-    of the team that were opened, and those that came in files. Without those that were removed, and under names that tell them
-    apart."""
+    """Every plan that the session's jobs have found so far, by id, newest job first; then the opened ones of a front, of sweeps
+    and of the team, and those that came in files. Removed plans are left out, and names tell the rest apart."""
     by_id: dict[str, Candidate] = {}
-    front, removed, described = state.study_job("front"), state.removed_plans(), {}
-    for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
-        with suppress(InputError):  # a damaged result, which is said where the job is watched
+    front, removed, described = state.session.study_jobs.get("front"), state.session.removed_plans, {}
+    for job in jobs([*state.session.plan_jobs, *([front] if front else [])]):
+        with suppress(InputError):  # a damaged result; the panel of the job says so
             for candidate in answer_of(job).candidates:
                 id = candidate.plan.id
                 if id in removed and job.id <= removed[id].job:
                     continue
-                # Of a plan that several jobs found, what the one that proved most says of it: it is for the same inputs.
+                # A plan that several jobs found has the claim of the one that proved most: it is for the same inputs.
                 if id not in by_id or _bound_of(candidate) > _bound_of(by_id[id]):
                     by_id[id] = candidate
             described |= _inputs_of(job.id, job)
@@ -70,9 +69,9 @@ def candidates() -> dict[str, Candidate]:
         if id not in removed:
             by_id.setdefault(id, candidate)
     plans = {id: candidate.plan for id, candidate in by_id.items()}
-    inputs = described | state.workloads()
-    inputs.pop(state.workload_digest(), None)  # that a plan is for what is open is understood
-    names = names_of(plans, state.plan_names(), inputs)
+    inputs = described | state.session.workloads
+    inputs.pop(state.session.workload, None)  # a plan is for the open recording unless its name says otherwise
+    names = names_of(plans, state.session.plan_names, inputs)
     return {
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
         for id, candidate in by_id.items()
@@ -86,31 +85,31 @@ def _bound_of(candidate: Candidate) -> float:
 
 
 def made_for(plan: Plan, problem: Problem) -> dict[str, str]:
-    """What a plan was made for where that is not what is open: the names of its recording, cluster and model, by role."""
+    """Names of the recording, cluster and model that a plan was made for, by role, where they are not the open ones."""
     open_now, inputs = input_digests(problem), plan.provenance.inputs
     others = {role: inputs[role] for role in ROLES if inputs.get(role) not in (None, open_now.get(role))}
     described: dict[str, str] = {}
-    for job in jobs(state.plan_jobs()) if others else []:
+    for job in jobs(state.session.plan_jobs) if others else []:
         described |= _inputs_of(job.id, job)
-    described |= state.workloads()
+    described |= state.session.workloads
     return {role: described.get(digest, f"another {ROLES[role]}") for role, digest in others.items()}
 
 
 def _further() -> dict[str, Candidate]:
     """Plans that no job of the session was asked for."""
     by_id: dict[str, Candidate] = {}
-    for id, name in state.taken().items():
+    for id, name in state.session.taken.items():
         for job in jobs([name]):
             with suppress(InputError):
                 by_id.setdefault(id, _taken(id, job))
-    for id, number in state.saved().items():
+    for id, number in state.session.saved.items():
         try:
             by_id.setdefault(id, _saved(database().address, id, number))
         except LostError:  # each further question would wait as long for an answer
             break
         except InputError:  # it is another database now
             continue
-    for id, digest in state.imported().items():
+    for id, digest in state.session.imported.items():
         try:
             by_id.setdefault(id, _imported(digest))
         except InputError:  # the data folder has lost it
@@ -127,7 +126,7 @@ def _named(id: str, name: str, runtime: float, _candidate: Candidate) -> Candida
 
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _inputs_of(id: str, _job: runner.Job) -> dict[str, str]:
-    """What a job planned for, in words, by digest."""
+    """Names of the inputs that a job planned for, by digest."""
     arguments = _job.request.arguments
     words = {}
     with suppress(InputError, LookupError, TypeError):
@@ -150,8 +149,7 @@ def _imported(digest: str) -> Candidate:
 
 @st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
 def _saved(address: str, id: str, number: int | None) -> Candidate:
-    """A plan of the team, of which only the name can change; number: of the time that it was saved, None: it is in no
-    workspace."""
+    """A plan of the team, of which only the name can change. number: of the save; None: it is in no workspace."""
     plan, figures = team.load_plan(database(), id), {}
     if number is not None:
         saved = team.find_saved(database(), number)
@@ -163,13 +161,13 @@ def _saved(address: str, id: str, number: int | None) -> Candidate:
 
 
 def forget_saved_plans() -> None:
-    """Read the names of the team's plans again, once one was given another."""
+    """Read the names of the team's plans again, after one was renamed."""
     _saved.clear()
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, _job: runner.Job) -> Candidate:
-    """One plan of a sweep, which once found stays in its job's result. Raises InputError if that is damaged."""
+    """One plan of a sweep; once found it stays in its job's result. Raises InputError if that is damaged."""
     answer = result_of(_job)
     for row in answer.candidates if isinstance(answer, SweepAnswer | ReplanAnswer) else ():
         if row.point.plan_id == id:
@@ -224,7 +222,7 @@ def jobs(ids: list[str]) -> list[runner.Job]:
 
 def open_plan() -> Plan | None:
     """The open plan; None when none is open or its job is gone."""
-    candidate = candidates().get(state.plan_id() or "")
+    candidate = candidates().get(state.session.plan or "")
     return candidate.plan if candidate else None
 
 
@@ -245,7 +243,7 @@ def baseline(problem: Problem) -> Baseline:
     """The baseline of a problem, by the name that the session knows it by. Raises InputError if nothing was chosen and experts
     do not fit the GPUs."""
     known = candidates()
-    chosen = known.get(state.in_use() or "")
+    chosen = known.get(state.session.in_use or "")
     if chosen is not None and problem.in_use is not None:
         plan = baseline_of(problem, chosen.plan)
         return Baseline(plan, True, plan is chosen.plan)

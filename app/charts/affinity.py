@@ -1,7 +1,4 @@
-"""Charts of affinity: where tokens go from one layer to another, and how many of them a placement keeps on their GPU.
-
-Charts of the affinity studies: how many tokens are enough, and does a plan hold on other recordings.
-"""
+"""Charts of affinity: hops between layers, the share that stays on its GPU, and the studies of tokens and recordings."""
 
 import colorsys
 from typing import Literal
@@ -14,17 +11,17 @@ from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
 HEATMAP_HEIGHT = 640
-"""Pixels, at which cells are about square on a wide page; on a narrow one they are slim rather than the whole picture small."""
+"""Pixels. Cells are about square on a wide page; on a narrow one they are slim."""
 LABELLED_EXPERTS = 32
-"""With more experts in a layer, only every some of them is named on the axes."""
+"""With more experts in a layer, only every few of them is named on the axes."""
 MOST_LINKS, LABELLED_NODE = 48, 0.04
 """Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
 SURE = 3.0
-"""Standard errors of a share that have to be left of it: all of an expert's four tokens are no finding."""
+"""Standard errors left of a share that counts as a finding: four tokens of four are none."""
 OUTLIER = 2
-"""A largest cell so many times the 99.5th percentile of all is drawn like that."""
+"""A largest cell this many times the 99.5th percentile of all is drawn in the colour of that percentile."""
 TOKENS, PAIRS = "tokens", "pairs of choices"
-"""What a hop is: a token where only first choices count, else a pair of its choices."""
+"""Units of a hop: a token if only first choices count, else a pair of its choices."""
 
 
 def heatmap(
@@ -37,9 +34,11 @@ def heatmap(
 ) -> go.Figure:
     """Hops from the experts of one layer (rows) to those of another (columns).
 
-    counts: float64[expert, expert]; layers: from which to which; probability: each row as a share of its sum instead of
-    counts; gpus: int[expert] of both layers, to group experts by GPU, with boundaries drawn and what stays outlined; kept:
-    the share that stays on its GPU, for the title of a grouped one.
+    counts: float64[expert, expert]
+    layers: first and second layer
+    probability: True draws each row as a share of its sum instead of counts
+    gpus: int[expert] of both layers, to group experts by GPU, with boundaries drawn and blocks that stay outlined
+    kept: the share that stays on its GPU, for the title of a grouped heatmap
     """
     experts, (first, last) = len(counts), layers
     row_sum = counts.sum(axis=1, keepdims=True)
@@ -86,15 +85,17 @@ def heatmap(
 
 
 def _end_of_scale(value: np.ndarray) -> tuple[float, str]:
-    """Where the colours of a heatmap end, and how its bar says that more is drawn alike: one cell far above all others, such as
-    all of the few tokens of a rare expert, would leave nothing else to see."""
+    """Return the end of a heatmap's colours, and a note for its bar if larger cells share that colour.
+
+    One cell far above all others, such as all of the few tokens of a rare expert, would leave nothing else to see.
+    """
     most = float(np.nanmax(value, initial=0))
     usual = float(np.quantile(seen, 0.995)) if len(seen := value[value > 0]) else 0.0
     return (usual, f", {digits(usual)} and more in one colour") if most > OUTLIER * usual > 0 else (most or 1.0, "")
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
-    """Ticks by expert, or by GPU with its experts where they are few."""
+    """Ticks by expert, or by GPU, with its experts if they are few."""
     if gpu is None:
         step = 1 if len(order) <= LABELLED_EXPERTS else -(-len(order) // 16)
         update(title=title, tickmode="linear", tick0=0, dtick=step)
@@ -164,7 +165,7 @@ def _heatmap_title(counts, chance, layers, probability: bool, unit: str, kept: f
 
 
 def _at_least(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Lower ends of Wilson's intervals of shares of so many; nan where there are none."""
+    """Lower ends of Wilson's intervals of the shares `part / whole`; NaN for an empty whole."""
     with np.errstate(divide="ignore", invalid="ignore"):
         spread = SURE * np.sqrt(part * (1 - part) / whole + SURE**2 / (4 * whole**2))
         return (part + SURE**2 / (2 * whole) - spread) / (1 + SURE**2 / whole)
@@ -173,8 +174,9 @@ def _at_least(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str = TOKENS) -> go.Figure:
     """Sankey of the strongest hops over consecutive layers: teal stays on its GPU, grey leaves it.
 
-    counts: float64[layer - 1, expert, expert] of the layers shown; first: the number of the first of them; gpu_of_expert:
-    int[layer, expert] of the same layers.
+    counts: float64[layer - 1, expert, expert] of the layers shown
+    first: number of the first of them
+    gpu_of_expert: int[layer, expert] of the same layers
     """
     layers, experts = len(counts) + 1, counts.shape[1]
     strongest = np.argsort(-counts, axis=None, kind="stable")[:MOST_LINKS]
@@ -253,7 +255,7 @@ def _name_layers(figure: go.Figure, layers: int, first: int) -> None:
 
 
 def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
-    """Where each node's middle is, from the top: as much room as its column has, in the order of the nodes."""
+    """Return the middle of each node from the top: as much room as its column has, in the order of the nodes."""
     most, gap = through.sum(axis=1).max(), 0.015
     counts = np.count_nonzero(through, axis=1)
     scale = (1 - gap * counts.max()) / most
@@ -273,8 +275,12 @@ def _gpu_hue(gpu: int, gpus: int) -> str:
 
 
 def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit: str = TOKENS) -> go.Figure:
-    """What stays on its GPU between each layer and the next. kept, limit: float64[layer - 1] shares, NaN without hops;
-    limit: what no placement can exceed; chance: the share if experts were drawn at random."""
+    """Share of hops that stay on their GPU between each layer and the next.
+
+    kept: float64[layer - 1], NaN without hops
+    limit: float64[layer - 1], the most that any placement can keep
+    chance: the share if experts were drawn at random
+    """
     pairs = np.arange(len(kept))
     step = -(-len(kept) // 8)
     figure = go.Figure()
@@ -330,12 +336,12 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
 
 
 HOLDS = 0.99
-"""A plan that keeps this part of what the own plan keeps holds on a recording."""
+"""A plan that keeps this part of the own plan's share holds on a recording."""
 View = Literal["share", "row", "own"]
 
 
 def tokens_enough(study: TokensEnough) -> go.Figure:
-    """Share of held-out hops kept against tokens planned from, beside what no, perfect and any knowledge would give."""
+    """Share of held-out hops kept against tokens planned from, with lines for no, perfect and any knowledge."""
     means = study.mean_by_size()
     figure = go.Figure()
     figure.add_scatter(
@@ -399,7 +405,8 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
     """Plans (rows) scored on recordings (columns), with numbers.
 
     view: "share" of hops kept, with a row for linear blocks; "row": each row as a ratio to its own recording (Table III);
-    "own": each column as a ratio to the plan made for that recording. dark: of the page, for the colour of the numbers.
+        "own": each column as a ratio to the plan made for that recording
+    dark: the page's theme, for the colour of the numbers
     """
     names = [plain(name) for name in study.names]
     rows = [f"plan on {name}" for name in names]

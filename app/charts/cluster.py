@@ -1,9 +1,4 @@
-"""The cluster as a picture, nodes of GPUs around one fabric, and how fast its nodes reach each other.
-
-A cluster as a small still picture: nodes as boxes, their GPUs as squares in the colour of their type, one fabric below.
-
-How much of the time GPUs compute, with each of two models alone and with both.
-"""
+"""Pictures of a cluster: its nodes around one fabric, the speeds between nodes, and the use of its GPUs by two models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +16,7 @@ GPUS_ACROSS = 4
 NODES_ACROSS = 4
 FABRIC_Y = -0.9
 NUMBERED_NODES, NAMED_NODES = 10, 24
-"""Up to how many nodes the matrix of speeds has numbers in its cells, and names at its sides."""
+"""Most nodes for numbers in the cells of the matrix of speeds, and for names at its sides."""
 
 
 def picture(cluster: Cluster) -> go.Figure:
@@ -47,7 +42,7 @@ def picture(cluster: Cluster) -> go.Figure:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where nodes stand: `across` in a row, each with room for `widest` GPUs across and `deepest` down."""
+    """Grid of nodes: `across` in a row, each with room for `widest` GPUs across and `deepest` down."""
 
     across: int
     rows: int
@@ -171,8 +166,8 @@ def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:
 
 
 def node_rates(cluster: Cluster) -> np.ndarray:
-    """float64[node, node] bytes/s from all GPUs of one node (row) to all of another at once, over the fabric; on the
-    diagonal over the node's own links where it has some, NaN where it has a single GPU."""
+    """float64[node, node] bytes/s from all GPUs of one node (row) to all of another at once, over the fabric; on the diagonal
+    over the node's own links where it has some, NaN where it has a single GPU."""
     member = np.eye(len(cluster.nodes))[cluster.node_of_gpu]
     out, into = (cluster.values(field) @ member for field in ("send_bandwidth", "receive_bandwidth"))
     rates = np.minimum(out[:, None], into[None, :])
@@ -221,15 +216,14 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
 
 
 WIDTH, HEIGHT = 200, 84
-GPUS_ACROSS = 4
 MOST_NODES = 64
-"""More are not told apart in so small a picture."""
+"""More cannot be told apart in so small a picture."""
 PAD, GAP = 0.5, 0.6
-"""Of a node around its GPUs, and between nodes, in widths of a GPU."""
+"""Room around the GPUs of a node, and between nodes, in widths of a GPU."""
 
 
 def svg(cluster: Cluster) -> str:
-    """The picture as a text that begins with `<svg`; it has no words, and suits light and dark."""
+    """The picture as text that begins with `<svg`; it has no words, and suits light and dark."""
     nodes = cluster.nodes[:MOST_NODES]
     across_gpus = min(GPUS_ACROSS, max(len(node.gpus) for node in nodes))
     wide = across_gpus + 2 * PAD
@@ -256,8 +250,10 @@ def svg(cluster: Cluster) -> str:
 
 
 def exclusive_and_colocated(utilisations: Sequence[Utilisation]) -> go.Figure:
-    """A bar each, the mean over the GPUs, and a dot for every GPU. utilisations: the models alone, then
-    both colocated."""
+    """Share of the time in which GPUs compute: a bar for the mean, a dot for every GPU.
+
+    utilisations: each model alone, then both colocated
+    """
     *alone, both = utilisations
     names = [plain(utilisation.served) for utilisation in utilisations]
     figure = go.Figure()

@@ -1,8 +1,6 @@
 """Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis.
 
-Which GPUs and layers of a timeline are drawn, where there are more than a browser can show and a person can read.
-
-Who finishes last: the time of a forward pass by the GPU that all wait for, and by layer.
+Also the choice of GPUs and layers that a browser can draw, and the GPUs and layers that the others wait for.
 """
 
 import math
@@ -37,9 +35,9 @@ MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
 SECOND = ", second model"
 HEIGHT = 640
-"""Pixels of a chart with many lanes: all of it, its time axis too, is in sight on a laptop."""
+"""Pixels of a chart with many lanes: its time axis stays in sight on a laptop."""
 LANE, LABEL = 26, 15
-"""Pixels of a lane where there are few, and of a lane's name."""
+"""Pixels of a lane if there are few, and of a lane's name."""
 ABOVE, BELOW, TITLE = 84, 88, 30
 """Pixels above the first plan's lanes, below the last one's (times and range bar), and of a plan's name."""
 
@@ -48,7 +46,7 @@ Drawn = dict[str, Any]
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
-    """How many layers, from the first, can be drawn as bars for all timelines together."""
+    """Return the number of layers, from the first, that can be drawn as bars for all timelines together."""
     per_layer = sum(len(timeline.events) / max(timeline.events["layer"].nunique(), 1) for timeline in timelines)
     return max(1, int(MOST_BARS / max(per_layer, 1)))
 
@@ -63,18 +61,19 @@ def gantt(
     second: str = SECOND,
     dark: bool = False,
 ) -> go.Figure:
-    """The timelines by name, one above the other, from layer `first` to layer `last` (both included), never higher than HEIGHT,
-    with a range bar below to zoom.
+    """The timelines by name, one above the other, from layer `first` to layer `last` (both included), with a range bar below.
 
-    Simulated bars are outlined, measured ones not. bounds: seconds from a timeline's own start of the chosen layers,
-    drawn as a dashed line with its value; lanes: how many of the GPUs, from the first, are drawn (None: all);
-    second: what names of hatched bars end with; dark: of the page.
+    Simulated bars are outlined, measured ones not. The chart is never higher than HEIGHT.
+    bounds: seconds from a timeline's own start of the chosen layers, drawn as a dashed line with its value
+    lanes: number of GPUs drawn, from the first; None: all
+    second: suffix of the names of hatched bars
+    dark: the page's theme
     """
     parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
     lanes = lanes or max(len(timeline.resources) for timeline in timelines.values())
-    # Two models have twice as many kinds, whose legend takes a second row.
+    # Two models have twice as many kinds; their legend takes a second row.
     above = ABOVE + 26 * any((events["model"] > 0).any() for events in parts.values())
     plot = min(HEIGHT - above - BELOW, (LANE * lanes + TITLE) * len(parts))
     lane = (plot - TITLE * (len(parts) - 1)) / len(parts) / lanes
@@ -119,7 +118,7 @@ def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
 
 
 def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[str], second: str) -> list[Drawn]:
-    """A trace a kind and model. named: those that the legend has, to which these are added."""
+    """A trace for each kind and model. named: entries that the legend has, to which these are added."""
     short = [name.split(" · ")[0] for name in timeline.resources]
     traces = []
     for model, kind in product(range(2), KINDS):
@@ -148,7 +147,7 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
 
 
 def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
-    """Thin, in the page's ink, which no bar has."""
+    """Draw a thin line in the page's ink, a colour of no bar."""
     path = _critical_path(events)
     return {
         "type": "scatter",
@@ -190,7 +189,7 @@ def _bound(time: float, x: str, y: str) -> Drawn:
 
 
 def _bound_in_words(bound: float, x: str, y: str) -> Drawn:
-    """At the end of the plan's own row: beside the line it would lie over a long name. bound: seconds."""
+    """Write the bound at the end of the plan's own row: at the line it would lie over a long name. bound: seconds."""
     return {
         "text": f"bound {seconds(bound)}, dashed",
         "x": 1,
@@ -205,9 +204,12 @@ def _bound_in_words(bound: float, x: str, y: str) -> Drawn:
 
 
 def _time_axis(longest: float, unit: str, plot: float, last: str, own: str) -> Drawn:
-    """One time axis for all plans, with a range bar below the last one and a line through all of them at the pointer's time,
-    which shows what else happens then. longest: in `unit`; plot: pixels of all lanes; last, own: axes of the last plan and
-    of this one."""
+    """One time axis for all plans, with a range bar below the last one and a line through all of them at the pointer's time.
+
+    longest: in `unit`
+    plot: pixels of all lanes
+    last, own: axes of the last plan and of this one
+    """
     span = [0, longest * 1.02 or 1]
     axis: Drawn = {
         "range": span,
@@ -226,7 +228,7 @@ def _time_axis(longest: float, unit: str, plot: float, last: str, own: str) -> D
 
 
 def _lane_axis(names: tuple[str, ...], every: int) -> Drawn:
-    """Only every so-many-th name where there is no room for all; a bar's tip tells its lane."""
+    """Name only every few lanes if there is no room for all; a bar's tip tells its lane."""
     return {
         "tickvals": list(range(0, len(names), every)),
         "ticktext": [plain(name) for name in names[::every]],
@@ -274,15 +276,17 @@ MOST_SENDERS = 16
 
 
 def drawable(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[int, int]:
-    """As many of these MoE layers, from the first one, as can be drawn as bars with `most` GPUs."""
+    """Return the first and the last of these MoE layers that can be drawn as bars with `most` GPUs."""
     part, _ = fewer_lanes(shown, first, last, most)
     return first, min(last, first + layers_that_fit(list(part.values())) - 1)
 
 
 def fewer_lanes(shown: dict[str, Timeline], first: int, last: int, most: int) -> tuple[dict[str, Timeline], int]:
-    """Timelines of the same more than `most` GPUs with the events of the same few alone, so that they can be compared lane by
-    lane: those that the others wait for in these layers, under any plan, and then those that the first plan keeps busy
-    longest. They come first among the resources. And how many they are."""
+    """Reduce timelines of the same GPUs to the same `most` of them, so that they can be compared lane by lane.
+
+    Kept are GPUs that the others wait for in these layers, under any plan, then those that the first plan keeps busy longest.
+    They come first among the resources. Also return their number.
+    """
     gpus = len(next(iter(shown.values())).resources)
     if gpus <= most:
         return shown, gpus
@@ -296,7 +300,8 @@ def fewer_lanes(shown: dict[str, Timeline], first: int, last: int, most: int) ->
 
 
 def only(timeline: Timeline, chosen: Sequence[int]) -> tuple[Timeline, int]:
-    """A timeline with what these GPUs compute and send alone; they come first among its resources. And how many they are."""
+    """Reduce a timeline to the work and the sends of these GPUs, which come first among its resources; also return their
+    number."""
     gpus, events = len(timeline.resources), timeline.events
     order = list(dict.fromkeys([*chosen, *range(gpus)]))
     place = np.empty(gpus, dtype=np.int64)
@@ -308,10 +313,11 @@ def only(timeline: Timeline, chosen: Sequence[int]) -> tuple[Timeline, int]:
 
 
 def fold(timeline: Timeline, group_of_gpu: np.ndarray, names: Sequence[str]) -> Timeline:
-    """A timeline with a lane for every group of GPUs: a bar from when the first of its GPUs begins with a kind
-    of work in a layer until the last one ends, with what they send together.
+    """A timeline with a lane for every group of GPUs: a bar from the first start of a kind of work in a layer to its last end,
+    with everything that the group sends together.
 
-    group_of_gpu: int64[gpu]; names: of the groups
+    group_of_gpu: int64[gpu]
+    names: one a group
     """
     events = timeline.events.assign(resource=group_of_gpu[timeline.events["resource"].to_numpy()], peer=-1)
     columns = ["resource", "stream", "model", "layer", "kind"]
@@ -322,7 +328,7 @@ def fold(timeline: Timeline, group_of_gpu: np.ndarray, names: Sequence[str]) -> 
 
 
 def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
-    """What the GPUs of a cluster can be folded by, the most telling first: int64[gpu] of their groups, and their names."""
+    """Groupings of a cluster's GPUs by title, the most telling first: int64[gpu] of their groups, and the groups' names."""
     nodes, types = cluster.nodes, list(dict.fromkeys(gpu.type for gpu in cluster.gpus))
     by_node = cluster.node_of_gpu, tuple(f"{node.name} · {len(node.gpus)} GPUs" for node in nodes)
     type_of_gpu = np.array([types.index(gpu.type) for gpu in cluster.gpus])
@@ -336,20 +342,23 @@ def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
 
 
 def gpus_with_sends(gpus: int, models: int) -> int:
-    """How many of so many GPUs can be drawn with every send of one layer: each sends to all others twice a model, and
-    computes three times."""
+    """Return the most GPUs that can be drawn with every send of one layer: each sends to all others twice a model, and computes
+    three times."""
     return max(1, MOST_BARS // (models * (2 * (gpus - 1) + 3)))
 
 
 MOST = 24
-"""GPUs and layers that are drawn, those that are waited for longest."""
+"""GPUs and layers that are drawn: those that the others wait for longest."""
 EVEN = 1.02
-"""Times the mean: a slowest layer below it is not worth a finding."""
+"""Times the mean: a slowest layer below it is no finding."""
 
 
 def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
-    """Stacked bars of seconds by kind, one a GPU that anybody waited for; their colours are named by the chart by layer, which
-    stands beside it. waits: as `engine.simulate.events`; names: of every GPU."""
+    """Stacked bars of seconds by kind, one for each GPU that the others waited for; the chart by layer names the colours.
+
+    waits: as `engine.simulate.events`
+    names: one a GPU
+    """
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
     title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"

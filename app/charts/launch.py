@@ -1,4 +1,4 @@
-"""Measured beside predicted, and the links of a testbed."""
+"""Charts of a launch: measured times next to predicted ones, and the links of a testbed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ TIMES = 136
 """Pixels at the right of bars, of their times in words."""
 HEIGHT = 340
 PAIR, AROUND = 40, 136
-"""Pixels of a pair of bars with its two times, and of all else of a chart of them."""
+"""Pixels of a pair of bars with its two times, and of the rest of such a chart."""
 WRITTEN = 8
-"""Pairs of bars that have room for their times."""
+"""Most pairs of bars that have room for their times."""
 WAITING = "Waiting between steps"
 
 
@@ -27,8 +27,12 @@ def by_kind(
     waiting: tuple[float, float],
     dark: bool = False,
 ) -> go.Figure:
-    """Bars per step, and of the time in which nothing runs: predicted outlined, measured solid. Times in seconds; total,
-    waiting: (predicted, measured); dark: of the page."""
+    """Bars for each step, and for the time in which nothing runs: predicted outlined, measured solid.
+
+    predicted, measured: seconds
+    total, waiting: (predicted, measured)
+    dark: the page's theme
+    """
     names = [*(KIND_TITLES[kind] for kind in kinds), WAITING]
     colours = [*(KIND_COLOURS[kind] for kind in kinds), NEUTRAL]
     before, after = waiting
@@ -49,8 +53,7 @@ def against_prediction(predicted: float, measured: float) -> str:
 def by_layer(
     layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False
 ) -> go.Figure:
-    """Bars per MoE layer: predicted outlined, measured solid. Times in seconds. Of many layers they stand, without numbers.
-    dark: of the page."""
+    """Bars for each MoE layer: predicted outlined, measured solid, in seconds. Many layers stand upright, without numbers."""
     factors = {
         layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before
     }
@@ -67,7 +70,7 @@ def by_layer(
 
 
 def _with_legend(figure: go.Figure, title: str, pairs: int | None = None) -> go.Figure:
-    """pairs: of lying bars, whose chart is as high as they need; None: they stand."""
+    """Finish a figure with its legend. pairs: number of horizontal pairs, which set the height; None: the bars are upright."""
     height = HEIGHT if pairs is None else AROUND + PAIR * pairs
     return finish(figure, title, height, top=70, bargap=0.2, legend=legend_above(height))
 
@@ -75,7 +78,7 @@ def _with_legend(figure: go.Figure, title: str, pairs: int | None = None) -> go.
 def _lying(
     names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], colours: Sequence[str], dark: bool
 ) -> go.Figure:
-    """Pairs of bars from the left, predicted above measured, each with its time behind its end."""
+    """Horizontal pairs of bars, predicted above measured, each with its time behind its end."""
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
@@ -104,7 +107,7 @@ def _lying(
 def _standing(
     places: Sequence[int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]
 ) -> go.Figure:
-    """Pairs of bars from below, predicted left of measured; their times are in their tips."""
+    """Upright pairs of bars, predicted left of measured; their times are in their tips."""
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
@@ -137,15 +140,15 @@ def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str
 
 
 def faint(colour: str) -> str:
-    """The colour of what was predicted, inside its outline. colour: as #RRGGBB."""
+    """Return the fill of a predicted bar, inside its outline. colour: as #RRGGBB."""
     return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.15)"
 
 
 def totals(
     names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str
 ) -> go.Figure:
-    """Of every plan the predicted time, outlined, and the median of its timed passes, solid, with the fastest and the slowest
-    pass as whiskers. Seconds."""
+    """Predicted time of every plan, outlined, and the median of its timed passes, solid, with whiskers from the fastest to the
+    slowest pass. Seconds."""
     medians = np.array([np.median(times) for times in passes])
     highs = np.array([max(times) for times in passes])
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)

@@ -1,7 +1,4 @@
-"""Charts of many plans: balance against affinity, plans on recordings they were not made from, Lina at run time.
-
-The gain of spare slots, and the memory that they take.
-"""
+"""Charts of many plans: balance against affinity, plans on other recordings, Lina at run time, and spare slots."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -30,8 +27,15 @@ TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to
 
 
 class Across(NamedTuple):
-    """What a front weighs balance against. key: of its points; factor: to what is drawn; axis: its title; unit: after a drawn
-    value in a tip; written: a value as text, before its noun; better: the sign of what is better."""
+    """The quantity that a front weighs against balance.
+
+    key: field of its points
+    factor: from the field to the drawn value
+    axis: title of the axis
+    unit: suffix of a drawn value in a tip
+    written: a value as text, before its noun
+    better: 1 if more is better, -1 if less is
+    """
 
     key: str
     factor: float
@@ -55,9 +59,9 @@ def front(
 ) -> go.Figure:
     """Kept share, or rows per token with few to the right, across, balancedness up; the better corner is at the top right.
 
-    points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording)
-    of every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's
-    points on another recording, called `where`.
+    points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording) of
+        every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's
+        points on another recording, called `where`.
     """
     points = sorted(points, key=lambda point: across.better * point[across.key])
     factor, unit = scale_of(max((point["seconds"] for point in points), default=1.0), TIME)
@@ -110,7 +114,7 @@ def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], wher
 
 
 def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], across: Across) -> None:
-    """Other plans by name; those at the same point share a label."""
+    """Draw other plans by name; those at the same point share a label."""
     together: dict[tuple[float, float], list[str]] = {}
     for name, (value, balancedness) in others.items():
         at = round(across.factor * value, 1 if across is HOPS else 3), round(balancedness, 3)
@@ -133,13 +137,13 @@ def _overload(factors: dict[str, float] | None) -> str:
 
 
 ALIKE = 1e-3
-"""By which two times may differ and read as equal."""
+"""Relative difference at which two times read as equal."""
 LEAST_SPAN = 0.05
-"""Of the colours of scores: what differs by less is not to look as if it differed by all."""
+"""Least span of the colours of scores: small differences are not to look like large ones."""
 
 
 def _worst_elsewhere(worst: float) -> str:
-    """What plans lose on recordings that they were not made from, at the most. worst: times that recording's own plan's time"""
+    """Most that plans lose on recordings that they were not made from. worst: times that recording's own plan's time."""
     if worst <= 1:
         return "No plan is slower on another recording than that recording's own, within 0.1 %"
     return f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
@@ -154,8 +158,10 @@ def matrix(
 ) -> go.Figure:
     """Plans by row, scored on the recording of each column; the best of every column is 100 % for times.
 
-    table: [plan made on][scored on], None where not reached; what: a key of SCORES; dark: of the page;
-    overload: `Balance.factors` by cell, for the tips of balancedness.
+    table: [plan made on][scored on], None if not reached
+    what: a key of SCORES
+    dark: the page's theme
+    overload: `Balance.factors` by cell, for the tips of balancedness
     """
     values = np.array([[np.nan if cell is None else cell for cell in row] for row in table], dtype=float)
     count, missing = len(names), int(np.isnan(values).sum())
@@ -189,7 +195,7 @@ def matrix(
 
 
 def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) -> go.Figure:
-    """A heatmap of recordings by themselves. scale: values and colours of `go.Heatmap`; label: of its colour bar."""
+    """A heatmap of recordings by themselves. scale: values and colours of `go.Heatmap`; label: title of its colour bar."""
     count = len(names)
     across = np.arange(count)
     figure = go.Figure(
@@ -213,7 +219,7 @@ def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) ->
 def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -> go.Figure:
     """Times over the ideal, median and 95th percentile, by scheme (Lina, Figures 16 and 17).
 
-    what: "inference" (a whole batch), "layer" or "all_to_all" (of the layers that Lina schedules).
+    what: "inference" (a whole batch), "layer" or "all_to_all" (of the layers that Lina schedules)
     """
     figure = go.Figure()
     for scheme, (title, colour, pattern) in SCHEMES.items():
@@ -265,14 +271,15 @@ def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
 
 HEIGHT = 380
 BAND = "rgba(0,137,123,0.3)"
-"""The teal of the curve, of which it is the interval."""
+"""The teal of the curve, for its interval."""
 
 
 def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_out: bool) -> go.Figure:
     """Gain over the fewest slots with its interval, a point for every number of them that engines accept.
 
-    points: fewest slots first, at least one; advised: None: not known yet; held_out: whether the recordings that judge are
-    others than the one that was planned on
+    points: fewest slots first, at least one
+    advised: None: not known yet
+    held_out: True if the points are judged on other recordings than the one planned on
     """
     factor, unit = scale_of(max(points[-1].memory_bytes, 1.0), SIZE)
     places = list(range(len(points)))

@@ -1,4 +1,4 @@
-"""All plans beside each other: how long each takes, how far its bound is, and where what is deployed stands."""
+"""All plans in one chart: the time of each, its bound, and the baseline."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from app.charts.theme import (
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 MOST = 20
-"""Plans with a bar: the fastest, and always what is open and what is deployed."""
+"""Plans with a bar: the fastest, and always the open and the deployed one."""
 TIMES = 64
 """Pixels at the right, of the times in words."""
 ROW = 30
 """Pixels of a bar and the name above it."""
 BAR, BELOW = 0.36, 0.24
-"""How thick a bar is, in rows, and how far below the middle of its row."""
+"""Thickness of a bar, and its distance below the middle of its row, in rows."""
 TICK = BAR / 2 + 0.06
 """Half of a mark across a bar, in rows: it ends below the name."""
 LABEL = 44
-"""Characters above a bar: as many as a window of 1024 has room for."""
+"""Most characters above a bar: a window of 1024 has room for them."""
 
 
 def ranked(
@@ -43,10 +43,12 @@ def ranked(
     dark: bool = False,
     so_far: bool = False,
 ) -> go.Figure:
-    """A bar a plan, the fastest on top, with a tick at its bound and a line at the time of what is deployed.
+    """A bar for each plan, the fastest on top, with a tick at its bound and a line at the baseline's time.
 
-    times, bounds: seconds, NaN where a plan has no bound; deployed, opened: places in them; dark: of the page;
-    so_far: more plans are on their way.
+    times, bounds: seconds, NaN for a plan without a bound
+    deployed, opened: places in them
+    dark: the page's theme
+    so_far: True if more plans are on their way
     """
     order = sorted(range(len(names)), key=lambda at: times[at])
     drawn = [at for rank, at in enumerate(order) if rank < MOST or at in (deployed, opened)]
@@ -99,7 +101,7 @@ def ranked(
 def _add_bars(
     figure: go.Figure, rows: list[int], times: list[float], factor: float, tips: list[str], title: str, colour: str
 ) -> None:
-    """Bars of some rows, from the top, of which times (seconds) and tips are."""
+    """Draw the bars of some rows, from the top. times: seconds; tips: text of each bar's tip."""
     figure.add_bar(
         x=[times[row] / factor for row in rows],
         y=[row + BELOW for row in rows],
@@ -114,7 +116,7 @@ def _add_bars(
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:
-    """As much of a name as fits above a bar; the open plan's has the mark that it has in the table."""
+    """Shorten a name to the room above a bar; the open plan's has the mark that it has in the table."""
     short = plain(shortened(name, LABEL))
     return ("▸ " if opened else "") + short + (" (deployed)" if deployed and "deployed" not in name else "")
 

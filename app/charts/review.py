@@ -1,13 +1,9 @@
-"""Charts for a decision: where a plan puts the load, and where two plans put their experts.
-
-The gain of a plan on each part of the recordings that it was not made from.
-"""
+"""Charts for a decision: the load under a plan, the experts of two plans, and the gain on each held-out part."""
 
 import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import gantt as gantt_charts
-from app.charts import gantt as lanes_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.compare.judge import interval
@@ -19,14 +15,16 @@ from engine.timeline import Timeline
 from engine.units import ratio, seconds, share, signed
 
 MOST_GPUS = 16
-"""GPUs with a lane of their own; a brief has to be read in one go. The Timeline page has them all."""
+"""Most GPUs with a lane: a brief has to be read in one go. The Timeline page has them all."""
 SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
 
 def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
-    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; of two models one below the other.
-    pointed_at: a GPU to be framed."""
+    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; two models one below the other.
+
+    pointed_at: a GPU to be framed
+    """
     loads, rows = [], []
     parts = [(problem, plan.placement, "")]
     if plan.goal is Goal.TWO_MODELS:
@@ -81,7 +79,8 @@ def _gap(cells: np.ndarray) -> int:
 def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer: int | None = None) -> go.Figure:
     """Share of every expert's tokens that a GPU serves in the second placement minus that in the first.
 
-    names: of the two plans; layer: a MoE layer, None: the mean over all of them.
+    names: of the two plans
+    layer: a MoE layer; None: the mean over all of them
     """
     change = theirs.share - ours.share
     shown = change.mean(axis=0) if layer is None else change[layer]
@@ -114,8 +113,8 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
 
 
 def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, int]:
-    """As many of these MoE layers, from the first one, as can be drawn as bars."""
-    return lanes_charts.drawable(shown, first, last, MOST_GPUS)
+    """Return the first and the last of these MoE layers that can be drawn as bars."""
+    return gantt_charts.drawable(shown, first, last, MOST_GPUS)
 
 
 def timelines(
@@ -126,21 +125,22 @@ def timelines(
 ) -> go.Figure:
     """One or two timelines, one above the other on one time axis, their times in the title.
 
-    layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole, or where that is too much
-    their forward pass; bounds: seconds, for the layers that are drawn;
-    dark: of the page.
+    layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole or only the forward pass if the
+        whole is too much
+    bounds: seconds, for the layers that are drawn
+    dark: the page's theme
     """
     names, title = list(shown), against(shown)
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
-    fewer, lanes = lanes_charts.fewer_lanes(shown, *layers, MOST_GPUS)
+    fewer, lanes = gantt_charts.fewer_lanes(shown, *layers, MOST_GPUS)
     if lanes < (gpus := len(shown[names[0]].resources)):
         title += f" ({lanes} of {gpus} GPUs)"
     return gantt_charts.gantt(fewer, *layers, title, bounds, lanes, dark=dark)
 
 
 def against(shown: dict[str, Timeline]) -> str:
-    """How long a timeline takes, and another beside it; where that is the faster one, how much faster."""
+    """Time of a timeline and of a second one; if that is the faster one, also the gain."""
     (first, ours), *others = ((plain(name), timeline.total) for name, timeline in shown.items())
     if not others:
         return f"{first} takes {seconds(ours)}"
@@ -228,7 +228,7 @@ def _bars(reach: list[float]) -> dict:
 
 
 def _short(name: str) -> str:
-    """A name as far as it fits beside the chart."""
+    """Shorten a name to the room next to the chart."""
     return name if len(name) <= 32 else f"{name[:31]}…"
 
 

@@ -1,10 +1,10 @@
-"""Whole serving steps: where their time goes."""
+"""Charts of whole serving steps: the parts of their time."""
 
 import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -23,17 +23,20 @@ PARTS = (
     ("head", "Output head", DENSE, "-"),
     ("other", "Other operators", "#8A9694", ""),
 )
-"""Of `ServingFigures.parts`, in the order of a layer: key, title, colour, pattern."""
+"""Key, title, colour and pattern of each of `ServingFigures.parts`, in the order of a layer."""
 
 NAMED = 0.02
-"""Share of the work from which a part has a place in the legend; what smaller ones are, their tips say."""
+"""Least share of the work for a place in the legend; the tips of smaller parts name them."""
 SAME = 0.0005
-"""Gain that people do not see."""
+"""Gain too small to be seen."""
 
 
 def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
-    """One stacked bar a plan, the one that is shown first: every kind of operator as if nothing overlapped; a solid line is the
-    step itself, which overlap makes shorter, the dashed one its bound. dark: of the page."""
+    """One stacked bar for each plan: every kind of operator as if nothing overlapped. The open plan comes first.
+
+    A solid line is the step itself, which overlap makes shorter; the dashed one is its bound.
+    dark: the page's theme
+    """
     names, figures = list(plans), list(plans.values())
     longest = max(sum(served.parts.values()) for served in figures)
     factor, unit = scale_of(longest, TIME)
@@ -69,7 +72,7 @@ def _pattern(shape: str) -> dict:
 
 
 def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
-    """Bounds, and the steps themselves where something is hidden."""
+    """Draw the bounds, and the steps themselves if something is hidden."""
     places = np.arange(len(figures)) + stacks.BELOW
     if any(served.hidden for served in figures):
         figure.add_scatter(
@@ -94,7 +97,7 @@ def _total(served: ServingFigures) -> str:
 
 
 def _finding(plans: dict[str, ServingFigures]) -> str:
-    """What takes most of the first plan's step, and what the other takes beside it."""
+    """The largest part of the first plan's step, and the same part under the other plan."""
     (name, served), *others = plans.items()
     kind = max(served.parts, key=served.parts.get)
     title = next(title for key, title, _, _ in PARTS if key == kind)
@@ -103,10 +106,6 @@ def _finding(plans: dict[str, ServingFigures]) -> str:
     for other, beside in others:
         gain = served.gain_over(beside)
         if abs(gain) < SAME:
-            return f"{_short(name)} takes as long as {_short(other)}. {most}"
-        return f"{_short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {_short(other)}. {most}"
-    return f"{_short(name)} takes {seconds(served.seconds)}. {most}"
-
-
-def _short(name: str) -> str:
-    return plain(name.split(" (")[0])
+            return f"{short(name)} takes as long as {short(other)}. {most}"
+        return f"{short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {short(other)}. {most}"
+    return f"{short(name)} takes {seconds(served.seconds)}. {most}"

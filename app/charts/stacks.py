@@ -1,4 +1,4 @@
-"""Stacked bars, one for each plan: names above them, for which a narrow window has no room beside, and a legend at the foot."""
+"""Stacked bars, one for each plan: names above them, since a narrow window has no room at their side, and a legend below."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from app.charts.theme import finish, legend_at_foot, name_above_bar, plain, shortened
 
 ROW, BAR, BELOW = 38, 0.45, 0.2
-"""Pixels of a bar and what stands above it; how thick a bar is, in rows, and how far below the middle of its row."""
+"""Pixels of a bar and its name; thickness of a bar, and its distance below the middle of its row, in rows."""
 ACROSS = 0.3
 """Half of a line across a bar, in rows."""
 AXIS, ENTRIES = 64, 19
@@ -17,16 +17,20 @@ ENTRY = 22
 TOP = 44
 """Pixels above the bars, with the title."""
 LABEL = 56
-"""Characters above a bar that a window of 1024 has room for beside a form."""
+"""Most characters above a bar: a window of 1024 has room for them next to a form."""
 
 
 def label(name: str, said: str) -> str:
-    """What stands above a bar: as much of a plan's name as what is said of it leaves room for."""
+    """Text above a bar: a plan's name, shortened to the room that `said` leaves, and `said`."""
     return f"{plain(shortened(name, LABEL - len(said)))}: {said}"
 
 
 def arrange(figure: go.Figure, title: str, labels: Sequence[str], rows: Sequence[float], dark: bool) -> go.Figure:
-    """The common look of a figure whose bars lie `BELOW` the middle of these rows. labels: above them; dark: of the page."""
+    """The common look of a figure with bars that lie `BELOW` the middle of these rows.
+
+    labels: text above each bar
+    dark: the page's theme
+    """
     for label, row in zip(labels, rows, strict=True):
         name_above_bar(figure, label, row + BELOW - BAR / 2, dark)
     figure.update_yaxes(range=[max(rows) + 0.6, -0.6], visible=False)

@@ -1,4 +1,4 @@
-"""Training steps: what of their communication stayed exposed, as stacked bars and on the timeline."""
+"""Training steps: the communication that stayed exposed, as stacked bars and on the timeline."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from app.charts.theme import (
     legend_above,
     plain,
     range_bar,
+    short,
     strokes,
 )
 from engine.compare.figures import Metrics
@@ -38,15 +39,16 @@ PARTS = (
     ("computation", "Computation alone", "#E69F00", ""),
     ("idle", "Neither", "rgba(138,150,148,0.25)", ""),
 )
-"""Of `Timeline.decomposition`: key, title, colour, pattern."""
+"""Key, title, colour and pattern of each part of `Timeline.decomposition`."""
 
 Phase = Literal["step", "forward", "backward"]
 
 
 def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: bool = False) -> go.Figure:
-    """One stacked bar a plan, fastest first, as Lancet's Figure 13; every bar's own bound is a dashed line through it.
+    """One stacked bar for each plan, fastest first, as Lancet's Figure 13; every bar's own bound is a dashed line through it.
 
-    baseline: name of the plan whose exposed communication the fastest is held against; dark: of the page.
+    baseline: name of the plan with which the fastest one's exposed communication is compared
+    dark: the page's theme
     """
     factor, unit = scale_of(max(plan.total for plan in plans.values()), TIME)
     names, figures = list(plans), list(plans.values())
@@ -98,11 +100,6 @@ def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
     return f"{short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
 
 
-def short(name: str) -> str:
-    """A plan's name for a title: without what stands in brackets, and without markup."""
-    return plain(name.split(" (")[0])
-
-
 def _hatched(shape: str, colour: str) -> dict:
     return {"shape": shape, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 6, "solidity": 0.5} if shape else {}
 
@@ -111,9 +108,10 @@ def _hatched(shape: str, colour: str) -> dict:
 class Stretch:
     """A part of a step's timeline, from its own 0.
 
-    events: as in `Timeline`, cut to the part, with `label`; only those of `lanes`, resources of the timeline
+    events: as in `Timeline`, cut to the part, with `label`; only those of `lanes`
+    lanes: resources of the timeline
     exposed: by lane, float64[interval, 2] when the network is busy and nothing is computed
-    backward: by lane, when the backward pass begins, None where the part lies on one side of it
+    backward: by lane, start of the backward pass; None if the part lies on one side of it
     """
 
     events: pd.DataFrame
@@ -124,7 +122,7 @@ class Stretch:
 
 
 def begin_of_backward(timeline: Timeline) -> np.ndarray:
-    """float64[resource]: seconds until the first gradient is computed; the whole step where none is."""
+    """float64[resource]: seconds until the first gradient is computed; the whole step if none is."""
     gradients = timeline.events[timeline.events["kind"].isin(["dx", "dw"])]
     firsts = gradients.groupby("resource")["start"].min()
     return firsts.reindex(range(len(timeline.resources)), fill_value=timeline.total).to_numpy()
@@ -138,8 +136,8 @@ def layers_of(timelines: list[Timeline]) -> list[int]:
 
 
 def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
-    """The whole step, or from the first start to the last end of model layers `first` … `last` in one phase, with
-    everything that runs meanwhile."""
+    """The whole step, or from the first start to the last end of model layers `first` … `last` in one phase, with everything
+    that runs meanwhile."""
     low, high = _window(timeline, phase, first, last)
     lanes, turns = _lanes(timeline), begin_of_backward(timeline)
     inside = _drawn(timeline.events, lanes, low, high)
@@ -203,11 +201,11 @@ TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
 def step_gantt(
     timelines: dict[str, Timeline], parts: dict[str, Stretch], title: str, bounds: dict[str, float] | None = None
 ) -> go.Figure:
-    """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom; what was
-    measured has no outline.
+    """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom.
 
-    Every group of alike GPUs has marks where communication is exposed, all-to-alls, all-reduces, and computation. bounds:
-    seconds from the begin of the part, as a dashed line with its value.
+    Measured bars have no outline. Every group of alike GPUs has marks at exposed communication, all-to-alls, all-reduces, and
+    computation.
+    bounds: seconds from the start of the part, as a dashed line with its value
     """
     longest = max((part.length for part in parts.values()), default=0.0)
     factor, unit = scale_of(longest, TIME)
@@ -254,7 +252,7 @@ def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: 
 
 
 def _places(y: float) -> dict[str, float]:
-    """Where the middle of every lane of a GPU is that begins at y."""
+    """Return the middle of every lane of a GPU that begins at y."""
     return {
         "exposed": y + THIN / 2,
         "all-to-all": y + THIN + LANE / 2,
@@ -264,7 +262,7 @@ def _places(y: float) -> dict[str, float]:
 
 
 def _mark(figure: go.Figure, x: float, top: float, bottom: float, dash: str, text: str) -> None:
-    """An upright line, with a text above it where there is one."""
+    """Draw an upright line, with a text above it if there is one."""
     line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
     figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
     if text:
@@ -341,7 +339,7 @@ def _hover(events: pd.DataFrame, exposed: np.ndarray) -> list[str]:
 
 
 def exposed_seconds(events: pd.DataFrame, exposed: np.ndarray) -> np.ndarray:
-    """float64[event]: how much of every event lies in the exposed intervals."""
+    """float64[event]: seconds of every event that lie in the exposed intervals."""
     if not len(exposed):
         return np.zeros(len(events))
     so_far = np.concatenate([[0.0], np.cumsum(exposed[:, 1] - exposed[:, 0])])

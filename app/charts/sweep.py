@@ -1,7 +1,4 @@
-"""Charts of a sweep: the time of a training step against one parameter of its plan, and what that time is spent on.
-
-Charts of a synthetic workload: how popular its experts are, and how that changes from step to step.
-"""
+"""Charts of a sweep, the time of a training step against one parameter of its plan, and of a synthetic workload."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -29,18 +26,19 @@ PARTS = {
     "communication": ("communication alone (exposed)", "#0072B2", ""),
     "idle": ("neither", "#BBBBBB", "."),
 }
-"""Names, colours and patterns of what `Timeline.decomposition` tells apart."""
+"""Names, colours and patterns of the parts of `Timeline.decomposition`."""
 LEGEND = legend_below(-0.17)
 EQUAL = 1e-3
 """Times that differ by no more than this part are equally good."""
 CLOSE = 0.06
-"""Lines nearer to each other than this part of what is shown share one label."""
+"""Lines nearer to each other than this part of the shown range share one label."""
 
 
 def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", complete: bool = True) -> go.Figure:
-    """Time against the value, one line a series; the best point marked, references and the bound as named lines.
+    """Time against the value, one line for each series; the best point marked, references and the bound as named lines.
 
-    what: of the whole step, or of its forward pass, which has no bound of its own. complete: whether all points are there.
+    what: the whole step, or its forward pass, which has no bound of its own
+    complete: True if all points are there
     """
     swept = [point for point in points if point.value is not None]
     factor, unit = scale_of(max((getattr(point, what) for point in points), default=1.0), TIME)
@@ -85,7 +83,7 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
-    """What the step time of one series is spent on, stacked."""
+    """The parts of the step time of one series, stacked."""
     points_of_series = [point for point in points if point.series == series and point.value is not None]
     factor, unit = scale_of(max((point.total for point in points_of_series), default=1.0), TIME)
     place = _places(points_of_series, kind)
@@ -128,7 +126,7 @@ def label(kind: Kind, value: float) -> str:
 
 
 def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", complete: bool = True) -> str:
-    """The finding: the best value, and the reference that beats it or else what the worst value costs."""
+    """The finding: the best value, and the reference that beats it, or else the loss at the worst value."""
     best = best_of(points, what)
     if best is None:
         return "No points yet"
@@ -157,7 +155,7 @@ def _singular(kind: Kind, value: float) -> bool:
 
 
 def _best_in_words(kind: Kind, best: float, equal: list[float]) -> str:
-    """The best value, of micro-ops and degrees with all that are as good."""
+    """The best value; of micro-ops and degrees all values that are as good."""
     low, high = min(equal), max(equal)
     if kind == "range" or low == high:
         return f"{label(kind, best)} {'is' if _singular(kind, best) else 'are'}"
@@ -172,7 +170,7 @@ def _exposed_title(points: Sequence[SweepPoint], kind: Kind) -> str:
 
 
 def _places(points: Sequence[SweepPoint], kind: Kind) -> dict[float, float]:
-    """Where every value is on the axis: at itself, or for ranges, whose interesting lengths are the short ones, in a row."""
+    """Place of every value on the axis: itself, or in a row for ranges, since their interesting lengths are the short ones."""
     values = sorted({point.value for point in points})
     return dict(zip(values, range(len(values)) if kind == "range" else values, strict=True))
 
@@ -201,7 +199,7 @@ def _finish_x(figure: go.Figure, place: dict[float, float], kind: Kind) -> None:
 
 
 def _apart(values: list[float]) -> list[float]:
-    """The values whose labels do not run into each other on a logarithmic axis, the last one among them."""
+    """The values with labels that do not run into each other on a logarithmic axis, the last one among them."""
     room = 0.045 * max(np.log10(values[-1] / values[0]), 0.5)
     shown = [values[-1]]
     for value in reversed(values[:-1]):
@@ -213,7 +211,7 @@ def _apart(values: list[float]) -> list[float]:
 def _add_bound(
     figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str
 ) -> None:
-    """The proven bound of every value's placement, the least where series differ."""
+    """Draw the proven bound of every value's placement, the least if series differ."""
     bounds = {value: min(point.bound for point in points if point.value == value) / factor for value in place}
     if not bounds:
         return
@@ -239,8 +237,11 @@ def _add_bound(
 
 
 def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, best: float | None, unit: str) -> None:
-    """A line with its name and value for every reference; of lines that nearly coincide one carries all names. Names stand
-    on the side away from the best point, whose own number is there. reach: from the least to the most that is shown."""
+    """Draw a line with its name and value for every reference; of lines that nearly coincide one carries all names.
+
+    Names stand on the side away from the best point, which has its own number there.
+    reach: the least and the most that is shown
+    """
     together: list[list[str]] = []
     for name in sorted(lines, key=lines.get):
         if together and lines[name] - lines[together[-1][0]] <= CLOSE * reach:
@@ -275,12 +276,15 @@ def _hover(point: SweepPoint, kind: Kind) -> str:
 
 
 MOST_WHISKERS = 64
-"""Experts whose bars have room for whiskers."""
+"""Most experts with room for whiskers."""
 
 
 def popularity(load: np.ndarray, ranked: bool = True) -> go.Figure:
-    """Share of token copies of every expert: the mean over the layers and the spread between them. load: float64[layer,
-    expert]; ranked: the most popular first in each layer, else by the experts' own numbers."""
+    """Share of token copies of every expert: the mean over the layers and the spread between them.
+
+    load: float64[layer, expert]
+    ranked: True sorts the most popular first in each layer, else by the experts' own numbers
+    """
     shares = 100 * load / np.maximum(load.sum(axis=1, keepdims=True), 1)
     shown = -np.sort(-shares, axis=1) if ranked else shares
     mean = shown.mean(axis=0)

@@ -50,25 +50,25 @@ OTHER_GPU = "#DDDDDD"
 
 TEAL = "#00897B"
 SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
-"""From the page's own background to teal, so that it suits light and dark."""
+"""From the page's own background to teal, which suits light and dark."""
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
-"""A bottleneck, and what is worse on a scale of differences; nothing else is as warm."""
+"""A bottleneck, and the worse end of a scale of differences; nothing else is as warm."""
 SECOND = "#7B68D8"
-"""Beside teal, a second line or set of points that is compared with the first."""
+"""A second line or set of points, compared with the first in teal."""
 MUTED = ("#4A5A58", "#A9B6B4")
-"""What is written beside a plot, in the light theme and in the dark one."""
+"""Text next to a plot, in the light theme and in the dark one."""
 EDGE = 0.55
-"""Brightness of an outline against its bar's."""
+"""Brightness of an outline relative to its bar."""
 SMALLEST = 12
 """Pixels of the smallest text."""
 TITLE_ROOM = 26
 """Pixels of a figure's title and of the space below it."""
 AS_WIDE_AS_CHART = {"orientation": "h", "xref": "container", "x": 0, "xanchor": "left", "yref": "container"}
-"""A legend, beside what it has for its height."""
+"""A legend at the side of a chart, as high as its entries."""
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
-"""Worse, as good, better."""
+"""From worse over equal to better."""
 
 CONFIG = {"displaylogo": False, "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]]}
 
@@ -79,18 +79,21 @@ def gpu_colour(type_name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A person's text for plotly, which would read tags in it as markup."""
+    """Escape a person's text for plotly, which would read tags in it as markup."""
     return html.escape(text, quote=False)
 
 
 def ink(dark: bool) -> str:
-    """What lines and marks on top of coloured bars are drawn in, which no bar is: the bounds, the critical path."""
+    """Ink of lines and marks on top of coloured bars, such as bounds and the critical path: a colour of no bar."""
     return "#FFFFFF" if dark else "#16201F"
 
 
 def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
-    """The marker of a timeline's bars: opaque, so that they are what the legend shows whatever lies below; outlined in a darker
-    shade of their own where the time is predicted; hatched for a second model."""
+    """The marker of a timeline's bars, opaque so that the legend shows the same colour whatever lies below.
+
+    predicted: True outlines the bar in a darker shade
+    hatched: True for a second model
+    """
     colour = KIND_COLOURS[kind]
     edge = "#" + "".join(f"{int(int(colour[place : place + 2], 16) * EDGE):02x}" for place in (1, 3, 5))
     marker: dict[str, Any] = {"color": colour, "line": {"color": edge, "width": int(predicted)}}
@@ -100,27 +103,32 @@ def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
 
 
 def range_bar(span: Sequence[float], height: float) -> dict[str, Any]:
-    """Of a time axis below a plot that is so many pixels high: the whole time in small, with a window to drag."""
+    """Range bar of a time axis below a plot of `height` pixels: the whole time in small, with a window to drag."""
     return {"visible": True, "thickness": 34 / height, "range": list(span), "bgcolor": "rgba(138,150,148,0.10)"}
 
 
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
-    """The text colour that is read best on (red, green, blue 0 … 255, opacity 0 … 1) over the page of that theme."""
+    """Return the text colour that is read best on a background over the page of that theme.
+
+    colour: red, green, blue 0 … 255, opacity 0 … 1
+    """
     *channels, opacity = colour
     page = (4, 6, 6) if dark else (255, 255, 255)
     light = sum(
         weight * ((opacity * channel + (1 - opacity) * under) / 255) ** 2.2
         for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
     )
-    # Where white and the theme's dark ink have the same contrast (WCAG).
+    # White and the theme's dark ink have the same contrast here (WCAG).
     return ink(dark=light <= 0.2)
 
 
 def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool, **place_of_plot: int) -> None:
-    """Numbers in the cells of a heatmap at (0, 1, …) on one of the two scales, readable in the page's theme.
+    """Write numbers in the cells of a heatmap at (0, 1, …) on one of the two scales, readable in the page's theme.
 
-    scale: z, zmin, zmax and colorscale as the heatmap has them; place_of_plot: row and col, of one among subplots. Text of
-    its own rather than the heatmap's, which takes the page behind pale cells to be white.
+    scale: z, zmin, zmax and colorscale as the heatmap has them
+    place_of_plot: row and col, of one among subplots
+
+    The text is not the heatmap's own, which takes the page behind pale cells to be white.
     """
     low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float))
     place = np.clip((z - low) / (high - low), 0, 1).ravel()
@@ -142,7 +150,7 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
 
 
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:
-    """The common look: a title that states the finding, tight margins, the page's own background."""
+    """Give a figure the common look: a title that states the finding, tight margins, the page's own background."""
     figure.update_layout(
         title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1 - 6 / height, "yanchor": "top"},
         height=height,
@@ -156,8 +164,10 @@ def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) 
 
 
 def without_title(figure: go.Figure) -> go.Figure:
-    """The same figure without its title and the room that it has: a page writes it above, where a long one takes a second line,
-    which plotly would cut off at the figure's edge. The plot stays as large as it was."""
+    """Return a figure without its title and the title's room; the plot stays as large as it was.
+
+    A page writes the title above, on a second line if it is long; plotly would cut it off at the figure's edge.
+    """
     layout = figure.layout
     height = layout.height - TITLE_ROOM
     if layout.legend.yref == "container":
@@ -167,8 +177,10 @@ def without_title(figure: go.Figure) -> go.Figure:
 
 
 def legible(figure: go.Figure, dark: bool) -> go.Figure:
-    """The same figure with no text smaller than SMALLEST or with less contrast than AA asks for, of which Streamlit's template
-    has both. A size or colour that a chart chose stays."""
+    """Return a figure with no text smaller than SMALLEST or with less contrast than AA asks for; Streamlit's template has both.
+
+    A size or colour that a chart chose stays.
+    """
     beside = {"size": SMALLEST, "color": MUTED[dark]}
     for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
         _fill(axis.tickfont, beside)
@@ -196,24 +208,34 @@ def legend_above(height: int) -> dict[str, Any]:
 
 
 def legend_below(y: float) -> dict[str, Any]:
-    """A legend as wide as the plot. y: its top, in heights of the plot, negative as it lies below."""
+    """A legend as wide as the plot. y: its top, in heights of the plot; negative is below."""
     return {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
 
 
 def legend_at_foot() -> dict[str, Any]:
-    """A legend at the lower edge of a chart and as wide as that; the chart's lower margin has to hold it, on however many lines
-    it stands in a narrow window."""
+    """A legend at the lower edge of a chart and as wide as that.
+
+    The chart's lower margin has to hold it, on as many lines as it takes in a narrow window.
+    """
     return AS_WIDE_AS_CHART | {"y": 0, "yanchor": "bottom", "traceorder": "normal", "maxheight": 1}
 
 
+def short(name: str) -> str:
+    """A plan's name for a title: without its text in brackets, and without markup."""
+    return plain(name.split(" (")[0])
+
+
 def shortened(name: str, most: int) -> str:
-    """As much of a name as so many characters hold, its end too, where names of one system differ."""
+    """Shorten a name to `most` characters, keeping its end too, in which names of one system differ."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
 def name_above_bar(figure: go.Figure, name: str, top: float, dark: bool) -> None:
-    """A name on a horizontal bar, from the left edge of the plot: beside the bar a long one would leave it no room in a narrow
-    window. top: of the bar, on the axis."""
+    """Write a name on a horizontal bar, from the left edge of the plot: at its side a long one would leave a narrow window no
+    room for the bar.
+
+    top: top of the bar, on the axis
+    """
     figure.add_annotation(
         text=name,
         x=0,

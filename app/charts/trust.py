@@ -1,7 +1,4 @@
-"""Predictions against measurements.
-
-Measured pairs of GPUs beside what the cluster has for them.
-"""
+"""Charts of trust: predictions against measurements, and measured pairs of GPUs against the cluster."""
 
 from collections.abc import Sequence
 
@@ -34,8 +31,11 @@ OLD = "without knowing how tokens travel"
 
 
 def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[Prediction], title: str) -> go.Figure:
-    """Every held-out prediction over its measurement, on a line where they are equal. sections: by what they are of; old: of
-    the pricing that knows neither rows nor efficiency"""
+    """Every held-out prediction over its measurement, with a line at equality.
+
+    sections: by title
+    old: predictions of the pricing that knows neither rows nor efficiency
+    """
     figure = go.Figure()
     shown = {**sections, OLD: old}
     points = [prediction for part in shown.values() for prediction in part]
@@ -76,22 +76,22 @@ def _hover(point: Prediction) -> str:
 
 
 MOST_GPUS = 512
-"""Whose matrices are drawn: a browser is sent some 8 MB for them."""
+"""Most GPUs with drawn matrices: a browser is sent some 8 MB for them."""
 NUMBERED_GPUS, NAMED_GPUS, LABELLED_GPUS = 6, 32, 16
-"""Up to how many GPUs the cells have numbers, hovering names hosts and buses, and every row and column has a label."""
+"""Most GPUs for numbers in the cells, for hosts and buses in tips, and for a label of every row and column."""
 LINED_NODES, CROSSED_GPUS = 64, 64
-"""Up to how many there are lines between nodes, and crosses where a pair was not measured."""
+"""Most GPUs for lines between nodes, and for crosses at pairs that were not measured."""
 PLOTS = ("Measured, Gb/s", "Drawn, Gb/s", "Drawn slower (−) or faster (+), %")
 BARS_Y = -0.26
 NARROW = 0.1
-"""Of the logarithm of rates: pairs that are nearly alike look so."""
+"""Least range of the logarithm of rates, so that nearly equal pairs look equal."""
 WIDEST = 1.0
-"""Relative difference beyond which the colour says no more: what is drawn twice as fast."""
+"""Relative difference at which the colours end: rates drawn twice as fast look like any faster one."""
 
 
 def pair_rates(pairs: PairCluster, dark: bool) -> go.Figure:
     """Three matrices: rates of pairs as measured, as the cluster has them (darker where faster, logarithmic), and the relative
-    difference, none at its middle. Crossed out or empty where a pair was not measured; the title names the worst."""
+    difference, none at its middle. Crossed out or empty if a pair was not measured; the title names the worst."""
     figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=PLOTS)
     rate_scale = _scale_of_rates(pairs)
     widest = float(np.clip(np.nanmax(np.abs(pairs.difference)), CLOSE, WIDEST))
@@ -111,14 +111,14 @@ def pair_rates(pairs: PairCluster, dark: bool) -> go.Figure:
 
 
 def _scale_of_rates(pairs: PairCluster) -> dict:
-    """The same for measured and drawn: the slowest is a third up the colours, so that it is not taken for an empty cell."""
+    """One scale for measured and drawn: the slowest is a third up the colours, so that it is not taken for an empty cell."""
     both = np.log10([pairs.measured, pairs.drawn])
     low, high = float(np.nanmin(both)), float(np.nanmax(both))
     return {"zmin": low - max(high - low, NARROW) / 2, "zmax": max(high, low + NARROW), "colorscale": SEQUENTIAL}
 
 
 def _matrix(pairs: PairCluster, scale: dict, column: int) -> go.Heatmap:
-    """One of the three, of float32, which halves what the browser is sent. column: its place, from 1."""
+    """One of the three, as float32, which halves the bytes sent to the browser. column: its place, from 1."""
     gpus = len(pairs.names)
     values = (pairs.measured * 8e-9, pairs.drawn * 8e-9, pairs.difference * 100)[column - 1]
     unit = "%{customdata:+.4~r} %" if column == 3 else "%{customdata:,.5~r} Gb/s"
@@ -138,7 +138,7 @@ def _matrix(pairs: PairCluster, scale: dict, column: int) -> go.Heatmap:
 
 
 def _colour_bar(scale: dict, column: int) -> dict:
-    """Below the matrices: that of the rates belongs to the first two of them."""
+    """A colour bar below the matrices: that of the rates belongs to the first two of them."""
     low, high = scale["zmin"], scale["zmax"]
     bar = {"orientation": "h", "y": BARS_Y, "yanchor": "top", "thickness": 8, "outlinewidth": 0}
     if column == 3:
@@ -171,7 +171,7 @@ def _mark_unmeasured(figure: go.Figure, pairs: PairCluster, column: int) -> None
 
 
 def _draw_nodes(figure: go.Figure, cluster: Cluster, column: int) -> None:
-    """Lines between nodes, as one trace: plotly takes a second for some ten shapes."""
+    """Draw lines between nodes as one trace: plotly takes a second for some ten shapes."""
     if not 1 < len(cluster.nodes) <= LINED_NODES:
         return
     ends = np.cumsum([len(node.gpus) for node in cluster.nodes])[:-1] - 0.5
@@ -191,7 +191,7 @@ def _draw_nodes(figure: go.Figure, cluster: Cluster, column: int) -> None:
 
 
 def _label(figure: go.Figure, cluster: Cluster) -> None:
-    """GPUs by their numbers, as on the board; where they are many, only the first of each node."""
+    """Label GPUs by their numbers, as on the board; of many, only the first of each node."""
     gpus = len(cluster.gpus)
     firsts = np.cumsum([0, *(len(node.gpus) for node in cluster.nodes)])[:-1]
     places = np.arange(gpus) if gpus <= LABELLED_GPUS else firsts[:: -(-len(firsts) // LABELLED_GPUS)]

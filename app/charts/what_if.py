@@ -1,7 +1,4 @@
-"""Charts of plans before and after a change: what the total is made of, every GPU's time, and every layer's.
-
-The chart of what sends that meet at a port cost, with all of them at once and in order.
-"""
+"""Charts of plans before and after a change: parts of the total, every GPU's time, every layer's; and of contention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +32,12 @@ ALIKE = 0.02
 """GPUs that are busy within this part of the busiest are as busy."""
 LEGEND = legend_below(-0.24)
 NAME = 24
-"""Characters of a plan's name that a legend has room for beside the sliders in a window of 1024."""
+"""Most characters of a plan's name in a legend next to the sliders in a window of 1024."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A plan before and after a change. before: None for a plan that was made for what is changed; after: None where nothing
-    is changed."""
+    """A plan before and after a change. before: None for a plan made for the change; after: None without a change."""
 
     name: str
     before: Outlook | None
@@ -49,14 +45,16 @@ class Case:
 
     @property
     def shown(self) -> Outlook:
-        """After the change, or as things are."""
+        """The outlook after the change, or as things are."""
         return self.after or self.before
 
 
 def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     """One stacked bar for every plan now and after the change, its name and time above it, with a dashed line at its bound.
 
-    The first case is the plan that is looked at, the second what it is compared with. change: in words; dark: of the page.
+    cases: the open plan first, then the plan it is compared with
+    change: in words
+    dark: the page's theme
     """
     rows, places = _rows(cases)
     bars = [place + stacks.BELOW for place in places]
@@ -101,7 +99,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
 
 
 def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
-    """Name, outlook and whether it is as things are now, of every bar, and where it stands."""
+    """Name, outlook and True if it is as things are now, of every bar; and the place of each bar."""
     rows: list[tuple[str, Outlook, bool]] = []
     places: list[float] = []
     for turn, case in enumerate(cases):
@@ -114,7 +112,7 @@ def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[
 
 
 def _besides(cases: Sequence[Case]) -> list[str]:
-    """What stands behind the time of every row: a plan after the change beside itself now, one made for the change beside
+    """Text after the time of every row: a plan after the change is compared with itself now, a plan made for the change with
     the first plan after it."""
     labels = []
     for case in cases:
@@ -128,7 +126,7 @@ def _besides(cases: Sequence[Case]) -> list[str]:
 
 
 def finding(cases: Sequence[Case]) -> str:
-    """What the change does to the first case, and how it then stands beside the second."""
+    """The effect of the change on the first case, and how it then compares with the second."""
     first = cases[0]
     name = f"{plain(_named(first.name))} takes{'' if first.shown.simulated else ' at least'}"
     if first.after is None:
@@ -146,9 +144,9 @@ def finding(cases: Sequence[Case]) -> str:
 
 
 def per_gpu(case: Case, overlaps: bool) -> go.Figure:
-    """How long every GPU (or group of alike GPUs) computes and communicates, the busiest marked if it is one; now as lines.
+    """Seconds that every GPU (or group of alike GPUs) computes and communicates, the busiest marked if it is one; now as lines.
 
-    overlaps: whether a GPU may do both at once, so that the two stand side by side rather than on each other.
+    overlaps: True if a GPU may do both at once: the two bars then stand side by side rather than on each other
     """
     shown, before = case.shown, case.before if case.after is not None else None
     factor, unit = scale_of(
@@ -187,7 +185,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
 
 
 def _busiest(shown: Outlook, names: Sequence[str], as_busy: np.ndarray) -> str:
-    """Who is busiest, where several are alike without a culprit. as_busy: int[at least one], places of those alike."""
+    """Name the busiest GPU, or the type of several that are as busy. as_busy: int[at least one], their places."""
     if len(as_busy) == 1:
         return f"{names[as_busy[0]].split(' · ')[0]} is busiest"
     if len(as_busy) == len(names):
@@ -200,7 +198,7 @@ def _busiest(shown: Outlook, names: Sequence[str], as_busy: np.ndarray) -> str:
 
 
 def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float, unit: str) -> None:
-    """A line across every bar at what it was before the change."""
+    """Draw a line across every bar at its time before the change."""
     across = np.arange(len(before.resources))
     pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
     stacked = [(across, before.compute + before.network)]
@@ -223,7 +221,7 @@ def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float,
 
 
 def per_layer(cases: Sequence[Case]) -> go.Figure:
-    """What every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
+    """Seconds that every layer adds to the total: bars of the first case, outlined without the change, a line of the second."""
     first = cases[0]
     shown = first.shown.layers
     factor, unit = scale_of(
@@ -267,7 +265,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
 
 
 def per_kind(case: Case) -> go.Figure:
-    """How long every kind of event of a training step runs, outlined as things are now."""
+    """Seconds of every kind of event of a training step, outlined as things are now."""
     shown, before = case.shown, case.before if case.after is not None else None
     keys = [key for key in KIND_TITLES if key in shown.kinds]
     factor, unit = scale_of(
@@ -317,16 +315,15 @@ def _style(part: str) -> tuple[str, str, str]:
 
 
 def _short(name: str) -> str:
-    """A plan's name without what stands in brackets."""
+    """A plan's name without its text in brackets."""
     return name.split(" (")[0]
 
 
 def _named(name: str) -> str:
-    """As much of that as has room beside a line, a bar or a patch of colour."""
+    """A plan's short name, cut to the room next to a line, a bar or a patch of colour."""
     return shortened(_short(name), NAME)
 
 
-WHAT_IF_CONTENTION_LEGEND = legend_below(-0.2)
 STYLES = {
     "concurrent": (SECOND, "dash", "diamond"),
     "matched": (TEAL, "solid", "circle"),
@@ -337,7 +334,7 @@ STYLES = {
 def contention(points: Sequence[ContentionPoint], pays_from: float | None, complete: bool = True) -> go.Figure:
     """Time of a placement against contention, a line for every mode of orders; values stand evenly apart.
 
-    pays_from: the contention from which on an order is no slower than all sends at once, marked; None: there is none.
+    pays_from: the contention from which an order is no slower than all sends at once, marked; None: there is none
     """
     most = max((total for point in points for total in point.seconds.values()), default=1.0)
     factor, unit = scale_of(most, TIME)
@@ -374,7 +371,7 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
         showgrid=False,
     )
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _finding(points, pays_from, complete), 420, top=64, legend=WHAT_IF_CONTENTION_LEGEND)
+    return finish(figure, _finding(points, pays_from, complete), 420, top=64, legend=legend_below(-0.2))
 
 
 def _percent(share: float) -> str:
@@ -388,7 +385,7 @@ def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complet
     if not complete:
         return f"So far: at {_percent(last.contention)} all at once takes {seconds(last.seconds['concurrent'])}"
     gain = ratio(last.seconds["concurrent"] / (last.seconds["concurrent"] - last.saved))
-    if pays_from is None and last.saved >= 0:  # stopped before it was known from where
+    if pays_from is None and last.saved >= 0:  # stopped before the contention was known
         return f"Ordering pays at {_percent(last.contention)} contention, and is {gain} as fast"
     if pays_from is None:
         return f"Ordering does not pay up to {_percent(last.contention)} contention"

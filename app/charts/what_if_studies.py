@@ -1,7 +1,4 @@
-"""Charts of the what-if studies: a tornado, traffic noise, and how many GPUs.
-
-The chart of one thing changed over a whole range.
-"""
+"""Charts of the what-if studies: a tornado, traffic noise, the number of GPUs, and one parameter over a whole range."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +27,12 @@ LEGEND = legend_below(-0.2)
 def tornado(
     points: Sequence[SensitivityPoint], total: float, change: float, complete: bool = True, tag: str = "simulated"
 ) -> go.Figure:
-    """How far the total time moves when a parameter is a share less or more, the most important on top.
+    """Change of the total time when a parameter is a share less or more, the most important on top.
 
-    total: seconds as things are; change: the share; complete: whether all points are there; tag: what the times are.
+    total: seconds as things are
+    change: the share
+    complete: True if all points are there
+    tag: source of the times, such as "simulated"
     """
     ordered = sorted(points, key=lambda point: -point.reach)
     place = np.arange(len(ordered))
@@ -91,8 +91,11 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
 
 
 def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:
-    """Time on a mixture of the traffic that was planned on with noise, against the share of noise: the median of the draws with
-    a band from the least to the most. titles: of the systems."""
+    """Time on a mixture of the planned traffic with noise, against the share of noise: the median of the draws with a band from
+    the least to the most.
+
+    titles: of the systems
+    """
     factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
     for system in dict.fromkeys(point.system for point in points):
@@ -147,7 +150,7 @@ def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
 
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
-    """How many times as long every baseline takes as Aurora at the same noise and draw (Aurora, Figure 14): the median."""
+    """Time of every baseline over Aurora's at the same noise and draw (Aurora, Figure 14): the median."""
     aurora = {(point.level, point.seed): point.total for point in points if point.system == "aurora"}
     figure, worst = go.Figure(), []
     for system in dict.fromkeys(point.system for point in points if point.system != "aurora"):
@@ -186,7 +189,7 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
     values = sorted({100 * point.level for point in points})
     figure.update_xaxes(
-        title="noise in the traffic that comes, of what was planned on none",
+        title="noise in the traffic to come; plans were made without noise",
         showgrid=False,
         tickvals=values,
         ticktext=[f"{level:g} %" for level in values],
@@ -210,8 +213,9 @@ def capacity(
     """Time against cost: the front of the sizes that are faster than every smaller one, the bound below it, the target as a
     line, and the smallest size that meets it.
 
-    part: what every size is so many times of; price: of a part for an hour in the person's own currency, for cost per hour in
-    place of the number of GPUs; dark: of the page.
+    part: nodes that every size repeats
+    price: of a part for an hour in the person's own currency, for cost per hour instead of the number of GPUs
+    dark: the page's theme
     """
     planned = sorted((point for point in points if point.total is not None), key=lambda point: point.gpus)
     factor, unit = scale_of(max([target, *(point.total for point in planned)]), TIME)
@@ -246,7 +250,7 @@ def capacity(
             y=fewest.total / factor,
             text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
             showarrow=False,
-            xanchor="left",  # beside the step that leads down to it
+            xanchor="left",  # next to the step that leads down to it
             yanchor="bottom",
             xshift=6,
             yshift=4,
@@ -267,7 +271,7 @@ def _add_sizes(
     colour: str,
     mode: str,
 ) -> None:
-    """Planned sizes, those that meet the target filled. factor: seconds of the time axis's unit; mode: of `go.Scatter`."""
+    """Draw planned sizes, those that meet the target filled. factor: seconds of the time axis's unit; mode: of `go.Scatter`."""
     figure.add_scatter(
         x=[_across(point, price) for point in sizes],
         y=[point.total / factor for point in sizes],
@@ -293,14 +297,14 @@ def _priced(point: CapacityPoint, price: float | None) -> str:
 
 
 def _across(point: CapacityPoint, price: float | None) -> float:
-    """Where a size stands: at its cost per hour, or its GPUs where nobody said what a part costs."""
+    """Place of a size on the axis: its cost per hour, or its GPUs if no price of a part is known."""
     return float(point.gpus) if price is None else price * point.parts
 
 
 def _add_bound(
     figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, price: float | None
 ) -> None:
-    """What no placement of the kind can beat, at the sizes where that is proven."""
+    """Draw the bound that no placement of the kind can beat, at the sizes for which it is proven."""
     proven = [point for point in planned if point.scope == "placement and order"]
     figure.add_scatter(
         x=[_across(point, price) for point in proven],
@@ -334,7 +338,7 @@ def _answer(
 
 
 def _hardware(part: Sequence[Node], point: CapacityPoint) -> str:
-    """A size by its GPUs; of many types by their number, as a title is one line."""
+    """A size by its GPUs; many types by their number, since a title is one line."""
     types = {gpu.type for node in part for gpu in node.gpus}
     return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else plain(hardware(part, point.parts))
 
@@ -348,8 +352,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-LEGEND = legend_below(-0.2)
-WHAT_IF_CURVE_STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
+CURVE_STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
     "network": "network bandwidth, × today's",
     "compute": "computation speed, × today's",
@@ -361,15 +364,16 @@ AXES = {
 }
 
 SHARES = ("contention", "noise")
-"""What is changed by a share, not by a factor."""
+"""Parameters that are changed by a share, not by a factor."""
 
 
 def curve(
     points: Sequence[CurvePoint], field: str, series: Sequence[str], complete: bool = True, tag: str = "simulated"
 ) -> go.Figure:
-    """Time against what is changed, a line for every plan as it is and one for plans made for each value.
+    """Time against the changed value, a line for every plan as it is and one for plans made for each value.
 
-    series: names of the plans, the one that is looked at first; tag: what the times are.
+    series: names of the plans, the open one first
+    tag: source of the times
     """
     factor, unit = scale_of(max((point.total for point in points if point.total is not None), default=1.0), TIME)
     values = sorted({point.value for point in points})
@@ -380,7 +384,7 @@ def curve(
         points_of_plan = [point for point in points if point.series == name and point.total is not None]
         if not points_of_plan:
             continue
-        colour, dash, symbol = WHAT_IF_CURVE_STYLES[min(turn, 2) if name != ANEW else 2]
+        colour, dash, symbol = CURVE_STYLES[min(turn, 2) if name != ANEW else 2]
         figure.add_scatter(
             x=[point.value for point in points_of_plan],
             y=[point.total / factor for point in points_of_plan],
@@ -412,7 +416,7 @@ def _value(value: float, ratios: bool) -> str:
 
 
 def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
-    """How the first plan does beside a plan made for each value, or else beside the second."""
+    """The course of the first plan compared with a plan made for each value, or else with the second."""
     totals = {
         name: {point.value: point.total for point in points if point.series == name and point.total}
         for name in (*series, ANEW)

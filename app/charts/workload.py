@@ -1,7 +1,4 @@
-"""Charts of a recording: how popular every expert is, and who sends how much to whom.
-
-What planning the sample gains.
-"""
+"""Charts of a recording: the load of every expert, the traffic between GPUs, and the gain of planning the sample."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,12 +10,15 @@ from engine.units import SIZE, digits, ratio, scale_of, seconds, size
 SMALL_MULTIPLES = 32
 """Layers shown as bars; more become rows of a heatmap."""
 FEW = 8
-"""Bars of which every one is numbered, rather than halves between them."""
+"""Most bars that are all numbered; with more, only halves between them are."""
 
 
 def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
-    """Token copies per expert, one small bar chart a layer on a shared axis. load: float64[layer, expert]; of: what a column
-    is, a GPU in a traffic matrix."""
+    """Token copies per expert, one small bar chart for each layer on a shared axis.
+
+    load: float64[layer, expert]
+    of: meaning of a column, a GPU in a traffic matrix
+    """
     layers, experts = load.shape
     mean = load.mean(axis=1)
     skew = np.divide(load.max(axis=1), mean, out=np.ones(layers), where=mean > 0)
@@ -64,7 +64,7 @@ def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
                 "line": {"dash": "dot", "width": 1, "color": NEUTRAL},
             }
         )
-    # All at once: with every single one plotly looks through all axes and shapes that there are.
+    # All at once: for every single one plotly looks through all axes and shapes.
     at = np.arange(layers)
     figure.add_traces(bars, rows=(at // columns + 1).tolist(), cols=(at % columns + 1).tolist())
     figure.update_annotations(font_size=12)
@@ -92,9 +92,9 @@ def _popularity_map(load: np.ndarray, of: str, title: str) -> go.Figure:
 
 
 def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
-    """Who sends how much to whom, with what every GPU sends and receives beside it and the busiest one marked.
+    """Bytes from GPU to GPU, with the sums that every GPU sends and receives at the sides and the busiest one marked.
 
-    matrix: float64[src, dst] bytes; the diagonal is local work and left empty.
+    matrix: float64[src, dst] bytes; the diagonal is local work and left empty
     """
     n = len(matrix)
     off = np.where(np.eye(n, dtype=bool), 0.0, matrix)
@@ -151,7 +151,7 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
 def _add_sums(
     figure: go.Figure, values: np.ndarray, names: list[str], factor: float, row: int, col: int, worst: int | None
 ) -> None:
-    """Bars beside the matrix: upright above it, else across. values: bytes per GPU; worst: the GPU that is marked."""
+    """Bars at the sides of the matrix: upright above it, else across. values: bytes per GPU; worst: the GPU that is marked."""
     colours = [MARK if gpu == worst else TEAL for gpu in range(len(values))]
     across = {"x": names, "y": values / factor} if row == 1 else {"x": values / factor, "y": names, "orientation": "h"}
     figure.add_bar(
@@ -171,7 +171,7 @@ HEIGHT = 220
 
 
 def gain(before: float, after: float, bound: float, system: str) -> go.Figure:
-    """Seconds of a pass as deployed and as planned by a system, and what no plan can beat."""
+    """Seconds of a pass as deployed and as planned by a system, and the bound of any plan."""
     figure = go.Figure()
     for name, time, colour in ((BEFORE, before, NEUTRAL), (f"Planned by<br>{system}", after, TEAL)):
         figure.add_bar(

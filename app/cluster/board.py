@@ -1,8 +1,6 @@
-"""The drawing board on a page: its edits become the open cluster, the open plan can be laid over it.
+"""The drawing board on a page, the gallery of the catalogue's clusters, and clusters from files or off this machine.
 
-The catalogue's clusters as a gallery of small pictures.
-
-A cluster out of files, or off the machine that the studio runs on.
+Edits of the board become the open cluster; the open plan can be laid over it.
 """
 
 import numpy as np
@@ -30,27 +28,27 @@ ALL_LAYERS = "all"
 def board(cluster: Cluster | None) -> None:
     """The board for the open cluster, or an empty one to draw on."""
     overlay = _overlay(cluster)
-    answered, complaint = state.drawn()
-    cluster_canvas(cluster, answered, complaint is not None, state.sessions_shown(), overlay, KEY, _take)
+    answered, complaint = state.visit.drawn
+    cluster_canvas(cluster, answered, complaint is not None, state.visit.sessions_shown, overlay, KEY, _take)
     if complaint:
         st.error(f"{plain(complaint)} The last valid cluster stays open.", icon=":material/error:")
 
 
 def _take() -> None:
-    """Before a run: an edit that came from the board becomes the open cluster, or is refused with a reason."""
+    """Before a run: open the cluster of an edit on the board, or refuse it with a reason."""
     edit = edit_of(KEY)
-    if edit is None or edit.serial <= state.drawn()[0]:
+    if edit is None or edit.serial <= state.visit.drawn[0]:
         return
     complaint = None
     try:
         state.open_cluster(None if edit.cluster is None else Cluster.from_dict(edit.cluster, "the drawing"))
     except InputError as error:
         complaint = f"{error}."
-    state.answer_drawing(edit.serial, complaint)
+    state.visit.drawn = (edit.serial, complaint)
 
 
 def _overlay(cluster: Cluster | None) -> Overlay | None:
-    """What a person wants laid over the drawing, with the controls to say so; None: nothing."""
+    """The overlay that a person wants on the drawing, with its controls; None: nothing."""
     plan = cached.open_plan()
     if cluster is None or plan is None:
         return None
@@ -90,8 +88,10 @@ def _finding(overlay: Overlay, layer: int | None) -> str:
 
 
 def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overlay:
-    """Where the experts of one MoE layer (its place; None: of all) sit, how many tokens they take there, and the port to
-    the fabric or to the node's links that needs longest for them. With two models both count."""
+    """Experts and tokens of one MoE layer on every GPU, and the port to the fabric or to the node's links that needs longest.
+
+    layer: place of the MoE layer; None: all With two models both count.
+    """
     parts = [(problem, plan.placement)]
     if problem.goal is Goal.TWO_MODELS and plan.goal is Goal.TWO_MODELS:
         parts.append((problem.second, plan.placement_b))
@@ -120,7 +120,7 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
 
 
 def _short(placement: Placement, gpu: int, layer: int | None) -> str:
-    """`2 experts` of a GPU, a layer on average; or of one layer which ones: `E 3 7`."""
+    """`2 experts` of a GPU, a layer on average; in one layer their numbers: `E 3 7`."""
     if layer is not None:
         return "E " + _ids(placement, gpu, layer)
     count = float(placement.slots[:, gpu].mean())
@@ -140,8 +140,10 @@ def _by_layer(parts: list[tuple[Problem, Placement]], gpu: int) -> tuple[str, ..
 
 
 def _bottleneck(traffic: np.ndarray, problem: Problem) -> Bottleneck | None:
-    """The port that needs longest for the bytes of a dispatch, traffic: float64[src, dst], and of the combine that brings
-    the same back."""
+    """The port that needs longest for the bytes of a dispatch and of the combine that brings the same back.
+
+    traffic: float64[src, dst] bytes of the dispatch
+    """
     network = problem.network
     src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
     if not len(src):
@@ -159,11 +161,11 @@ def _bottleneck(traffic: np.ndarray, problem: Problem) -> Bottleneck | None:
 
 
 CARD = 196
-"""Pixels across."""
+"""Pixels of a card's width."""
 
 
 def gallery() -> None:
-    """A card each, which opens it."""
+    """A card for each preset, which opens it."""
     with st.container(horizontal=True, gap="small"):
         for name, preset in samples.clusters().items():
             with st.container(border=True, width=CARD, gap="xsmall"):
@@ -173,14 +175,14 @@ def gallery() -> None:
                     key=f"preset-{name}",
                     help=f"{plain(preset.description)} ({plain(preset.source)})",
                     width="stretch",
-                    on_click=_open_preset,
+                    on_click=state.open_cluster,
                     args=(preset.cluster,),
                 )
                 st.caption(plain(in_words(preset.cluster)))
 
 
 def in_words(cluster: Cluster) -> str:
-    """`32 H100 in 4 nodes`, of more than two types `8 GPUs of 4 types in 4 nodes`."""
+    """`32 H100 in 4 nodes`; with more than two types `8 GPUs of 4 types in 4 nodes`."""
     types = [gpu.type for gpu in cluster.gpus]
     counts = [f"{types.count(kind)} {kind}" for kind in dict.fromkeys(types)]
     what = " + ".join(counts) if len(counts) <= 2 else f"{len(types)} GPUs of {len(counts)} types"
@@ -188,18 +190,13 @@ def in_words(cluster: Cluster) -> str:
     return f"{what} in {nodes} node{'s' * (nodes > 1)}"
 
 
-def _open_preset(cluster: Cluster) -> None:
-    """Before the page is drawn, so that all of it shows the new cluster."""
-    state.open_cluster(cluster)
-
-
 @st.cache_data(show_spinner=False)
 def _picture(name: str) -> str:
     return svg(samples.clusters()[name].cluster)
 
 
-def show() -> None:
-    """A drop zone, and a look for GPUs; what either found and what it assumed stays below it."""
+def import_panel() -> None:
+    """A drop zone, and a search for GPUs; the cluster that either found and its assumptions stay below it."""
     kind = st.selectbox(
         "GPU type, where the driver or a file does not name it",
         list(catalogue.fastest_first(catalogue.gpu_types())),
@@ -234,7 +231,7 @@ def _detect(kind: str | None) -> None:
 
 
 def _tell(drawn: Drawn) -> None:
-    """What was drawn, and what was assumed for it."""
+    """Say what was drawn, and what was assumed for it."""
     gpus = f"{len(drawn.cluster.gpus)} GPU{'s' if len(drawn.cluster.gpus) > 1 else ''}"
     st.success(f"{plain(drawn.cluster.name)}: {gpus}. {plain('; '.join(drawn.notes))}.", icon=":material/memory:")
 
@@ -242,4 +239,4 @@ def _tell(drawn: Drawn) -> None:
 def _open_imported(cluster: Cluster) -> None:
     """Before the page is drawn, so that all of it shows the new cluster."""
     state.open_cluster(cluster)
-    state.notice(f"opened the cluster {cluster.name}")
+    state.visit.notice = f"opened the cluster {cluster.name}"

@@ -1,18 +1,12 @@
-"""Measuring the attached devices, and taking the times as costs.
-
-Where times come from: which source computes, which connects, and whether it can for what is open.
-
-The pairs of GPUs that were measured, beside what the open cluster has for them.
-
-How far simulated times are from public measurements.
-"""
+"""Measured times on the Cluster page: calibration of the attached devices, the choice of cost sources, measured pairs of GPUs,
+and the distance of simulated times from public measurements."""
 
 import json
 
 import pandas as pd
 import streamlit as st
 
-from app import cached, failing, kept, opening, state, tables, widgets
+from app import cached, failing, kept, opening, state, studies, tables, widgets
 from app.charts import trust as charts
 from app.tables import plain
 from app.visitor import people
@@ -38,8 +32,8 @@ from engine.workload import digest_of
 KIND = "calibrate"
 
 
-def show(cluster: Cluster, model: MoEModel | None) -> None:
-    """Start a calibration, watch it, and use what it found."""
+def calibration_panel(cluster: Cluster, model: MoEModel | None) -> None:
+    """Start a calibration, watch it, and use its result."""
     with st.expander("Calibrate attached devices", icon=":material/speed:"):
         st.caption(
             "Measures GEMMs, passes over memory and, with two ranks or more, all-to-alls and all-reduces on the machine that "
@@ -47,16 +41,10 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         )
         _start(cached.attached())
         _watch()
-        widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
-        if (job := _job()) and job.state is State.DONE:
+        widgets.other_jobs(KIND, [state.session.study_jobs.get(KIND) or ""], lambda id: state.set_study_job(KIND, id))
+        if (job := studies.newest(KIND)) and job.state is State.DONE:
             with failing.saying():
                 _show_result(job, cluster, model)
-
-
-def _job() -> Job | None:
-    """The newest calibration of this session, if the data folder still has it."""
-    jobs = cached.jobs([id]) if (id := state.study_job(KIND)) else []
-    return jobs[0] if jobs else None
 
 
 def _start(devices: Devices) -> None:
@@ -99,10 +87,10 @@ def _start(devices: Devices) -> None:
 
 @failing.fragment(run_every=1)
 def _watch() -> None:
-    """The newest calibration; once it has ended the page is drawn again, with what it found."""
-    if job := _job():
+    """The newest calibration; once it has ended the page is drawn again, with its result."""
+    if job := studies.newest(KIND):
         widgets.job_row(job)
-        if state.newly_finished(job.id, job.state.finished):
+        if state.visit.newly_finished(job.id, job.state.finished):
             st.rerun()
 
 
@@ -119,15 +107,7 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     st.caption(plain(answer.origin))
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
-        st.download_button(
-            "Save as JSON",
-            profile.to_json(),
-            "profile.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
-            key="save-calibration",
-        )
+        widgets.download("Save as JSON", profile.to_json(), "profile.json", key="save-calibration")
     if not wanted:
         return
     try:
@@ -136,14 +116,16 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
         st.error(f"It cannot be used: {plain(str(error))}.", icon=":material/error:")
     else:
         state.add_cost_source(profile.measured.name, choice.to_dict(Profiled(profile.measured)))
-        state.open_cost(choice.to_dict(cost))
-        state.notice(f"times come from {choice.short(state.cost())}")
+        state.update(cost=choice.to_dict(cost))
+        state.visit.notice = f"times come from {choice.short(state.session.cost)}"
         st.rerun()
 
 
 def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> CostModel:
-    """The profile as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
-    InputError when it has neither."""
+    """The profile as costs of the cluster; the datasheet prices computation or network if the profile has none.
+
+    Raises InputError when it has neither.
+    """
     measured = Profiled(profile.measured)
     lacks = [why for why in (measured.lacks_computation(cluster), measured.lacks_network(cluster)) if why]
     if len(lacks) == 2:
@@ -156,7 +138,7 @@ def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> 
 
 DATASHEET, SILICON, DEEPEP = "Datasheet", "Measured tables (aiconfigurator)", "DeepEP's exchanges (aiconfigurator)"
 TABLES = ("datasheet", "silicon", "deepep")
-"""Sources that come from no file."""
+"""Sources that do not come from a file."""
 PARTS = {"Computation": "GEMMs and passes over memory", "Network": "all-to-alls and all-reduces"}
 
 
@@ -164,13 +146,14 @@ def _label(cost: dict) -> str:
     return f"{choice.name_in_file(cost)} (file)"
 
 
-def choose(cluster: Cluster, model: MoEModel | None) -> None:
-    """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
-    now = state.cost()
+def choose_costs(cluster: Cluster, model: MoEModel | None) -> None:
+    """Inputs for the sources of computation and network. A source that cannot answer is refused with its reason, and the last
+    valid one stays."""
+    now = state.session.cost
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
     sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
-    sources |= {_label(cost): cost for cost in state.cost_sources().values()}
-    for part in parts:  # a file that this session knows only from what is in use
+    sources |= {_label(cost): cost for cost in state.session.sources.values()}
+    for part in parts:  # a file that this session knows only from the costs in use
         if part["source"] not in TABLES and part not in sources.values():
             sources[_label(part)] = part
     of_part = {"Computation": sources, "Network": sources | {DEEPEP: {"source": "deepep"}}}
@@ -205,13 +188,13 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     combined = {"source": "combined", "computation": computation, "network": network}
     _use(computation if computation == network else combined, now, cluster, model)
     try:
-        st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}; {plain(cluster.reached_in_words)}.")
+        st.caption(f"In use: {plain(choice.from_dict(state.session.cost).source)}; {plain(cluster.reached_in_words)}.")
     except InputError as error:
         st.caption(plain(str(error)))
 
 
 def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> None:
-    """Open the chosen costs, or say why they are refused. now: those in use"""
+    """Open the chosen costs, or say why they are refused. now: the costs in use."""
     try:
         cost = choice.from_dict(costs)
         reason = choice.why_not(cost, cluster, model)
@@ -223,29 +206,29 @@ def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> No
             st.button(
                 "Use the datasheet costs",
                 icon=":material/menu_book:",
-                on_click=state.open_cost,
-                args=(state.DATASHEET,),
+                on_click=state.update,
+                kwargs={"cost": state.DATASHEET},
             )
         else:
             st.error(f"Refused: {plain(reason)}. Still in use: {plain(choice.short(now))}.", icon=":material/error:")
     elif costs != now:
-        state.open_cost(costs)
+        state.update(cost=costs)
         st.rerun()
 
 
 WORST = 10
-"""Pairs that are listed."""
+"""Most pairs that are listed."""
 
 
 def show_pairs() -> None:
-    """Nothing where no pairs were measured on the hosts of the open cluster."""
+    """The measured pairs of the open cluster's hosts; nothing if none were measured."""
     pairs = cached.measured_pairs()
     if pairs is None:
         return
     st.subheader("Measured pairs", anchor=False)
     unmeasured = " What was not measured is crossed out or empty." if pairs.is_partial else ""
     st.caption(
-        "One pair of GPUs at a time, both ways at once, as the logs say, and what the cluster above has for it, edits and all. "
+        "One pair of GPUs at a time, both ways at once, as in the logs, against the cluster above with its edits. "
         f"Mean difference {share(pairs.mean_error)}.{unmeasured}"
     )
     if len(pairs.names) <= charts.MOST_GPUS:

@@ -1,9 +1,6 @@
-"""The cluster as an editable table: one row per GPU. Cells that say what the datasheet says are left empty, so that
-changing a GPU's type changes its numbers.
+"""The cluster as an editable table, one row per GPU; its totals; and the offer of NVLink to nodes that lack it.
 
-A word on nodes whose GPUs come with NVLink and have no links, and the button that gives it to them.
-
-What a cluster adds up to: totals, how fast its nodes reach each other, and whether the open models fit its memory.
+Cells with the datasheet's value are left empty, so that changing a GPU's type changes its numbers.
 """
 
 import numpy as np
@@ -15,7 +12,7 @@ from app.charts import cluster as charts
 from app.tables import plain
 from engine import units
 from engine.catalogue import cluster_presets
-from engine.catalogue.packaged import NodeLinks, every_gpu_type, nodes_without_links, usual_links, with_usual_links
+from engine.catalogue.packaged import every_gpu_type, nodes_without_links, usual_links, with_usual_links
 from engine.cluster import Cluster, Gpu, Node
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -49,7 +46,7 @@ def show(cluster: Cluster) -> None:
         )
     edited = st.data_editor(
         base_frame(),
-        key=f"cluster-table-{state.edit_round()}",
+        key=f"cluster-table-{state.visit.edit_round}",
         num_rows="dynamic",
         hide_index=True,
         placeholder="—",
@@ -61,7 +58,7 @@ def show(cluster: Cluster) -> None:
         1e6,
         base_latency(),
         step=1.0,
-        key=f"cluster-latency-{state.edit_round()}",
+        key=f"cluster-latency-{state.visit.edit_round}",
         width=320,
     )
     try:
@@ -75,8 +72,10 @@ def show(cluster: Cluster) -> None:
 
 
 def usual_ports(cluster: Cluster) -> list[str]:
-    """`H100 400 Gb/s (DGX H100, one 400 Gb/s port for each GPU)`: what GPUs have because nothing else was said of their type,
-    and what the catalogue takes it from."""
+    """Ports that GPUs have because nothing else was said of their type, with the catalogue's source: `H100 400 Gb/s (DGX H100,
+    one
+    400 Gb/s port for each GPU)`.
+    """
     types, sentences = every_gpu_type(), {}
     for gpu in cluster.gpus:
         kind = types.get(gpu.type)
@@ -87,43 +86,41 @@ def usual_ports(cluster: Cluster) -> list[str]:
 
 
 def base_frame() -> pd.DataFrame:
-    """The table of the cluster that was last opened from outside the table. It stays the same object while the table
-    is edited, since a data editor whose input changes drops every second edit."""
-    return _base(state.edit_round(), state.cluster())[0]
+    """The table of the cluster that was last opened from outside the table.
+
+    It stays the same object while the table is edited: a data editor drops every second edit if its input changes.
+    """
+    return _base(state.visit.edit_round, state.session.cluster)[0]
 
 
 def base_latency() -> float:
-    """µs, as `base_frame`."""
-    return _base(state.edit_round(), state.cluster())[1]
+    """Latency of `base_frame`, in µs."""
+    return _base(state.visit.edit_round, state.session.cluster)[1]
 
 
 def _base(edit_round: int, cluster: Cluster) -> tuple[pd.DataFrame, float]:
-    kept = state.table_base()
+    kept = state.visit.table_base
     if kept is None or kept[0] != edit_round:
         kept = (edit_round, to_frame(cluster), cluster.latency * 1e6)
-        state.keep_table_base(kept)
+        state.visit.table_base = kept
     return kept[1], kept[2]
 
 
 def columns() -> dict:
-    """How the columns are shown and checked in the browser."""
+    """Formats and checks of the columns in the browser."""
     numbers = {
         column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g")
         for column, (_, _, title) in _NUMBERS.items()
     }
+    types = dict.fromkeys([*every_gpu_type(), *(gpu.type for gpu in state.session.cluster.gpus)])
     return {
         "node": st.column_config.TextColumn("Node", required=True, max_chars=60),
-        "type": st.column_config.SelectboxColumn("GPU", options=_types(), required=True),
+        "type": st.column_config.SelectboxColumn("GPU", options=list(types), required=True),
         **numbers,
         "link": st.column_config.NumberColumn(
             "Node's links, GB/s", min_value=0.0, format="%.4g", help="per GPU and direction; the same for all of a node"
         ),
     }
-
-
-def _types() -> list[str]:
-    own = [gpu.type for gpu in state.cluster().gpus]
-    return list(dict.fromkeys([*every_gpu_type(), *own]))
 
 
 def to_frame(cluster: Cluster) -> pd.DataFrame:
@@ -143,10 +140,10 @@ def to_frame(cluster: Cluster) -> pd.DataFrame:
 
 
 def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.DataFrame | None = None) -> Cluster:
-    """The cluster that the table describes; its name and what the table does not show are those of `before`, and `before`
-    itself is returned where nothing was edited. Raises InputError.
+    """The cluster that the table describes; its name and hidden fields are those of `before`. Raises InputError.
 
-    base: the table before it was edited, by which an edited link is known from the others of its node (None: none was)
+    before: the open cluster, returned itself if nothing was edited
+    base: the table before it was edited, by which an edited link is told from the others of its node; None: there was none
     """
     types = every_gpu_type()
     own = {gpu.type: gpu for gpu in before.gpus}
@@ -177,20 +174,22 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
         old = _node_before(before, name, place, set(gpus))
         link, link_latency = _link(links[name], old), old.link_latency if old else 0.0
         usual = usual_links([gpu.type for gpu in members])
-        # As on the board, the second GPU brings the links that its type comes with; whoever empties the cell wants none.
+        # As on the board, the second GPU brings the links that its type comes with; an emptied cell means none.
         untouched = not any(edited for _, edited in links[name]) and (old is None or len(old.gpus) < 2)
         if link is None and usual and untouched:
             link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
-    # As on the board, what was changed is no preset any more.
+    # As on the board, a changed cluster is no preset any more.
     title = f"{before.name}, changed" if before.name in cluster_presets() else before.name
     cluster = Cluster(name=title, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster
 
 
 def shows(frame: pd.DataFrame, cluster: Cluster) -> bool:
-    """Whether an edited table still says of every row in rank order which node it is in and how fast its links are. Where
-    it does not, as when one GPU of a node got other links, it has to be written anew."""
+    """True if an edited table still shows every row's node in rank order and its links.
+
+    If not, as when one GPU of a node got other links, it has to be written anew.
+    """
     ours = to_frame(cluster)
     rows = zip(frame["node"], frame["link"], ours["node"], ours["link"], strict=True)
     return all(node.strip() == name and _same(link, ours) for node, link, name, ours in rows)
@@ -216,8 +215,8 @@ def _node_before(before: Cluster, name: str, place: int, names: set[str]) -> Nod
 
 
 def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | None:
-    """What was typed into a row counts for its whole node; a GPU that came from another node takes the links that it
-    finds; a new node has the fastest that its GPUs had."""
+    """Link bandwidth of a node: a value typed into a row counts for the whole node, a GPU that came from another node takes the
+    links that it finds, and a new node has the fastest that its GPUs had."""
     typed = [link for link, edited in rows if edited]
     if typed:
         return typed[-1]
@@ -227,7 +226,7 @@ def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | No
 
 
 def _alike(cluster: Cluster, before: Cluster) -> bool:
-    """Whether two clusters differ by no more than what turning units back and forth rounds away."""
+    """True if two clusters differ only by the rounding of units converted back and forth."""
     if _words(cluster) != _words(before):
         return False
     return bool(np.allclose(_numbers(cluster), _numbers(before), rtol=1e-12, atol=0.0))
@@ -246,8 +245,8 @@ def _numbers(cluster: Cluster) -> np.ndarray:
 MOST_NAMES = 3
 
 
-def show_links(cluster: Cluster) -> None:
-    """In a row of the page. Nothing where every node has the links that its GPUs come with, or none come with any."""
+def offer_nvlink(cluster: Cluster) -> None:
+    """A warning and a button, if nodes lack the links that their GPUs come with."""
     lacking = nodes_without_links(cluster)
     if not lacking:
         return
@@ -259,22 +258,18 @@ def _in_words(nodes: list[Node]) -> str:
     """`node 1: 8 H100 without links inside, though they come with NVLink (450 GB/s out of each H100)`"""
     names = ", ".join(node.name for node in nodes[:MOST_NAMES]) + (" …" if len(nodes) > MOST_NAMES else "")
     counts = " or ".join(dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in nodes))
-    types = dict.fromkeys(node.gpus[0].type for node in nodes)
-    rates = ", ".join(f"{_rate(usual_links([kind, kind]))} out of each {kind}" for kind in types)
+    links = {kind: usual_links([kind, kind]) for kind in dict.fromkeys(node.gpus[0].type for node in nodes)}
+    rates = ", ".join(f"{units.digits(own.bandwidth / 1e9)} GB/s out of each {kind}" for kind, own in links.items())
     return f"{names}: {counts} without links inside, though they come with NVLink ({rates})"
-
-
-def _rate(links: NodeLinks) -> str:
-    return f"{units.digits(links.bandwidth / 1e9)} GB/s"
 
 
 def _add(cluster: Cluster) -> None:
     state.open_cluster(with_usual_links(cluster))
-    state.notice("NVLink added; its latency of 5 µs is assumed until calibrated")
+    state.visit.notice = "NVLink added; its latency of 5 µs is assumed until calibrated"
 
 
 def totals(cluster: Cluster) -> None:
-    """What the GPUs are together, the file, and whether the open models fit the memory."""
+    """Totals of the GPUs, the file, and the check that the open models fit the memory."""
     with st.container(horizontal=True, gap="medium"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
@@ -282,15 +277,10 @@ def totals(cluster: Cluster) -> None:
         st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
-        st.download_button(
-            "Save as JSON",
-            lambda: cluster.model_dump_json(indent=1, exclude_none=True),
-            f"{cluster.name}.json",
-            "application/json",
-            icon=":material/download:",
-            on_click="ignore",
+        widgets.download(
+            "Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json"
         )
-    models = [model for model in (state.model(), _second()) if model is not None]
+    models = [model for model in (state.session.model, _second()) if model is not None]
     for text, fits in memory_fit(cluster, models):
         (st.success if fits else st.error)(plain(text), icon=":material/memory:")
     for sentence in without_fp8(cluster, models):
@@ -300,7 +290,7 @@ def totals(cluster: Cluster) -> None:
 
 
 def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
-    """What GPUs without 8-bit units compute a model of 8-bit numbers in, by `Gpu.flops`."""
+    """Sentences on the number format in which GPUs without 8-bit units compute a model of 8-bit numbers, see `Gpu.flops`."""
     lacking = ", ".join(dict.fromkeys(gpu.type for gpu in cluster.gpus if not gpu.flops_fp8))
     return [
         f"{lacking} without fp8: {model.name} computes at the 16-bit rate there; its weights and tokens stay 8 bits wide."
@@ -310,7 +300,7 @@ def without_fp8(cluster: Cluster, models: list[MoEModel]) -> list[str]:
 
 
 def speeds(cluster: Cluster) -> None:
-    """How fast nodes reach each other."""
+    """Speeds between nodes."""
     if len(cluster.nodes) == 1:
         st.caption("There is one node, so nothing is sent between nodes.")
         return
@@ -319,12 +309,12 @@ def speeds(cluster: Cluster) -> None:
 
 
 def _second() -> MoEModel | None:
-    return state.model_of(state.second()) if state.second() else None
+    return state.session.model_of.get(state.session.second) if state.session.second else None
 
 
 def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:
-    """A line a model, and one for two together: whether one copy of every expert fits `MEMORY_SHARE` of the memory, and
-    which GPUs are too small for as many experts as the others."""
+    """A line for each model, and one for two together: if one copy of every expert fits `MEMORY_SHARE` of the memory, and the
+    GPUs that are too small for as many experts as the others."""
     room = cluster.values("memory") * MEMORY_SHARE
     lines = []
     for model in models:

@@ -1,11 +1,5 @@
-"""Hovering over a bar of a Gantt chart dims all bars but those of the same work.
-
-The name that a person typed, kept in their browser: every link to a plan begins a session, which knows nobody.
-
-Scrolls the page to where it stands.
-
-The address that somebody asked for, a plan's link or their session's, kept in the browser while they log in.
-"""
+"""Small components of a page: hover on a Gantt chart, the name kept in the browser, a scroll mark, and the way back from a
+login."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +12,10 @@ _dim_others_component = st.components.v2.component(
 
 
 def dim_others_on_hover(key: str) -> None:
-    """Of the chart that is drawn with a key: the same work is what the first line of the bars' tips names, such as the dispatch
-    of a layer, on all lanes and in all plans of the chart."""
+    """Dim all bars but those of the same work while the pointer is over a bar of the chart with a key.
+
+    The same work has the same first line in the bars' tips, such as the dispatch of a layer, on all lanes and in all plans.
+    """
     _dim_others_component(data={"chart": key}, key=f"dim-others-{key}")
 
 
@@ -30,7 +26,10 @@ _own_name_component = st.components.v2.component(
 
 
 def remember_name(name: str | None, recall: Callable[[str], None]) -> None:
-    """Keep a name in the browser; without one, call back with that which the browser keeps, at the run that comes then."""
+    """Keep a name in the browser; without one, call back with the name that the browser keeps, at the run that comes then.
+
+    Every link to a plan begins a session, which does not know the person.
+    """
     _own_name_component(
         data={"name": name or ""},
         key=KEY,
@@ -55,13 +54,16 @@ _way_back_component = st.components.v2.component(
 
 
 def note_address() -> None:
-    """Keep the address of the page; call at every run where somebody may go to a login."""
+    """Keep the address of the page in the browser during a login; call at every run from which somebody may go to one."""
     # The browser looks at its address again only where something here is new.
     at = {"page": st.context.url, "query": st.query_params.to_dict()}
     _way_back_component(data={"leaving": True, "at": at}, key="way-back-leaving")
 
 
 def return_to_address(on_done: Callable[[], None]) -> None:
-    """Go to the address that was kept, if one was. on_done: called once the browser has looked and stays; until then a run may
-    have been broken off before the browser saw this, so it is to be drawn again."""
+    """Go to the address that was kept, if one was.
+
+    on_done: called once the browser has looked and stays. Until then a run may have been broken off before the browser saw this
+        component, so draw it again.
+    """
     _way_back_component(data={"leaving": False}, key="way-back", default={"done": False}, on_done_change=on_done)

@@ -1,10 +1,10 @@
-// Plotly can dim what is not selected, but not what is not under the pointer.
+// Plotly can dim bars that are not selected, but not those that are not under the pointer.
 const DIMMED = "0.2";
 const PATIENCE = 10_000; // milliseconds until the chart's code is fetched and it is drawn
 
 const workOf = (trace, index) => trace.customdata?.[index]?.split("<br>")[0];
 
-// Calls back with every bar's element and what it is work on. Plotly binds to a bar its number, and to a trace's group its bars.
+// Calls back with every bar's element and the name of its work. Plotly binds to a bar its number, and to a trace's group its bars.
 function eachBar(chart, visit) {
   for (const group of chart.querySelectorAll(".cartesianlayer .barlayer .trace")) {
     const { trace } = group.__data__[0];

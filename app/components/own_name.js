@@ -1,4 +1,4 @@
-// The name that a person typed, in what their browser keeps for the studio.
+// The name that a person typed, in their browser's storage for the studio.
 const KEY = "switchyard-own-name";
 
 export default function ({ data, setStateValue }) {

@@ -1,4 +1,4 @@
-// Scrolls to its own place once a turn. What stands above may still grow while it is drawn, so it looks again a little later.
+// Scrolls to its own place once a turn. Parts above may still grow while it is drawn, so it looks again a little later.
 let last = null;
 
 export default function ({ data, parentElement }) {

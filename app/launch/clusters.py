@@ -1,4 +1,4 @@
-"""Launches by a scheduler: where on the cluster, and what would be submitted, to the letter."""
+"""Launches by a scheduler: the place on the cluster, and the exact text that would be submitted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import kept, state
+from app import kept, state, widgets
 from app.launch import history
 from app.tables import plain, sentence
 from engine.cluster import Cluster
@@ -23,7 +23,7 @@ BY_HAND = "for those who submit by hand: all that the job reads, in the shared f
 
 
 def slurm(cluster: Cluster) -> Destination | None:
-    """Where on a Slurm cluster; None until a person has said what it takes."""
+    """The place on a Slurm cluster; None until a person has given what it needs."""
     fields = _nodes("slurm", cluster)
     with st.container(horizontal=True):
         fields |= {
@@ -45,7 +45,7 @@ def slurm(cluster: Cluster) -> Destination | None:
 
 
 def kubernetes(cluster: Cluster) -> Destination | None:
-    """Where on a Kubernetes cluster with Volcano; None until a person has said what it takes."""
+    """The place on a Kubernetes cluster with Volcano; None until a person has given what it needs."""
     fields = _nodes("kubernetes", cluster)
     with st.container(horizontal=True):
         fields |= {
@@ -66,7 +66,7 @@ FORMS: dict[str, Callable[[Cluster], Destination | None]] = {"slurm": slurm, "ku
 
 
 def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
-    """How many of which nodes; unless a person says otherwise, as drawn."""
+    """Number and kind of nodes; unless a person says otherwise, as drawn."""
     try:
         drawn = as_drawn(cluster)
     except InputError as error:
@@ -94,7 +94,7 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
 
 
 def _number(place: str, label: str, low: int, high: int, usual: int, help: str, of: str = "") -> int:
-    """of: what the usual number follows from; when that changes, the field starts anew."""
+    """A number field. of: the usual number depends on this; when it changes, the field starts anew."""
     return kept.number_input(
         label, low, high, min(max(usual, low), high), width=140, help=help, key=f"launch-{place}-{label}-{usual}-{of}"
     )
@@ -116,10 +116,10 @@ def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> D
 
 
 def what_is_submitted(launch: PreparedLaunch) -> None:
-    """The text to the letter, a file of it, and a run folder for those who submit it by hand."""
+    """Show the submitted text, a file of it, and a run folder for those who submit it by hand."""
     destination = launch.destination
     key = digest_of(launch.instructions.digest, destination.digest)
-    folder = state.run_folder(key)
+    folder = state.visit.run_folders.get(key)
     try:
         text = dry_run(launch, Path(folder or f"{destination.shared}/{UNNAMED}"))
     except InputError as error:
@@ -128,14 +128,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
     slurm = destination.scheduler == "slurm"
     st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
     with st.container(horizontal=True):
-        st.download_button(
-            "Download",
-            text,
-            "switchyard.sh" if slurm else "switchyard.yaml",
-            "text/plain",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        widgets.download("Download", text, "switchyard.sh" if slurm else "switchyard.yaml")
         refused = history.refusal()
         if not folder and st.button(
             "Write the run folder",
@@ -144,7 +137,7 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             disabled=bool(refused or not launch.ready),
         ):
             try:
-                state.keep_run_folder(key, str(history.write(launch)))
+                state.visit.run_folders[key] = str(history.write(launch))
             except InputError as error:
                 st.error(sentence(str(error)), icon=":material/error:")
             else:

@@ -1,4 +1,4 @@
-"""A new launch: where, which plans, how much, whether it can, and the exact command."""
+"""The form of a new launch: place, plans, limits, refusals, and the exact command."""
 
 import shlex
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ USUAL_LIMIT, USUAL = 900, "automatic"
 
 
 def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
-    """Everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
+    """Show everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
     place = kept.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
@@ -119,7 +119,7 @@ def _what_runs(launch: Launch) -> str:
 
 
 def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:
-    """Of ranks on this machine's CPU, which are alike and share a memory, not the network that the plan is for."""
+    """Limits of ranks on this machine's CPU, which are alike and share a memory, not the network that the plan is for."""
     if launch.on != "local" or prepared.instructions.backend != "gloo":
         return []
     types = len({gpu.type for gpu in launch.cluster.gpus})
@@ -169,7 +169,7 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
 
 
 def _compared(plan: Plan, problem: Problem) -> list[Plan]:
-    """The plans that run beside the open one."""
+    """The plans that run for comparison with the open one."""
     candidates = {id: candidate.plan for id, candidate in cached.candidates().items()}
     others = {id: other for id, other in candidates.items() if id != plan.id and alike(other, plan)}
     compared = kept.multiselect(
@@ -181,13 +181,13 @@ def _compared(plan: Plan, problem: Problem) -> list[Plan]:
         disabled=not others,
         key=f"launch-compare-{plan.id}",
         placeholder="The open plan alone" if others else "No other plan for this cluster and model",
-        help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
+        help="All plans run in turn in one job, A B A B, so that a drift affects all of them alike.",
     )
     return [others[id] for id in compared]
 
 
 def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices) -> int | None:
-    """How many ranks; None while a person has to say it."""
+    """Number of ranks; None while a person has to choose it."""
     gpus = plans[0].placement.gpus
     suitable = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
     try:
@@ -201,13 +201,13 @@ def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices)
         usual,
         width=140,
         placeholder="how many?",
-        key=f"launch-ranks-{place}-{gpus}-{usual}",  # of another plan that needs another number, the field starts anew
+        key=f"launch-ranks-{place}-{gpus}-{usual}",  # for another plan that needs another number the field starts anew
         help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
     )
 
 
 def _tokens(place: On, training: bool) -> int | None:
-    """How many tokens to replay; None: what suits."""
+    """Number of tokens to replay; None: the usual number."""
     return kept.number_input(
         "Tokens to replay",
         1,
@@ -222,7 +222,7 @@ def _tokens(place: On, training: bool) -> int | None:
 
 
 def _passes() -> tuple[int, float]:
-    """How many passes are timed, and the seconds after which the launch is ended."""
+    """Number of timed passes, and the seconds after which the launch is ended."""
     repeats = kept.number_input(
         "Timed passes",
         1,
@@ -246,7 +246,7 @@ def _passes() -> tuple[int, float]:
 
 
 def _dtype() -> str | None:
-    """What is computed in; None: the usual."""
+    """Number format of the computation; None: the usual."""
     dtype = kept.selectbox(
         "Number format",
         [USUAL, "fp32", "bf16"],
@@ -272,7 +272,7 @@ def _scale() -> float | None:
 
 
 def alike(first: Plan, second: Plan) -> bool:
-    """Whether two plans are for the same sizes and the same goal, so that one launch can compare them."""
+    """True if two plans are for the same sizes and the same goal, so that one launch can compare them."""
     if first.goal is not second.goal:
         return False
     sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (first, second))

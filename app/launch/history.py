@@ -1,7 +1,4 @@
-"""All launches in the data folder, whoever started them: found, searched, listed.
-
-What starts programs from the page, in one place, so that nothing starts unguarded.
-"""
+"""All launches in the data folder, of every session: found, searched, listed; and started, in this one guarded place."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,7 @@ from engine.launch.running.clusters import new_run_folder
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch in the list: the job, how it stood when it was read, and when it was started (seconds since the epoch)."""
+    """A launch in the list: the job, its state when it was read, and its start (seconds since the epoch)."""
 
     job: Job
     state: State
@@ -32,7 +29,7 @@ class Launched:
 
     @property
     def words(self) -> str:
-        """What a search looks in."""
+        """The text that a search looks in."""
         ranks = f"{self.brief.ranks} ranks"
         parts = (*self.brief.plans, PLACES[self.brief.on], ranks, self.state, widgets.describe_time(self.started))
         return " ".join(parts).lower()
@@ -70,7 +67,7 @@ def _read(job: Job) -> Launched | None:
 
 
 def search(past: list[Launched], text: str) -> list[Launched]:
-    """Those in which every word of the text occurs: of plan, place, ranks, state or date."""
+    """Launches with every word of the text among plan, place, ranks, state and date."""
     words = text.lower().split()
     return [launch for launch in past if all(word in launch.words for word in words)]
 
@@ -78,14 +75,14 @@ def search(past: list[Launched], text: str) -> list[Launched]:
 def chosen(past: list[Launched]) -> Launched | None:
     """The launch to report on: the selected one, else the newest of this session that has ended, while none of it runs."""
     ended = {launch.job.id: launch for launch in past if launch.state.finished}
-    if state.launch_shown() in ended:
-        return ended[state.launch_shown()]
-    mine = [launch for launch in past if launch.job.id in state.launch_jobs()]
+    if state.visit.launch_shown in ended:
+        return ended[state.visit.launch_shown]
+    mine = [launch for launch in past if launch.job.id in state.session.launch_jobs]
     return mine[0] if mine and all(launch.state.finished for launch in mine) else None
 
 
 def show(past: list[Launched], shown: str | None) -> None:
-    """The table of launches with its search; a selected one is reported on. shown: the id of the one that is."""
+    """The table of launches with its search; a selected one is reported on. shown: id of the launch on the page."""
     text = kept.text_input(
         "Search",
         key="launch-search",
@@ -101,7 +98,7 @@ def show(past: list[Launched], shown: str | None) -> None:
 
 
 def fold(past: list[Launched], shown: str | None) -> None:
-    """The same behind a button that says how many there are."""
+    """The table behind a button that says how many launches there are."""
     # Another key is another popover, which is closed: so it closes once another launch is chosen.
     with (
         st.popover(f"Launches · {len(past)}", icon=":material/history:", key=f"launches-{shown}"),
@@ -114,7 +111,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
     tables.choose_row(
         as_text(listed, shown),
         [launch.job.id for launch in listed],
-        state.show_launch,
+        lambda id: state.visit.set(launch_shown=id),
         f"launches-{shown}",  # where one is shown, its row can be selected again
         height=tables.low(len(listed)),
         alt="Launches, newest first",
@@ -123,7 +120,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
 
 
 def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
-    """One row a launch; of several plans the figures stand in their order."""
+    """One row for each launch; figures of several plans stand in the plans' order."""
     times = [value for launch in listed for value in (*launch.brief.predicted, *launch.brief.measured) if value > 0]
     factor, unit = units.scale_of(min(times, default=1.0), units.TIME)
 
@@ -153,31 +150,31 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
 
 
 BY = "by"
-"""In the arguments of a launch's job: the name of whoever started it."""
+"""Argument of a launch's job: the name of the person who started it."""
 
 
 def refusal() -> str | None:
-    """Why this visitor may start nothing; None when they may."""
+    """Why this visitor may start nothing; None if they may."""
     return people.why_not_launch(st.context, st.user)
 
 
 def why_not_now(past: list[Launched]) -> str | None:
-    """Why nothing can be started on this machine at this moment; None when it can. past: all launches."""
+    """Why nothing can be started on this machine at this moment; None if it can. past: all launches."""
     if any(not launch.state.finished and launch.brief.on in ("local", "testbed") for launch in past):
         return "A launch is running on these devices; one runs at a time."
     return None
 
 
 def start(arguments: dict[str, Any]) -> None:
-    """Start a launch and watch it. Raises InputError with the reason when this visitor may not, whatever was drawn when the
-    button was."""
+    """Start a launch and watch it. Raises InputError with the reason if this visitor may not, no matter what the page showed
+    when the button was drawn."""
     if reason := refusal():
         raise InputError(reason)
     named = arguments | {BY: people.who().name}
-    # What a scheduler runs elsewhere for hours takes nothing here.
+    # A launch that a scheduler runs elsewhere for hours takes nothing here.
     here = arguments.get("on", "local") in ("local", "testbed")
     state.add_launch_job(runner.start("launch", named, store.data_folder(), queued=here).id)
-    state.show_launch(None)
+    state.visit.launch_shown = None
 
 
 def write(launch: PreparedLaunch) -> Path:

@@ -1,6 +1,6 @@
-"""What a launch measured, beside what was predicted; or why it did not end well.
+"""The report of a launch: measured times against predicted ones, or why it did not end well.
 
-Launches that have ended, noted in the team's database, so that what was measured stands beside the plan.
+Ended launches are noted in the team's database, so that their measurements stand with the plan.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from engine.store.database import database
 from engine.timeline import Timeline
 
 NOBODY = "the command line"
-"""Whose a launch is that names nobody."""
+"""Person of a launch that names none."""
 
 
 def note(launch: Launched) -> None:
-    """Note every plan of a launch that is done; a database that does not answer is said and holds nothing up."""
+    """Note every plan of a launch that is done; a database that does not answer is reported and holds nothing up."""
     try:
         _noted(database().address, launch.job.id, launch)
     except InputError as error:
@@ -42,7 +42,7 @@ def note(launch: Launched) -> None:
 
 @st.cache_resource(max_entries=1024, show_spinner=False)
 def _noted(address: str, id: str, _launch: Launched) -> int:
-    """How many plans of a launch were noted; done once in the life of the server."""
+    """Number of plans of a launch that were noted; done once in the life of the server."""
     job, brief = _launch.job, _launch.brief
     runs = runs_of(job, cached.result_of(job), brief.on, brief.ranks, _launch.started)
     for run in runs:
@@ -76,7 +76,7 @@ def runs_of(
 
 
 HERE = {"local": "this machine", "testbed": "the emulated links"}
-"""What predictions of a launch are for, by where it ran; elsewhere for the machines there."""
+"""Machine that a launch's predictions are for, by its place; elsewhere the machines there."""
 
 
 def show(launch: Launched, past: list[Launched]) -> None:
@@ -116,7 +116,7 @@ def _here(launch: Launched) -> str:
 
 
 def _what_for(launch: Launched) -> str:
-    """What the prediction of a launch that is done is for, before anybody holds it against another one."""
+    """Say what the prediction of a finished launch is for, before anybody compares it with another one."""
     if launch.state is not State.DONE:
         return ""
     return f"**The prediction is for {_here(launch)}, not for the drawn cluster as on other pages.** "
@@ -176,7 +176,7 @@ def _measured(launch: Launched) -> None:
 
 
 def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -> None:
-    """Predicted beside measured, by kind of step and by layer. total: seconds."""
+    """Predicted and measured times, by kind of step and by layer. total: seconds."""
     kinds, layers = run.by_kind, run.by_layer
     waiting = (run.predicted_waiting_seconds, run.waiting_seconds)
     dark = st.context.theme.type == "dark"
@@ -190,12 +190,12 @@ def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -
 
 
 def unlike(names: list[str], ids: list[str]) -> list[str]:
-    """Names that tell plans apart, also those that are called the same."""
+    """Names that tell plans apart, also plans with the same name."""
     return [f"{name} {id[:8]}" if names.count(name) > 1 else name for name, id in zip(names, ids, strict=True)]
 
 
 def finding(lines: Sequence[str]) -> tuple[str, str]:
-    """The plan that the measurement prefers and if the prediction agreed; and by how much, in a sentence. lines: see
+    """The plan that the measurement prefers and if the prediction agreed; and the difference, in a sentence. lines: see
     `Preference`."""
     first, *between, ranked = lines
     title = f"{first}{',' if ranked.startswith('as predicted') else ';'} {ranked}"
@@ -239,7 +239,7 @@ def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
 
 
 def _allowed(run: LaunchedPlan) -> str:
-    """The difference that rounding explains; launches of earlier versions do not say."""
+    """The allowed difference in words; launches of earlier versions do not have it."""
     return "" if run.allowed_difference is None else f", here {run.allowed_difference:.1g},"
 
 

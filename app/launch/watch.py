@@ -1,4 +1,4 @@
-"""Launches that run: how far they and each of their ranks are, and what a rank prints."""
+"""Running launches: the progress of each and of its ranks, and the output of a rank."""
 
 import time
 
@@ -23,11 +23,11 @@ FEW = 16
 
 @failing.fragment(run_every=1)
 def watch() -> None:
-    """The launches of this session that run; once one has ended the page is drawn again, with what it measured."""
-    for job in cached.jobs(state.launch_jobs()):
+    """The running launches of this session; once one has ended the page is drawn again, with its measurements."""
+    for job in cached.jobs(state.session.launch_jobs):
         finished = job.state.finished
-        if state.newly_finished(job.id, finished):
-            state.show_launch(job.id)
+        if state.visit.newly_finished(job.id, finished):
+            state.visit.launch_shown = job.id
             st.rerun()
         if not finished:
             widgets.job_row(job, GRACE)
@@ -36,7 +36,9 @@ def watch() -> None:
 
 def others(past: list[Launched]) -> None:
     """Launches that other sessions on this data folder have running, with a button that watches one here."""
-    running = [launch for launch in past if not launch.state.finished and launch.job.id not in state.launch_jobs()]
+    running = [
+        launch for launch in past if not launch.state.finished and launch.job.id not in state.session.launch_jobs
+    ]
     for launch in running:
         label = f"Watch the launch of {widgets.describe_time(launch.started)}"
         if st.button(label, key=f"adopt-{launch.job.id}", icon=":material/group:"):
@@ -45,8 +47,7 @@ def others(past: list[Launched]) -> None:
 
 
 def ranks(job: Job) -> None:
-    """How far the ranks of a launch are or were, and the end of what one of them printed: of the one that failed unless
-    another is chosen."""
+    """Progress of every rank of a launch, and the end of one rank's output: of the one that failed unless another is chosen."""
     now = standing(run_folder(job))
     if now is None:
         st.caption("No rank has started yet.")
@@ -80,7 +81,7 @@ def _standing(now: Standing, moment: float) -> None:
         pd.DataFrame(rows),
         hide_index=True,
         height="content" if len(rows) <= 8 else HEIGHT,
-        alt="How far every rank is",
+        alt="Progress of every rank",
         column_config={
             "Rank": column.NumberColumn(width=45),
             "Doing": column.TextColumn(width=230),
@@ -91,7 +92,7 @@ def _standing(now: Standing, moment: float) -> None:
 
 
 def _choose(now: Standing, key: str) -> int:
-    """Whose log to show: that of the rank that ended the launch, unless a person wants another."""
+    """The rank with the shown log: the one that ended the launch, unless a person wants another."""
     every, usual = range(len(now.steps)), now.failed or 0
 
     def called(rank: int) -> str:

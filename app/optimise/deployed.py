@@ -1,4 +1,4 @@
-"""What is deployed now: chosen by word, among the session's plans or from an engine's plan file; and how well it does today."""
+"""The deployed plan: chosen by name, among the session's plans or from an engine's plan file; and its figures today."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,14 +22,14 @@ ROUND_ROBIN = "round-robin (as vLLM)"
 
 
 def choose(problem: Problem) -> bool:
-    """The choice of what is deployed. Whether another one was chosen just now."""
+    """The choice of the deployed plan. True if another one was chosen just now."""
     plans = {
         id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
     }
     dealt = _round_robin(problem)
     names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
     names |= {id: plan.name for id, plan in plans.items() if id not in names}
-    now = state.in_use() if state.in_use() in names else None
+    now = state.session.in_use if state.session.in_use in names else None
     chosen = st.selectbox(
         "Deployed now",
         list(names),
@@ -41,13 +41,16 @@ def choose(problem: Problem) -> bool:
         state.add_imported(dealt)
     if chosen == now:
         return False
-    state.set_in_use(chosen)
+    state.update(in_use=chosen)
     return True
 
 
 def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[str, dict]) -> list[dict]:
-    """The systems of a run with their options, baselines first: what is deployed before all others, and planned too where the
-    session has no such plan yet, so that every plan can be held against it."""
+    """The systems of a run with their options, baselines first.
+
+    The deployed one comes before all others, and is planned too if the session has no such plan yet, so that every plan can be
+    compared with it.
+    """
     systems = sorted(chosen, key=lambda system: not system.baseline)
     run = [{"name": system.name, "options": options.get(system.name, {})} for system in systems]
     usual = baseline_for(problem)
@@ -59,7 +62,7 @@ def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[s
 
 
 def is_usual(system: System, options: Mapping[str, Value]) -> bool:
-    """Whether a system's options are those that it has until a person changes them."""
+    """True if a system's options are its defaults."""
     return system.settings(options) == system.settings({})
 
 
@@ -72,7 +75,7 @@ def _is_planned(problem: Problem) -> bool:
 
 
 def receive() -> None:
-    """A zone for the file of what is deployed."""
+    """A drop zone for the file of the deployed plan."""
     opening.show(
         "deployed-file",
         "Or its plan file",
@@ -82,7 +85,7 @@ def receive() -> None:
 
 
 def _round_robin(problem: Problem) -> Plan | None:
-    """vLLM's other default layout for what is open; None where it does not fit."""
+    """vLLM's other default layout for the open problem; None if it does not fit."""
     try:
         layout = open_plan_file("round-robin").deployed(problem.model, len(problem.cluster.gpus))
     except InputError:
@@ -91,8 +94,8 @@ def _round_robin(problem: Problem) -> Plan | None:
 
 
 def show(problem: Problem) -> None:
-    """Today's figures of what is deployed; why there are none where it does not fit what is open."""
-    chosen = cached.candidates().get(state.in_use() or "")
+    """Today's figures of the deployed plan; the reason if it does not fit the open problem."""
+    chosen = cached.candidates().get(state.session.in_use or "")
     if chosen is not None and problem.in_use is None:
         st.warning(
             f"{plain(chosen.plan.name)} is not for what is open ({plain(widgets.why_not(chosen.plan, problem))}), so "
@@ -123,7 +126,7 @@ def show(problem: Problem) -> None:
 
 
 def _worth_simulating(problem: Problem) -> bool:
-    """What takes seconds is simulated once it is asked for."""
+    """True if the simulation is quick, or once it was asked for."""
     return is_quick(problem) or kept.toggle(
         "Simulate what is deployed too, which takes a while",
         key="deployed-simulated",
@@ -131,17 +134,13 @@ def _worth_simulating(problem: Problem) -> bool:
     )
 
 
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=cached.BY_CONTENT)
 def _away(plan: Plan, problem: Problem) -> float | None:
-    return _kept_away(plan.id, cached.key_of(problem), plan, problem)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _kept_away(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> float | None:
-    return cross_node_share(_plan, _problem)
+    return cross_node_share(plan, problem)
 
 
 def _ceiling(figures: Metrics, problem: Problem) -> None:
-    """How much there is to win at most, as far as it is proven."""
+    """The most that there is to win, as far as it is proven."""
     label, bound = "Ceiling by order alone", figures.order_bound
     covers = (
         "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
@@ -157,7 +156,7 @@ def _ceiling(figures: Metrics, problem: Problem) -> None:
 
 
 def _bound_of_placements(problem: Problem) -> float | None:
-    """The best that a plan of the session says it has proven over all placements, for these very inputs."""
+    """The best bound over all placements that a plan of the session has proven for these very inputs."""
     proven = []
     for _, candidate in widgets.comparable(problem):
         if candidate.plan.claim is None or candidate.plan.claim.scope != "placement and order":

@@ -1,10 +1,6 @@
-"""What a plan is for: one model or two, a training or a serving step; which recordings it must serve, what is deployed.
+"""The goal of a plan on the Optimise page: models, steps, recordings, deployed plan and travel of tokens.
 
-How tokens travel to their experts and back, under the plans that are made next.
-
-How long a system is likely to take, as it stands beside its name before it is run.
-
-What the Optimise page says of send orders before anything is planned.
+Also the likely time of a system before it runs, and a remark on send orders before anything is planned.
 """
 
 from typing import Any, get_args
@@ -31,10 +27,18 @@ GOALS = {
 }
 
 
-def choose() -> str:
-    """The goal, one of GOALS. Changes what is open as the second model, as the training and as the serving step."""
+def choose_goal() -> str:
+    """The goal, one of GOALS. Changes the open second model, training step and serving step."""
     st.subheader("Goal", anchor=False)
-    now = STEP if state.step() else TWO if state.second() or state.wants_two() else SERVE if state.serving() else ONE
+    now = (
+        STEP
+        if state.session.step
+        else TWO
+        if state.session.second or state.visit.wants_two
+        else SERVE
+        if state.serving()
+        else ONE
+    )
     with st.container(gap="xsmall"):
         for goal, text in GOALS.items():
             st.button(
@@ -56,9 +60,9 @@ def choose() -> str:
 
 
 def _open(goal: str) -> None:
-    state.want_two(goal == TWO)
+    state.visit.wants_two = goal == TWO
     if goal != TWO:
-        state.open_second(None)
+        state.change(second=None)
     if goal == STEP:
         step.open_step()
     else:
@@ -70,12 +74,12 @@ def _open(goal: str) -> None:
 
 
 def _choose_second() -> None:
-    """Which recording is the second model's: those of the session whose model is known, then the samples."""
-    named = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    """The choice of the second model's recording: those of the session with a known model, then the samples."""
+    named = {digest: name for digest, name in state.session.workloads.items() if state.session.model_of.get(digest)}
     shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
     options = [*named, *shipped]
     names = [f"{name} (open)" for name in named.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
-    index = options.index(state.second()) if state.second() in options else None
+    index = options.index(state.session.second) if state.session.second in options else None
     chosen = st.selectbox(
         "Second model's recording",
         options,
@@ -83,18 +87,18 @@ def _choose_second() -> None:
         lambda option: names[options.index(option)],
         placeholder="Choose the recording of the second model",
         width=420,
-        key=f"second-{state.second()}",
+        key=f"second-{state.session.second}",
         help="It needs as many MoE layers and experts as the first. An uploaded recording is listed once it has been "
         "open with its model.",
     )
     if chosen is None:
         st.info("Choose the recording of the second model.", icon=":material/info:")
         st.stop()
-    if chosen == state.second():
+    if chosen == state.session.second:
         return
     if chosen in shipped:
         chosen = _open_sample(shipped[chosen])
-    state.open_second(chosen)
+    state.change(second=chosen)
     st.rerun()
 
 
@@ -107,13 +111,13 @@ def _open_sample(sample: samples.Sample) -> str:
 def choose_context(problem: Problem) -> None:
     """Further recordings that the plan must serve, and the placement in use."""
     fitting = widgets.fitting_recordings(problem)
-    fitting.pop(state.workload_digest(), None)
+    fitting.pop(state.session.workload, None)
     chosen = _choose_others(fitting)
     is_another = deployed.choose(problem)
     with st.expander("Plan file of what is deployed", icon=":material/upload_file:"):
         deployed.receive()
     if is_another or chosen != state.others():
-        state.set_others(chosen)
+        state.update(others=chosen)
         st.rerun()
 
 
@@ -166,9 +170,9 @@ def _replicas(now: Travel) -> Replicas | None:
     return REPLICAS[way]
 
 
-def choose_travel(problem: Problem) -> None:
-    """Controls of what `problem.travel` is."""
-    now = state.travel() or Travel()
+def travel_inputs(problem: Problem) -> None:
+    """Controls of `problem.travel`."""
+    now = state.session.travel or Travel()
     unit = widgets.segments(
         "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
     )
@@ -191,7 +195,7 @@ def choose_travel(problem: Problem) -> None:
     replicas = None if unit == "copies" else _replicas(now)
     chosen = Travel(unit=unit, replicas=replicas, **formats)
     if chosen != now:
-        state.set_travel(None if chosen == Travel() else chosen)
+        state.update(travel=None if chosen == Travel() else chosen)
         st.rerun()
     if problem.estimates_rows(chosen):
         st.caption(
@@ -203,12 +207,17 @@ def choose_travel(problem: Problem) -> None:
 LIMIT = "time_limit"
 
 
-def beside(problem: Problem, system: System, key: str) -> str:
+def likely_time(problem: Problem, system: System, key: str) -> str:
     """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
-    measured. key: of its options, as `option_inputs.show` takes it."""
+    measured.
+
+    key: of its options, as `kept.option_input` takes it
+    """
     options: dict[str, Any] = {}
-    limit_key = kept.key_of(key, LIMIT)
-    if (limit := st.session_state.get(state.widget_key(limit_key), state.choice(limit_key))) is not None:
+    limit_key = kept.option_key(key, LIMIT)
+    if (
+        limit := st.session_state.get(state.visit.widget_key(limit_key), state.session.choices.get(limit_key))
+    ) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
     if seconds is None:
@@ -216,8 +225,8 @@ def beside(problem: Problem, system: System, key: str) -> str:
     return f" · about {units.roughly(seconds)}" if seconds >= 1 else " · under 1 s"
 
 
-def in_words(network: Network) -> str:
-    """A sentence where ports always reach their whole rate, with a space after it; else nothing."""
+def remark_on_orders(network: Network) -> str:
+    """A sentence on ports that always reach their whole rate, with a space after it; else nothing."""
     if network.contended or network.gpus < 3:
         return ""
     relays = "" if network.direct else ", but for orders in which the GPUs of a node relay for each other"

@@ -32,19 +32,18 @@ def panel(problem: Problem) -> None:
         st.error(plain(str(error)), icon=":material/error:")
         return
     _form(problem, slots)
-    studies.watch_study("lina", _show, "Nothing simulated yet: press Simulate.")
+    studies.watch("lina", _show, "Nothing simulated yet: press Simulate.")
     with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
         _most_popular(problem.workload.load)
 
 
 def _form(problem: Problem, usual_slots: int) -> None:
-    """What is learnt and served, what scheduling costs, and the button that starts the simulation. usual_slots: see
-    `device_slots`"""
+    """Inputs of learning, serving and scheduling, and the start button. usual_slots: see `device_slots`."""
     default = TwoPhaseOptions()
     recordings = {
         digest: name
-        for digest, name in state.workloads().items()
-        if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
+        for digest, name in state.session.workloads.items()
+        if digest != state.session.workload and isinstance(cached.recording(digest), RoutingTrace)
     }
     with st.container(horizontal=True, vertical_alignment="bottom"):
         profile = kept.selectbox(
@@ -100,7 +99,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
                 "packing": packing,
                 "max_experts_per_device": slots,
             }
-            studies.start_study("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
+            studies.start("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
 
 def _show(answer: LinaAnswer) -> None:
@@ -135,7 +134,7 @@ def _show(answer: LinaAnswer) -> None:
 
 
 def _as_text(runs: Sequence[LinaRun], what: str) -> pd.DataFrame:
-    """One row a path length; what: a key of TIMES."""
+    """One row for each path length. what: a key of TIMES."""
     return pd.DataFrame(
         [
             {

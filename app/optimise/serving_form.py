@@ -1,7 +1,4 @@
-"""The serving step that a person describes.
-
-What is known of the open model beside its experts: from its `config.json`, or assumed.
-"""
+"""The form of a serving step, and the open model's sizes outside the experts: from its `config.json`, or assumed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +29,14 @@ def open_serving() -> None:
 
 def follow_model() -> None:
     """A step belongs to the model that it was described for; another model has its own."""
-    if state.serving() is not None and state.model() is not None and state.serving_of_model() != state.serving():
+    if state.serving() is not None and state.session.model is not None and state.serving_of_model() != state.serving():
         open_serving()
 
 
 def form() -> None:
-    """Inputs for the step. What cannot be is answered here, and the last valid step stays."""
+    """Inputs for the step. An impossible value is refused here, and the last valid step stays."""
     step = state.serving()
-    key = f"serving-{state.model().digest[:12]}-{step.phase}"
+    key = f"serving-{state.session.model.digest[:12]}-{step.phase}"
     with st.container(border=True):
         phase = widgets.segments("Step", list(PHASES), PHASES.__getitem__, default=step.phase, required=True, key=key)
         if phase != step.phase:
@@ -58,7 +55,7 @@ def form() -> None:
 
 
 def _sizes_form(step: ServingStep, key: str) -> dict[str, int]:
-    """How much a GPU works on at once; values by field."""
+    """Work of a GPU at once; values by field."""
     values = {
         "sequences": st.number_input(
             "Sequences per GPU" if step.phase == "decode" else "Prompts per GPU",
@@ -95,7 +92,7 @@ def _sizes_form(step: ServingStep, key: str) -> dict[str, int]:
 
 
 def _kernels(step: ServingStep, key: str) -> dict[str, str]:
-    """How the engine runs it; values by field."""
+    """Execution by the engine; values by field."""
     formats = list(get_args(ServingStep.model_fields["kv_dtype"].annotation))
     return {
         "overlap": st.selectbox(
@@ -136,13 +133,17 @@ def offer_clusters(reason: str) -> None:
 
 
 SAME = ("d_model", "layers", "experts")
-"""What a `config.json` that goes by a model's name must say as the model does."""
+"""Fields in which a `config.json` found by a model's name must agree with the model."""
 
 
 @dataclass(frozen=True)
 class ModelBeside:
-    """sizes: of attention, dense layers and vocabulary; config: the file that says so, None where they are assumed; origin: of
-    the sizes, in words."""
+    """Sizes of a model outside its experts.
+
+    sizes: of attention, dense layers and vocabulary
+    config: the file that they come from; None if they are assumed
+    origin: of the sizes, in words
+    """
 
     sizes: TransformerSizes
     config: Path | None
@@ -162,7 +163,7 @@ def beside_experts(model: MoEModel) -> ModelBeside:
 
 def _config_of(model: MoEModel) -> tuple[Path | None, str]:
     """The file and where it came from. Raises InputError when the remembered one is gone."""
-    remembered = state.config_of(model)
+    remembered = state.session.configs.get(model.digest)
     if remembered and "/" in remembered:
         return packaged_config(remembered), f"config.json of {remembered}"
     if remembered:
@@ -187,15 +188,15 @@ def _packaged(model: MoEModel) -> Path | None:
 
 
 def routing_is_assumed() -> bool:
-    """Whether a serving step is routed evenly, for want of a recording of the open model."""
-    if state.serving() is None or state.model() is None:
+    """True if a serving step is routed evenly, for want of a recording of the open model."""
+    if state.serving() is None or state.session.model is None:
         return False
     recording = cached.workload()
-    return recording is None or cached.model_fault(recording, state.model()) is not None
+    return recording is None or cached.model_fault(recording, state.session.model) is not None
 
 
 def say(model: MoEModel, beside: ModelBeside) -> None:
-    """Where the sizes come from, and what to do where they are assumed."""
+    """The source of the sizes, and the way to better ones if they are assumed."""
     if beside.config is not None:
         return
     st.info(

@@ -1,11 +1,4 @@
-"""Plans in whole serving steps, kept between runs by the digests of all that they depend on.
-
-Plans in a whole serving step beside each other, and what the open one comes to.
-
-The Optimise page under the goal of serving.
-
-The open serving step as an argument of jobs that judge plans in it.
-"""
+"""Plans in whole serving steps on the Optimise page, kept between runs by the digests of all that they depend on."""
 
 import contextlib
 from dataclasses import dataclass
@@ -26,7 +19,6 @@ from engine.compare.standing import Standing, standing_of
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.provenance import simulation_digest
 from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
 from engine.serving.roofline import RooflineOperators
@@ -36,7 +28,7 @@ from engine.simulate.serving import ServedStep
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served: the step, the model beside its experts, and what times its operators.
+    """A serving step with the model's sizes outside its experts, and the source of its operators' times.
 
     notes: why operators are not measured
     """
@@ -48,60 +40,36 @@ class Serving:
 
 
 def serving_of(problem: Problem) -> Serving:
-    """The open step, and where its times come from. Raises InputError where the sizes of the model cannot be known."""
-    step, beside, gpu = state.serving(), beside_experts(state.model()), problem.cluster.gpus[0]
+    """The open step, and the source of its times. Raises InputError if the sizes of the model cannot be known."""
+    step, beside, gpu = state.serving(), beside_experts(state.session.model), problem.cluster.gpus[0]
     if beside.config is None:
         source, notes = RooflineOperators(problem.model, beside.sizes, gpu), ()
     else:
-        source, notes = _operators(
-            str(beside.config),
-            problem.model.digest,
-            gpu.digest,
-            step.digest,
-            beside.sizes.digest,
-            problem,
-            step,
-            beside,
-        )
+        source, notes = _operators(problem, step, beside)
     return Serving(step, beside, source, tuple(notes))
 
 
-@st.cache_resource(max_entries=64, show_spinner="Timing attention")
-def _operators(
-    config: str,
-    model: str,
-    gpu: str,
-    step: str,
-    sizes: str,
-    _problem: Problem,
-    _step: ServingStep,
-    _beside: ModelBeside,
-) -> tuple[OperatorSource, list[str]]:
-    return simulations.operators(_problem, Path(config), _beside.sizes, _step)
+@st.cache_resource(
+    max_entries=64,
+    show_spinner="Timing attention",
+    hash_funcs={
+        Problem: lambda problem: (problem.model.digest, problem.cluster.gpus[0].digest),
+        ServingStep: lambda step: step.digest,
+        ModelBeside: lambda beside: (str(beside.config), beside.sizes.digest),
+    },
+)
+def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tuple[OperatorSource, list[str]]:
+    return simulations.operators(problem, Path(beside.config), beside.sizes, step)
 
 
+def _key_of_serving(serving: Serving) -> tuple[str, ...]:
+    return serving.step.digest, serving.beside.sizes.digest, serving.source.source
+
+
+@cached.kept_with_refusal(128, "Simulating a serving step", cached.BY_CONTENT | {Serving: _key_of_serving})
 def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
-    """A plan in the step. Raises InputError where it cannot be served, as one that is executed context-coherently."""
-    key = (
-        simulation_digest(plan, problem),
-        serving.step.digest,
-        serving.beside.sizes.digest,
-        serving.source.source,
-        problem.cluster.gpus[0].digest,
-    )
-    answer = _served(key, plan, problem, serving)
-    if isinstance(answer, str):
-        raise InputError(answer)
-    return answer
-
-
-@st.cache_resource(max_entries=128, show_spinner="Simulating a serving step")
-def _served(key: tuple[str, ...], _plan: Plan, _problem: Problem, _serving: Serving) -> ServedStep | str:
-    """Why it cannot be served is kept too: it would be asked for at every run."""
-    try:
-        return simulations.served(_plan, _problem, _serving.step, _serving.source, _serving.beside.sizes)
-    except InputError as error:
-        return str(error)
+    """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
+    return simulations.served(plan, problem, serving.step, serving.source, serving.beside.sizes)
 
 
 def check_cluster(problem: Problem) -> None:
@@ -127,8 +95,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans that can be served, fastest first but for what is deployed, which is on top, and what they are held against.
-    refused: why others cannot be, by name."""
+    """Plans that can be served, the baseline on top, then fastest first. refused: reasons of the others, by name."""
 
     rows: list[Row]
     baseline: Row
@@ -137,7 +104,7 @@ class Comparison:
     @property
     def shown(self) -> Row:
         """The open plan, else the fastest, else the baseline."""
-        opened = [row for row in self.rows if row.plan.id == state.plan_id()]
+        opened = [row for row in self.rows if row.plan.id == state.session.plan]
         return next(iter(opened), min(self.rows, key=lambda row: row.figures.seconds, default=self.baseline))
 
     def is_deployed(self, row: Row) -> bool:
@@ -145,7 +112,7 @@ class Comparison:
 
 
 def compare(problem: Problem, serving: Serving) -> Comparison:
-    """Every plan of these inputs. Raises InputError where not even the baseline can be served."""
+    """Every plan of these inputs. Raises InputError if not even the baseline can be served."""
     plan = cached.baseline(problem).plan
     baseline = Row(plan, served(plan, problem, serving).figures)
     rows, refused = [], {}
@@ -159,7 +126,7 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
 
 
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
-    """How a plan stands. narrow: as for `verdict_line.show`."""
+    """The verdict line of a plan. narrow: as for `verdict_line.show`."""
     verdict_line.show(
         standing(row, comparison, problem),
         f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}",
@@ -168,7 +135,7 @@ def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = F
 
 
 def memory(row: Row) -> None:
-    """What the step of a plan is, and whether it fits the memory."""
+    """Memory of a plan in the step, and a warning if it does not fit."""
     step, memory = row.figures.step, row.figures.memory
     st.caption(
         f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
@@ -209,13 +176,13 @@ def _most(sequences: int) -> str:
 def show(comparison: Comparison) -> None:
     """The table; selecting a row opens its plan."""
     text, ids = as_text(comparison), [row.plan.id for row in comparison.rows]
-    tables.choose_row(text, ids, state.open_plan, "served", column_config=columns_in_sight(text))
+    tables.choose_row(text, ids, lambda id: state.update(plan=id), "served", column_config=columns_in_sight(text))
     for name, reason in comparison.refused.items():
         st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
 
 
 def as_text(comparison: Comparison) -> pd.DataFrame:
-    """The figures as text with units, the open plan and what is deployed marked."""
+    """The figures as text with units, the open plan and the deployed one marked."""
     rows = comparison.rows
     figures = [row.figures for row in rows]
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
@@ -224,7 +191,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     step = figures[0].step
     return pd.DataFrame(
         {
-            "": [mark(row.plan.id == state.plan_id()) for row in rows],
+            "": [mark(row.plan.id == state.session.plan) for row in rows],
             "Plan": [row.plan.name for row in rows],
             f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
             f"Gain over {comparison.baseline.plan.name}": [
@@ -245,7 +212,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
 
 
 def parts(comparison: Comparison) -> None:
-    """Where the time of the shown plan goes, beside the baseline's."""
+    """Parts of the shown plan's time and of the baseline's."""
     shown, baseline = comparison.shown, comparison.baseline
     plans = {shown.plan.name: shown.figures}
     if shown.plan.id != baseline.plan.id:
@@ -255,7 +222,7 @@ def parts(comparison: Comparison) -> None:
 
 
 def needed_serving(problem: Problem) -> Serving:
-    """The open step, ready to be served; where it cannot be, says so, offers what can be, and stops."""
+    """The open step, ready to be served; if it cannot be, say so, offer steps that can, and stop."""
     try:
         check_cluster(problem)
     except InputError as error:
@@ -267,20 +234,20 @@ def needed_serving(problem: Problem) -> Serving:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("A whole step cannot be timed for this model; the other goals plan its MoE layers as ever.")
         st.stop()
-    serving_form.say(state.model(), serving.beside)
+    serving_form.say(state.session.model, serving.beside)
     return serving
 
 
 def say_how_planned(problem: Problem) -> None:
-    """What systems plan for under this goal."""
+    """Say which goal systems plan for here."""
     st.caption(
-        f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then looked at in the "
+        f"Systems plan the experts for {plain(problem.workload.name)}, as for inference; every plan is then simulated in the "
         "whole step, with that routing at the tokens of the step."
     )
 
 
 def say_sources(serving: Serving, figures: ServingFigures) -> None:
-    """Where every time of the step comes from."""
+    """The source of every time of the step."""
     operators, moe_layers = map(plain, figures.sources)
     note = f" ({plain(serving.notes[0])})" if serving.notes else ""
     sizes = f"; sizes: {plain(serving.beside.origin)}" if serving.beside.config else ""
@@ -288,7 +255,7 @@ def say_sources(serving: Serving, figures: ServingFigures) -> None:
 
 
 def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None:
-    """Id of the plan with the shortest step; None where none of them can be served."""
+    """Id of the plan with the shortest step; None if none of them can be served."""
     seconds = {}
     for plan in plans:
         with contextlib.suppress(InputError):
@@ -297,7 +264,7 @@ def fastest(plans: list[Plan], problem: Problem, serving: Serving) -> str | None
 
 
 def results(problem: Problem, serving: Serving) -> None:
-    """The open plan big, where its time goes, and all plans beside each other; without a plan, what is deployed."""
+    """The open plan large, the parts of its time, and a table of all plans; without a plan, the baseline."""
     try:
         comparison = compare(problem, serving)
     except InputError as error:
@@ -322,13 +289,13 @@ def results(problem: Problem, serving: Serving) -> None:
             "a row to open its plan."
         )
         show(comparison)
-        if state.plan_id() in [row.plan.id for row in comparison.rows]:
+        if state.session.plan in [row.plan.id for row in comparison.rows]:
             st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
 
 
 def arguments(problem: Problem) -> dict[str, Any]:
-    """`serving` for the step, where one is open for the problem's model and can be timed on its cluster; nothing elsewhere."""
-    step, model = state.serving(), state.model()
+    """`serving` for the step, if one is open for the problem's model and can be timed on its cluster; else nothing."""
+    step, model = state.serving(), state.session.model
     if step is None or model is None or model.digest != problem.model.digest:
         return {}
     try:

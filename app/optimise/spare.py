@@ -1,4 +1,4 @@
-"""How many spare slots are worth their memory: the advisor, and its advice as an option of Replication (EPLB)."""
+"""The worth of spare slots against their memory: the advisor, and its advice as an option of Replication (EPLB)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,21 +21,21 @@ KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
 
 
 def key_of(system: str) -> str:
-    """Of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
-    taken = state.advised_spare()
+    """Key of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
+    taken = state.visit.advised_spare
     return system if taken is None or system != SYSTEM else f"{system}-advised-{taken[1]}"
 
 
 def is_advised(system: str) -> bool:
-    """Whether the advice that was taken is for this system."""
-    return system == SYSTEM and state.advised_spare() is not None
+    """True if the advice that was taken is for this system."""
+    return system == SYSTEM and state.visit.advised_spare is not None
 
 
 def default_of(system: str, option: str) -> tuple[str, Value | None]:
-    """Key and default of an option's input: the advised number where that was taken, else None, the option's own."""
+    """Key and default of an option's input: the advised number if that was taken; else None, for the option's own."""
     if not (is_advised(system) and option == OPTION):
         return system, None
-    return key_of(system), state.advised_spare()[0]
+    return key_of(system), state.visit.advised_spare[0]
 
 
 def panel(problem: Problem) -> None:
@@ -59,9 +59,9 @@ def panel(problem: Problem) -> None:
             key="spare-judged-on",
         )
     wanted = {"recordings": [problem.workload.digest, *chosen], **serving_page.arguments(problem)}
-    if st.button("Advise", icon=":material/memory:", disabled=studies.running(KIND)):
+    if st.button("Advise", icon=":material/memory:", disabled=studies.is_running(KIND)):
         studies.start_and_rerun(KIND, problem, wanted)
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         KIND,
         problem,
         {"serving": None} | wanted,
@@ -105,27 +105,25 @@ def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
         if st.button(
             "Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"
         ):
-            state.advise_spare(spare)
-            state.notice(
+            state.visit.advised_spare = spare, (state.visit.advised_spare or (0, 0))[1] + 1
+            state.visit.notice = (
                 f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Run."
             )
             st.rerun(scope="app")
 
 
-def _interval(point: RedundancyPoint) -> str:
-    low, high = point.interval
-    return f"{units.signed(low)} to {units.signed(high)}"
-
-
 def as_text(points: Sequence[RedundancyPoint]) -> pd.DataFrame:
-    """One row a number of slots."""
+    """One row for each number of slots."""
     fewest = points[0].slots_of_gpu
     return pd.DataFrame(
         {
             "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
             "Slots per layer": [f"{point.slots:,}" for point in points],
             "Gain": [units.signed(point.gain) for point in points],
-            f"{units.share(CONFIDENCE)} interval": ["", *(_interval(point) for point in points[1:])],
+            f"{units.share(CONFIDENCE)} interval": [
+                "",
+                *(" to ".join(map(units.signed, point.interval)) for point in points[1:]),
+            ],
             "Worst": [units.signed(point.gain_worst) for point in points],
             "Time": [units.seconds(point.seconds) for point in points],
             "Balancedness": [f"{point.balancedness:.3f}" for point in points],

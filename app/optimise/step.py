@@ -1,11 +1,11 @@
-"""The training step that a person describes: its sizes, its operators, and what is assumed of it."""
+"""The form of a training step: its sizes, its operators, and its assumptions."""
 
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import streamlit as st
 
-from app import cached, state, uploads
+from app import cached, state, uploads, widgets
 from app.tables import plain
 from engine import formats, units
 from engine.compare.sensitivity import operators_of
@@ -30,23 +30,23 @@ MOST = {
 
 def open_step() -> None:
     """Plan for a training step: the one last described for the open model, or a usual one."""
-    state.open_step(state.step_of_model() or usual_step(state.model(), len(state.cluster().gpus)))
+    state.open_step(state.step_of_model() or usual_step(state.session.model, len(state.session.cluster.gpus)))
 
 
 def follow_model() -> None:
     """A step and its operators belong to the model that they were described for; another model has its own."""
-    if state.step() is None or state.model() is None or state.cluster() is None:
+    if state.session.step is None or state.session.model is None or state.session.cluster is None:
         return
-    if state.step_of_model() != state.step():
+    if state.step_of_model() != state.session.step:
         open_step()
         state.open_graph(None)
 
 
 def form() -> None:
-    """Inputs for every part of the step. What cannot be is answered here, and the last valid step stays."""
-    step, model = state.step(), state.model()
+    """Inputs for every part of the step. An impossible value is refused here, and the last valid step stays."""
+    step, model = state.session.step, state.session.model
     inputs = _Inputs(step, {field: f"step-{field}-{model.digest[:12]}" for field in TrainingStep.model_fields})
-    usual = usual_step(model, len(state.cluster().gpus))
+    usual = usual_step(model, len(state.session.cluster.gpus))
     with st.container(border=True):
         values = inputs.batch_and_experts() | inputs.dense_layers()
         if step.model_copy(update={"routing": "balanced"}) != usual:
@@ -68,7 +68,7 @@ def form() -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a step, filled with what it is now. keys: of the widgets, by field."""
+    """The inputs of a step, filled with its present values. keys: of the widgets, by field."""
 
     step: TrainingStep
     keys: dict[str, str]
@@ -78,7 +78,7 @@ class _Inputs:
         return st.number_input(label, 1, MOST[field], now, key=self.keys[field], help=help, width=190)
 
     def batch_and_experts(self) -> dict[str, object]:
-        """How many tokens a GPU has, and how they choose experts; values by field."""
+        """Number of a GPU's tokens and their choice of experts; values by field."""
         values: dict[str, object] = {}
         with st.container(horizontal=True, vertical_alignment="bottom"):
             values["batch"] = self._whole(
@@ -130,7 +130,7 @@ class _Inputs:
         )
 
     def dense_layers(self) -> dict[str, object]:
-        """What the layers around the experts are like; values by field."""
+        """Layers around the experts; values by field."""
         values: dict[str, object] = {}
         with (
             st.expander("Dense layers, vocabulary", icon=":material/tune:"),
@@ -163,8 +163,8 @@ def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
 
 
 def _fitting_recording() -> str | None:
-    """Name of the open recording where it says how often the open model's experts are chosen."""
-    recording, model = cached.workload(), state.model()
+    """Name of the open recording if it says how often the open model's experts are chosen."""
+    recording, model = cached.workload(), state.session.model
     if recording is None or isinstance(recording, TrafficMatrix):
         return None
     try:
@@ -175,7 +175,7 @@ def _fitting_recording() -> str | None:
 
 
 def summary(problem: Problem) -> None:
-    """What the step comes to, and its operators as a file."""
+    """Totals of the step, and its operators as a file."""
     graph, placement = _operators(problem), linear_placement(problem)
     sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
@@ -196,9 +196,7 @@ def summary(problem: Problem) -> None:
         )
     with st.expander("Operator graph", icon=":material/schema:"):
         file = _graph_panel(problem, graph)
-    for complaint in state.complaints(
-        [file] if file else []
-    ):  # outside, where it is seen even when the panel is closed
+    for complaint in uploads.complaints([file] if file else []):  # outside, to be seen even when the panel is closed
         st.error(plain(complaint), icon=":material/error:")
 
 
@@ -217,24 +215,21 @@ def _graph_panel(problem: Problem, graph: OperatorGraph) -> str | None:
         if st.button("Remove the imported graph", icon=":material/close:"):
             state.open_graph(None)
             st.rerun()
-    st.download_button(
+    widgets.download(
         "Save the graph as JSON",
         lambda: graph.model_dump_json(indent=1, exclude_none=True),
         "operators.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
         key="graph-download",
     )
     file = st.file_uploader("Import an operator graph (JSON)", type=["json"], key="graph-file")
-    if file and state.first_time(file.file_id):
+    if file and uploads.first_time(file.file_id):
         try:
             imported = _read_graph(file.name, file.getvalue(), problem)
         except InputError as error:
-            state.complain(file.file_id, str(error))
+            uploads.answer(file.file_id, str(error), refused=True)
         else:
             state.open_graph(imported)
-            state.notice(f"imported {imported.name}")
+            state.visit.notice = f"imported {imported.name}"
             st.rerun()
     return file.file_id if file else None
 
@@ -258,7 +253,7 @@ def _operators_of(key: tuple, _problem: Problem) -> OperatorGraph:
 
 
 def assumptions(problem: Problem) -> str:
-    """What the simulation of the step takes for granted, as sentences for a caption."""
+    """Assumptions of the step's simulation, as sentences for a caption."""
     step = problem.step
     routing = "every expert is chosen equally often"
     if step.routing == "recorded":

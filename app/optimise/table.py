@@ -1,7 +1,4 @@
-"""The candidate plans of the session beside each other: figures, proofs, and what a move to each costs.
-
-The plans that were found for what is open: how the open one stands, and all beside what is deployed.
-"""
+"""The table of the session's candidate plans: figures, proofs, and the cost of a move to each."""
 
 import math
 from typing import Any
@@ -22,14 +19,13 @@ from engine.problem import Problem
 from engine.systems.lina import SCHEDULED
 
 MARK, PLAN, TIME, GAIN = 50, 124, 74, 80
-"""Pixels of columns, together with the boxes that select a row as many as a window of 1024 has beside the form."""
+"""Pixels of columns; with the boxes that select a row they fill a window of 1024 next to the form."""
 DEPLOYED = "deployed"
-"""In place of a gain."""
+"""Replaces the gain of the deployed plan."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
-    """Figures of every candidate that fits the problem, fastest first but for what is deployed, which is on top; empty when
-    there is none."""
+    """Figures of every candidate that fits, the deployed one on top, then fastest first; empty when there is none."""
     entries = []
     for id, candidate in widgets.comparable(problem):
         try:
@@ -42,7 +38,7 @@ def rows(problem: Problem) -> pd.DataFrame:
         entries.append(
             {
                 "id": id,
-                "open": id == state.plan_id(),
+                "open": id == state.session.plan,
                 "Plan": candidate.plan.name,
                 "Time": figures.total,
                 "Gap": figures.order_gap,
@@ -78,7 +74,7 @@ def rows(problem: Problem) -> pd.DataFrame:
 
 
 def _baseline(problem: Problem) -> cached.Baseline | None:
-    """What is deployed; None where it cannot be simulated, as contiguous blocks that do not fit the memory."""
+    """The baseline; None if it cannot be simulated, as contiguous blocks that do not fit the memory."""
     try:
         now = cached.baseline(problem)
         cached.metrics(now.plan, problem)
@@ -88,41 +84,45 @@ def _baseline(problem: Problem) -> cached.Baseline | None:
 
 
 def speedups(now: cached.Baseline, times: pd.Series, problem: Problem) -> list[float]:
-    """How many times as fast as what is deployed every one of these times is, in seconds."""
+    """How many times as fast as the baseline each time is, in seconds."""
     deployed = cached.metrics(now.plan, problem).total
     return [speedup(deployed, time) for time in times]
 
 
 def show(table: pd.DataFrame) -> None:
-    """The table; selecting a row opens its plan. A selection is a row number, so a table with other rows is another
-    widget, and it counts when it is made, not again on every run."""
+    """The table; selecting a row opens its plan.
+
+    A selection is a row number, so a table with other rows is another widget, and it counts when it is made, not on every run.
+    """
     text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
     tables.choose_row(
         text,
         table["id"].tolist(),
-        state.open_plan,
+        lambda id: state.update(plan=id),
         "candidates",
         column_config=columns_in_sight(text)
         | {
             tables.COLUMN: st.column_config.TextColumn(help=tables.COLUMN_HELP),
             "Above the bound": st.column_config.TextColumn(
-                help="The bound is what no order of this placement's sends can beat, of a training step no schedule"
+                help="The bound: no order of this placement's sends is faster; for a training step, no schedule"
             ),
             "Above any placement's bound": st.column_config.TextColumn(
-                help="The bound is what no placement without replicas and with as many slots per GPU can beat, as the plan's "
+                help="The bound: no placement without replicas and with as many slots per GPU is faster, as the plan's "
                 "optimiser claims for these inputs; not rechecked here"
             ),
             "Proof": st.column_config.TextColumn(
-                help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "
-                "whoever made the plan; that of the placement is its optimiser's claim"
+                help="Choices that no other can better, in simulated time. For the order of sends this is proven here, for "
+                "every plan; for the placement it is its optimiser's claim"
             ),
         },
     )
 
 
 def columns_in_sight(text: pd.DataFrame) -> dict[str, Any]:
-    """How wide the first columns are: mark, plan, time and, where it is known, gain, which a window of 1024 shows without
-    scrolling. The last two have short titles, and say in full what they are when pointed at."""
+    """Widths of the first columns: mark, plan, time and, if known, gain, which a window of 1024 shows without scrolling.
+
+    The last two have short titles, with the full ones in their tips.
+    """
     time = text.columns[2]
     unit = time.removesuffix(" (simulated)").rpartition(", ")[2]
     widths = {
@@ -166,7 +166,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
-    """The same for plans of a training step."""
+    """The figures of plans for a training step as text with units, the open plan marked."""
     factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
     memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
     times = {
@@ -195,17 +195,17 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _marks(table: pd.DataFrame) -> list[str]:
-    """Which plan is open; which is deployed stands where its gain would."""
+    """The mark of the open plan; the deployed one is named in its gain's place."""
     return [mark(is_open) for is_open in table["open"]]
 
 
 def mark(is_open: bool) -> str:
-    """What stands before a plan in a table."""
+    """The mark of a plan in a table."""
     return "▸" * is_open
 
 
 def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """How many times as long what is deployed takes, as a column; none where it cannot be simulated."""
+    """Time of the baseline over each plan's, as a column; none if it cannot be simulated."""
     if table["Gain"].isna().any():
         return {}
     factors = table["Gain"].map(units.ratio)
@@ -213,14 +213,14 @@ def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _over_placements(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """How far plans are above what no placement can beat, as a column; none where no optimiser claims that."""
+    """Distance of plans from the bound of any placement, as a column; none if no optimiser claims one."""
     if table["Any placement"].isna().all():
         return {}
     return {"Above any placement's bound": table["Any placement"].map(units.share, na_action="ignore")}
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:
-    """The chart of what the plans' communication and computation overlap."""
+    """The chart of the plans' overlap of communication and computation."""
     plans, table = cached.candidates(), table.sort_values("Time")
     baseline = next(iter(table["Plan"][table["deployed"]]), None)
     figures = {
@@ -237,7 +237,7 @@ def _steps(steps: float) -> str:
 
 
 def notes(row: pd.Series, made_for: dict[str, str]) -> None:
-    """What the optimiser found out about the open plan. made_for: see `cached.made_for`"""
+    """The optimiser's notes on the open plan. made_for: see `cached.made_for`."""
     lines = [f"**{plain(row['Plan'])}** · plan `{row['id'][:12]}`"]
     lines.append(f"- {plain(row['proof'])}")
     lines.append(f"- {tables.COLUMN}: {tables.balance_sentence(row['Overload'])}")
@@ -248,14 +248,14 @@ def notes(row: pd.Series, made_for: dict[str, str]) -> None:
 
 
 def show_candidates(problem: Problem, aim: str) -> None:
-    """The table, what is known of the open plan, and the way on. aim: of `goal`"""
+    """The table, the notes on the open plan, and the way on. aim: of `goal`."""
     table = rows(problem)
-    running = any(not job.state.finished for job in cached.jobs(state.plan_jobs()))
+    running = any(not job.state.finished for job in cached.jobs(state.session.plan_jobs))
     if table.empty:
         if not running:  # else its row says how far a job is
             st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
         return
-    shown = table[table["id"] == state.plan_id()]
+    shown = table[table["id"] == state.session.plan]
     if aim == goal.STEP:
         decomposition(table, problem)
     else:

@@ -1,7 +1,4 @@
-"""Everything that a decision on a plan needs, computed from the plan and its inputs and nothing else.
-
-What a plan does, in sentences for whoever decides on it.
-"""
+"""The brief of a plan: everything that a decision needs, computed from the plan and its inputs alone, and in sentences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +42,7 @@ POLICIES = {
 
 
 def words(plan: Plan, move: Migration | None) -> list[str]:
-    """One sentence a part of the plan. move: what deploying it costs, where that is known."""
+    """One sentence for each part of the plan. move: cost of deploying it, if known."""
     sentences = [_placement(plan.placement, plan.goal is Goal.TWO_MODELS)]
     if plan.goal is Goal.TWO_MODELS:
         sentences.append(_beside(plan.placement, plan.placement_b))
@@ -176,7 +173,7 @@ Simulate = Callable[[Plan, Problem], Timeline]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A plan with what the simulation says of it."""
+    """A plan with its simulated timeline and figures."""
 
     plan: Plan
     timeline: Timeline
@@ -185,8 +182,14 @@ class Scored:
 
 @dataclass(frozen=True, eq=False)
 class Brief:
-    """own: the plan; baseline: what it is held against; move: from the placement in use, None for two models and training;
-    risks: worst first; refused: recordings on which it could not be scored, with the reason."""
+    """A plan against its baseline.
+
+    own: the plan
+    baseline: the plan that it is compared with
+    move: from the placement in use; None for two models and training
+    risks: worst first
+    refused: recordings on which it could not be scored, with the reason
+    """
 
     problem: Problem
     own: Scored
@@ -215,8 +218,10 @@ class Brief:
 
 
 def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Brief:
-    """The brief, without risks. in_use: the plan whose placement is in use, where it is known. Raises InputError when the plan
-    does not fit the problem."""
+    """Return the brief, without risks. Raises InputError when the plan does not fit the problem.
+
+    in_use: the plan of the placement in use, if it is known
+    """
     problem = travelling_like(plan, problem)
     own, baseline = _scored(plan, problem, simulate), _scored(baseline_of(problem, in_use), problem, simulate)
     move = None
@@ -227,7 +232,7 @@ def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use
 
 
 def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = simulate) -> Brief:
-    """The same with what the plan is worth on recordings that it was not made from."""
+    """Return the brief with the plan's gain on recordings that it was not made from."""
     risks, refused = [], {}
     for other in others:
         try:
@@ -245,20 +250,20 @@ def _scored(plan: Plan, problem: Problem, simulate: Simulate) -> Scored:
 
 
 def named_pair(brief: Brief) -> dict[str, Timeline]:
-    """The timelines of a plan and of what it is held against, by unlike names."""
+    """The timelines of a plan and of its baseline, by unlike names."""
     name, base = brief.own.plan.name, brief.baseline.plan.name
     return {name: brief.own.timeline, base if base != name else f"{base} (baseline)": brief.baseline.timeline}
 
 
 def headline(brief: Brief) -> str:
-    """What is to be decided, in a sentence."""
+    """The decision to be made, in a sentence."""
     own, name = brief.own.figures, brief.baseline.plan.name
     time = f"{seconds(own.total)} per {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
     return f"{time}, {gain_in_words(brief.gain, name)}"
 
 
 def bound_in_words(brief: Brief) -> list[str]:
-    """How much better any plan could be, as far as it is proven."""
+    """The gain that any plan could have at most, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
     what = "schedule" if brief.problem.goal is Goal.TRAINING else "order of sends"
     sentences = [
@@ -284,7 +289,7 @@ def _above(gap: float) -> str:
 
 
 def cost_in_words(brief: Brief) -> str:
-    """What deploying the plan costs."""
+    """The cost of deploying the plan."""
     if brief.move is None:
         return "What deploying it costs is not computed for two models or a training step."
     move = brief.move
@@ -296,7 +301,7 @@ def cost_in_words(brief: Brief) -> str:
 
 
 def risk_in_words(brief: Brief) -> str:
-    """What happens on a recording that the plan was not made from."""
+    """The gain or loss on a recording that the plan was not made from."""
     if brief.worst is None:
         return "Not scored on another recording of this model: what it gains under other traffic is unknown."
     worst = brief.worst

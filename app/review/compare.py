@@ -1,4 +1,4 @@
-"""Two plans beside each other: figures, what sits elsewhere, and both timelines on one axis."""
+"""Comparison of two plans: figures, experts that sit elsewhere, and both timelines on one axis."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ TIME = "Time (simulated)"
 
 
 def show(workspace: str) -> None:
-    """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
+    """Show the choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
     saved = {f"saved-{listed.number}": listed for listed in team_list.listed_plans(store.db(), workspace)}
     saved_ids = {listed.plan for listed in saved.values()}
     plans: dict[str, ListedPlan | Plan] = {**saved}
@@ -38,11 +38,11 @@ def show(workspace: str) -> None:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return
     left, right, names = *st.columns(2), _names(plans)
-    number, _ = state.reviewed() or (None, None)
+    number, _ = state.visit.reviewed or (None, None)
     looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
         first = kept.selectbox("Plan", list(plans), looked_at, names.__getitem__, key=f"compare-a-{workspace}")
-    # Those made from the same recording come first: others may be for another cluster and model.
+    # Plans made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
     rest = sorted((id for id in plans if id != first), key=lambda id: _recording(plans[id]) != own)
     with right:
@@ -57,12 +57,12 @@ def show(workspace: str) -> None:
 
 
 def _read(plan: ListedPlan | Plan) -> SavedPlan | Plan:
-    """A plan with all that was saved with it."""
+    """A plan with everything that was saved with it."""
     return plan if isinstance(plan, Plan) else team.find_saved(store.db(), plan.number)
 
 
 def _names(plans: dict[str, ListedPlan | Plan]) -> dict[str, str]:
-    """What each is called in the choice: its name and where it is, and its id where that is not enough to tell them apart."""
+    """Names of the plans in the choice: name and workspace, and the id where that does not tell them apart."""
     names = {
         key: f"{plan.name} · {SESSION if isinstance(plan, Plan) else f'{SAVED} by {plan.by}'}"
         for key, plan in plans.items()
@@ -73,10 +73,10 @@ def _names(plans: dict[str, ListedPlan | Plan]) -> dict[str, str]:
 
 
 def _recording(plan: ListedPlan | Plan) -> str | None:
-    """The name of what it was made from."""
+    """The name of a plan's recording."""
     if isinstance(plan, ListedPlan):
         return plan.summary.recording
-    return state.workloads().get(plan.provenance.inputs.get("workload", ""))
+    return state.session.workloads.get(plan.provenance.inputs.get("workload", ""))
 
 
 def _plan(plan: SavedPlan | Plan) -> Plan:
@@ -84,7 +84,7 @@ def _plan(plan: SavedPlan | Plan) -> Plan:
 
 
 def _problem(plan: SavedPlan | Plan) -> Problem:
-    """What a plan was saved for; of a plan of the session, what is open."""
+    """The problem that a plan was saved for; for a plan of the session, the open one."""
     if isinstance(plan, SavedPlan):
         return store.problem_of(plan)
     if (problem := cached.problem()) is None:
@@ -119,7 +119,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
 
 
 def _timelines(plans: list[Plan], names: list[str], problem: Problem) -> None:
-    """Both on one axis, above the choice of their layers."""
+    """Both timelines on one axis, above the choice of their layers."""
     shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
@@ -134,7 +134,7 @@ def _timelines(plans: list[Plan], names: list[str], problem: Problem) -> None:
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
-    """One row a figure: both plans and the second against the first."""
+    """One row for each figure: both plans, and the second against the first."""
     rows = []
     for label, name, write in (
         (TIME, "total", units.seconds),
@@ -149,7 +149,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         ("Fullest GPU", "memory", units.size),
     ):
         ours, theirs = (getattr(figure, name) for figure in figures)
-        if ours is None or theirs is None:  # of a training step
+        if ours is None or theirs is None:  # figures of a training step
             continue
         against = units.ratio(theirs / ours) if ours else tables.MISSING
         if name == "total" and theirs:
@@ -163,17 +163,17 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
 
 
 def _percent(value: float) -> str:
-    """With the decimal that the difference of two has."""
+    """A share in per cent, with the decimals of the difference of two."""
     return f"{100 * value:.1f} %"
 
 
 def _points(ours: float, theirs: float) -> str:
-    """The difference of two shares as they are written."""
+    """The difference of two shares as they are written, in percentage points."""
     return f"{round(100 * theirs, 1) - round(100 * ours, 1) + 0.0:+.1f} points"
 
 
 def _overload(pair: list[Balance]) -> list[list[str]]:
-    """Rows of the overload factors of both plans: on average over layers, and over them."""
+    """Rows of the overload factors of both plans: the mean over layers, and of their sum."""
     ours, theirs = (balance.factors for balance in pair)
     over = list(pair[0].percentiles)
     texts = [" · ".join(units.digits(factors[name]) for name in over) for factors in (ours, theirs)]
@@ -206,7 +206,7 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
 
 
 def _travels(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    """How the tokens of either plan travel, where they do not in the plain way."""
+    """The travel of either plan's tokens, unless it is the plain way."""
     if all(plan.travel is None for plan in plans):
         return ""
     said = (f"{plain(name)} {(plan.travel or Travel()).in_words}" for plan, name in zip(plans, names, strict=True))

@@ -1,4 +1,4 @@
-"""What a team says about a plan: comments and decisions, oldest first, and the forms to add to them."""
+"""The discussion of a plan: comments and decisions, oldest first, and the forms to add to them."""
 
 import time
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdCha
 from engine.store.team_approval import Place, why_not
 
 EVERY = 3
-"""Seconds after which what others said is looked for."""
+"""Seconds between two looks for the entries of others."""
 ANCHOR = "discussion"
-"""Of its heading in the page's address."""
+"""Anchor of its heading in the page's address."""
 DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
 DID_ICON = {
     "approved": ":green[:material/check_circle:]",
@@ -36,7 +36,7 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """What was decided last, and whose decision it is."""
+    """The last decision, and a mark if it is somebody else's."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
     if whose := review and review.whose_last:
@@ -44,8 +44,11 @@ def badge(review: Review | None) -> None:
 
 
 def standing(saved: SavedPlan, review: Review | None) -> None:
-    """The same in few words, with who did that and, on hover, when: who decided, else who asked, else who saved the plan; and
-    whose decision that overruled."""
+    """The last decision in few words, with its person and, on hover, its time: who decided, else who asked, else who saved the
+    plan.
+
+    A decision that it overruled is named too.
+    """
     now = NO_REVIEW if review is None else review.state
     whose = review and review.whose_last
     did, last = ("asked", review) if review is not None else ("saved", saved)
@@ -56,25 +59,27 @@ def standing(saved: SavedPlan, review: Review | None) -> None:
         st.badge(now, icon=ICONS[now], color=STATES[now])
     else:
         label = whose.partition(" (")[0] if whose.startswith("self-") else f"{now}, unverified"
-        # A rejection is red wherever it stands: only an approval gains by being somebody else's.
+        # A rejection is always red; an approval counts for more if somebody else gave it.
         colour = STATES[now] if now == "rejected" else WHOSE[whose]
         st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=colour, help=whose)
     before = review and review.overruled
     against = f"; {plain(before.by)} had {before.verdict} it" if before else ""
-    # When, only on hover: with it the line takes two rows of a window of 1024.
+    # The time only on hover: with it the line takes two rows of a window of 1024.
     st.caption(f"{did} by {plain(last.by)}{against}", width="content", help=widgets.describe_time(last.at))
 
 
 def way(review: Review | None) -> None:
-    """A link down to the discussion and its forms, which says what is to do there."""
+    """A link down to the discussion and its forms, which names the next thing to do there."""
     what = "Ask for a decision" if review is None else "Decide" if review.state == "open" else "Discuss"
     st.markdown(f":material/forum: [{what}](#{ANCHOR})", width="content")
 
 
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
-    """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
-    where that is not here."""
-    if state.take_return():
+    """Show the discussion with its forms; without a review, the form that begins one.
+
+    problem: the one that the plan was saved for; None if its inputs are not here
+    """
+    if state.visit.take("return_to_discussion"):
         components.scroll_here_once(time.time_ns() // 1_000_000)
     st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
@@ -93,7 +98,7 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
 
 
 def merged(review: Review) -> list[Comment | Decision | ThresholdChange]:
-    """Everything that was said and done, oldest first."""
+    """All entries of a review, oldest first."""
     return sorted((*review.comments, *review.decisions, *review.thresholds), key=lambda entry: entry.at)
 
 
@@ -106,7 +111,7 @@ def _history(review: Review, problem: Problem | None) -> None:
             st.error(sentence(str(error)), icon=":material/error:")
             return
         if len(now.decisions) != len(review.decisions) or len(now.thresholds) != len(review.thresholds):
-            st.rerun()  # the state and the verdict stand in other places too
+            st.rerun()  # other parts of the page show the state and the verdict too
         if not merged(now):
             st.caption("Nobody has said anything yet.")
             return
@@ -137,7 +142,7 @@ def _entry(entry: Comment | Decision | ThresholdChange, review: Review, problem:
 
 
 def _way_to(where: Place, review: Review, problem: Problem | None, key: str) -> None:
-    """What a comment points to: a way there, and a link that leads anybody there."""
+    """The place that a comment points to: a way there, and a link that leads anybody there."""
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(plain(place.title(where, problem)), icon=place.ICON, key=f"place-{key}"):
             if fault := place.go(review.saved, where):
@@ -222,17 +227,20 @@ def _decide(review: Review) -> None:
 
 
 def _send(form: str, write: Callable[[str], None]) -> None:
-    """Write what was typed in a form's field, as the page was when it was sent: by now somebody else may have changed it, and
-    then the button is not even there any more. What could not be written stays in the field."""
+    """Write the text of a form's field, as the page was when it was sent.
+
+    By now somebody else may have changed the page so that the button is gone. A text that could not be written stays in the
+    field.
+    """
     field = f"{state.TYPED}{form}"
     try:
         write(st.session_state[field])
     except InputError as error:
-        state.refuse(form, str(error))
+        state.visit.refused = (form, str(error))
     else:
         st.session_state[field] = ""
 
 
 def _say_refusal(form: str) -> None:
-    if reason := state.take_refusal(form):
+    if reason := state.visit.take_refusal(form):
         st.error(sentence(reason), icon=":material/error:")

@@ -1,4 +1,4 @@
-"""What others did since a person last looked at a review: in words, at its top, until they act, dismiss it or come again."""
+"""News of a review: the entries of others since a person last looked, at its top, until they act, dismiss it or come again."""
 
 import time
 from contextlib import suppress
@@ -16,15 +16,15 @@ from engine.store.team import Decision, Review
 from engine.store.team_list import News
 
 EVERY = 5
-"""Seconds after which what others did is looked for."""
+"""Seconds between two looks for the entries of others."""
 TAKEN_IN = 10.0
-"""Seconds for which what is new has to be shown to whoever opens a review to count as seen."""
+"""Seconds for which new entries have to be shown to the person who opens a review to count as seen."""
 RECENT = 24 * 3600.0
-"""Seconds in which something happened so many minutes or hours ago, and not at a date."""
+"""Seconds for which an entry's time is so many minutes or hours ago; later it is a date."""
 
 
 def in_words(news: News) -> str:
-    """`2 comments, 1 decision, thresholds`; of a review that a person never saw `not seen yet`."""
+    """`2 comments, 1 decision, thresholds`; `not seen yet` of a review that a person never saw."""
     if news.unseen:
         return "not seen yet"
     counts = (_count(news.comments, "comment"), _count(news.decisions, "decision"))
@@ -36,8 +36,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def show(review: Review | None, anchor: str) -> None:
-    """Say what is new, also what others do while the page stays open: a page that draws itself anew was not looked at for that.
-    anchor: where on the page all of it is."""
+    """Name the new entries, also those that come while the page stays open: a page that redraws itself was not looked at.
+
+    anchor: place of the discussion on the page
+    """
     person = people.reader()
     if review is None or person is None:
         return
@@ -47,7 +49,7 @@ def show(review: Review | None, anchor: str) -> None:
     def line() -> None:
         try:
             now = team.find_review(store.db(), review.id)
-        except InputError:  # said by the discussion
+        except InputError:  # the discussion says so
             return
         visit = _visit(who, name, now)
         if not (news := team_list.news_of(now, name, visit.before)):
@@ -63,39 +65,42 @@ def show(review: Review | None, anchor: str) -> None:
 
 
 def saw(review: str) -> None:
-    """Who acts on a review, or says so, has seen all of it that was drawn."""
+    """Count all entries that were drawn as seen by a person who acts on a review or dismisses its news."""
     person = people.reader()
-    visit = state.visit(person[0], review) if person else None
+    visit = state.visit.visit_to(person[0], review) if person else None
     if visit is not None:
-        state.keep_visit(_noted(replace(visit, before=visit.shown, opened=visit.shown)))
+        state.visit.review_visit = _noted(replace(visit, before=visit.shown, opened=visit.shown))
 
 
-def _visit(who: str, name: str, now: Review) -> state.Visit:
-    """The visit to a review as it is now drawn. What was there when it began counts as seen once it was shown for a while; what
-    came since does not, as nobody may sit before the page."""
-    newest, visit = team_list.newest(now), state.visit(who, now.id)
+def _visit(who: str, name: str, now: Review) -> state.ReviewVisit:
+    """The visit to a review as it is now drawn.
+
+    Entries from before the visit count as seen once they were shown for a while; later ones do not, as nobody may sit at the
+    page.
+    """
+    newest, visit = team_list.newest(now), state.visit.visit_to(who, now.id)
     if visit is None:
         looked = team_list.last_look(store.db(), who, now.id)
-        visit = state.Visit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
+        visit = state.ReviewVisit(who, now.id, newest if looked is None else looked, newest, newest, time.time(), False)
     visit = replace(visit, shown=newest)
     if not visit.noted:
         nothing_new = not team_list.news_of(now, name, visit.before)
         if nothing_new or time.time() - visit.since >= TAKEN_IN:
             visit = _noted(visit)
-    state.keep_visit(visit)
+    state.visit.review_visit = visit
     return visit
 
 
-def _noted(visit: state.Visit) -> state.Visit:
-    """Keep that all that was there has been seen. Where that cannot be kept it stays new, which needs no words of its own."""
+def _noted(visit: state.ReviewVisit) -> state.ReviewVisit:
+    """Keep that all earlier entries have been seen. If that cannot be kept they stay new, which needs no message of its own."""
     with suppress(InputError):
         team_list.note_look(store.db(), visit.who, visit.review, visit.opened)
         return replace(visit, noted=True)
     return visit
 
 
-def _told(news: News, now: Review, name: str, visit: state.Visit) -> str:
-    """`Ana approved it 2 min ago · 2 comments`: every decision with who made it, as those overrule each other."""
+def _told(news: News, now: Review, name: str, visit: state.ReviewVisit) -> str:
+    """`Ana approved it 2 min ago · 2 comments`: every decision with its person, as decisions overrule each other."""
     decisions = [entry for entry in now.decisions if entry.at > visit.before and entry.by != name]
     others = in_words(replace(news, decisions=0))
     return " · ".join([*(_decided(decision) for decision in decisions), *([others] if others else [])])

@@ -1,4 +1,4 @@
-"""Where a comment points: the choice of it beside the comment, and the way there."""
+"""The place that a comment points to: its choice next to the comment, and the way there."""
 
 import streamlit as st
 
@@ -16,7 +16,7 @@ ICON = ":material/near_me:"
 
 
 def places(problem: Problem | None) -> list[Place]:
-    """All that a comment on a plan can point to. problem: what the plan was saved for; None where that is not here."""
+    """All places that a comment on a plan can point to. problem: the saved one; None if its inputs are not here."""
     if problem is None:
         return []
     layers = 0 if problem.goal is Goal.TRAINING else problem.workload.layers
@@ -48,46 +48,48 @@ def chart_of(place: Place) -> str | None:
 
 
 def go(saved: SavedPlan, place: Place) -> str | None:
-    """Lead to a place: to its page with the plan open, or to its chart in the brief. Returns why the plan cannot be opened,
-    where it cannot; ends the run where a page changes."""
+    """Lead to a place: to its page with the plan open, or to its chart in the brief; ends the run where a page changes.
+
+    Returns why the plan cannot be opened, if it cannot.
+    """
     if chart_of(place) is not None:
-        state.point_at(place)
+        state.visit.point_at(place)
         return None
-    is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
+    is_open = saved.plan in state.session.saved and state.session.plan == saved.plan
     if not is_open and (fault := store.open_in_session(saved)):
         return fault
     if place.kind == "hops":
         pair = (place.number, place.number + 1)
-        state.compare_layers(pair, pair)
+        state.visit.layers_compared = (pair, pair)
         st.switch_page("../pages/affinity.py")
     else:
-        state.point_at(place)
+        state.visit.point_at(place)
         st.switch_page("../pages/timeline.py")
     return None
 
 
 def here() -> str:
-    """What a comment points to in the brief, as the address has it; "": nothing, or it is on another page."""
-    place, _ = state.pointed() or (None, 0)
+    """The place in the brief that a comment points to, as the address has it; "": none, or it is on another page."""
+    place, _ = state.visit.pointed
     return "" if place is None or chart_of(place) is None else str(place)
 
 
 def mark_layer() -> None:
-    """Say on Timeline which layer a comment points to, where one was followed to the plan that is open, and lead back."""
-    place, _ = state.pointed() or (None, 0)
-    number, _ = state.reviewed() or (None, None)
-    is_its_plan = number is not None and state.saved().get(state.plan_id() or "") == number
+    """Name the layer on Timeline that the followed comment on the open plan points to, and lead back."""
+    place, _ = state.visit.pointed
+    number, _ = state.visit.reviewed or (None, None)
+    is_its_plan = number is not None and state.session.saved.get(state.session.plan or "") == number
     if place is not None and place.kind == "layer" and is_its_plan:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"{ICON} **The comment points to layer {place.number}.**", width="content")
             if st.button("Back to the comment", icon=":material/arrow_back:", type="tertiary"):
-                state.return_to_discussion()
+                state.visit.return_to_discussion = True
                 st.switch_page("../pages/review.py")
 
 
 def mark(chart: str, problem: Problem | None = None) -> Place | None:
-    """Say above a chart that a comment points to it, and scroll there; None where none does that was followed."""
-    place, turn = state.pointed() or (None, 0)
+    """Say above a chart that the followed comment points to it, and scroll there; None if none does."""
+    place, turn = state.visit.pointed
     if place is None or chart_of(place) != chart:
         return None
     what = f"{title(place, problem)}, framed below" if place.kind == "gpu" else "this chart"

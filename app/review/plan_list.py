@@ -1,6 +1,6 @@
-"""The list of a workspace's saved plans: what each gains and where, and how its review stands; searched, filtered, sorted.
+"""The saved plans of a workspace: gain, place and review of each; searched, filtered, sorted.
 
-The team's workspaces, the form that saves the open plan in one, and which saved plan is looked at.
+Also the team's workspaces, the form that saves the open plan in one, and the choice of the plan on the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from engine.workload import digest_of
 
 QUESTION = "Shall we run this?"
 VIEW = "review-view"
-"""The key of the choice between the plans and a comparison of two."""
+"""Key of the choice between the plans and a comparison of two."""
 EVERY = 4
-"""Seconds after which what others did is looked for."""
+"""Seconds between two looks for the entries of others."""
 
 
 def workspace_names() -> dict[str, str]:
@@ -37,8 +37,8 @@ def workspace_names() -> dict[str, str]:
 
 
 def chosen_workspace(names: dict[str, str]) -> str | None:
-    """The one to look at; None while there is none."""
-    return state.workspace() if state.workspace() in names else next(iter(names), None)
+    """The workspace to look at; None while there is none."""
+    return state.session.workspace if state.session.workspace in names else next(iter(names), None)
 
 
 def choose_workspace(names: dict[str, str], chosen: str) -> None:
@@ -57,8 +57,8 @@ def choose_workspace(names: dict[str, str], chosen: str) -> None:
 
 
 def _switch(workspace: str) -> None:
-    state.choose_workspace(workspace)
-    state.look_at(None)
+    state.update(workspace=workspace)
+    state.visit.look_at(None)
 
 
 def new_workspace() -> None:
@@ -71,14 +71,14 @@ def new_workspace() -> None:
             icon=":material/create_new_folder:",
             disabled=bool(refused),
             help=refused,
-            key=f"new-workspace-{state.written()}",
+            key=f"new-workspace-{state.visit.written}",
         ),
-        st.form(f"workspace-{state.written()}", border=False),
+        st.form(f"workspace-{state.visit.written}", border=False),
     ):
         name = typed(
             st.text_input,
             "Name of the workspace",
-            f"workspace-{state.written()}",
+            f"workspace-{state.visit.written}",
             max_chars=120,
             placeholder="Cluster for autumn",
         )
@@ -87,7 +87,7 @@ def new_workspace() -> None:
 
 
 def save_open_plan(workspace: str) -> None:
-    """The button that saves the open plan, disabled with the reason where it cannot."""
+    """The button that saves the open plan, disabled with the reason if it cannot."""
     plan = cached.open_plan()
     if plan is not None and (there := store.saved_in(workspace, plan)) is not None:
         st.button(
@@ -99,7 +99,7 @@ def save_open_plan(workspace: str) -> None:
         return
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
-    key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
+    key = f"{workspace}-{plan.id if plan else ''}-{state.visit.written}"
     with st.popover(
         "Save the open plan",
         icon=":material/bookmark_add:",
@@ -135,14 +135,14 @@ def save_open_plan(workspace: str) -> None:
 
 def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
     store.save(workspace, plan, problem, name, note, question)
-    look_at_plans()  # at what was saved
+    look_at_plans()  # to the saved plan
 
 
 def corrections(saved: SavedPlan) -> None:
-    """The form in which whoever saved a plan corrects its name and note; nothing for others."""
+    """The form in which the person who saved a plan corrects its name and note; nothing for others."""
     if people.why_not("plan") or not team_list.is_saver(saved, people.who().name, people.login()):
         return
-    key = f"correct-{saved.number}-{state.written()}"
+    key = f"correct-{saved.number}-{state.visit.written}"
     with st.popover("Correct", icon=":material/edit:", key=key), st.form(f"{key}-form", border=False):
         name = typed(st.text_input, "Name", f"{key}-name", saved.name, max_chars=120)
         note = typed(st.text_area, "Note", f"{key}-note", saved.note, height=90, max_chars=team.LONGEST_TEXT)
@@ -153,19 +153,19 @@ def corrections(saved: SavedPlan) -> None:
 
 def look_at_plans() -> None:
     """Leave a comparison."""
-    if state.choice(VIEW, "Plans") != "Plans":
+    if state.session.choices.get(VIEW, "Plans") != "Plans":
         state.keep_choice(VIEW, "Plans")
 
 
 def leave_brief(view: str = "Plans") -> None:
-    """Let another view take its place, with its choice of views as it is then."""
-    # A brief is shown without that choice, so that the browser would bring back what it last had there.
+    """Let another view take the brief's place, with its choice of views as it is then."""
+    # A brief is shown without that choice, so the browser would bring back its last value there.
     state.forget_choices(VIEW)
     state.keep_choice(VIEW, view)
 
 
 def other_inputs(plan: Plan, problem: Problem) -> str:
-    """A sentence on what a plan was made for and what is open instead; empty where it is the same."""
+    """A sentence on the inputs of a plan and the open ones; empty if they are the same."""
     if not (made_for := cached.made_for(plan, problem)):
         return ""
     opened = [getattr(problem, role).name for role in made_for]
@@ -174,7 +174,7 @@ def other_inputs(plan: Plan, problem: Problem) -> str:
 
 
 def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:
-    """What is open, or why the open plan cannot be saved with it."""
+    """The open problem, or why the open plan cannot be saved with it."""
     if plan is None:
         return None, "Open a plan first."
     try:
@@ -189,25 +189,25 @@ def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:
 
 
 def typed(kind: Callable[..., str], label: str, key: str, default: str = "", **more: Any) -> str:
-    """A text field whose text stays while the page cannot be drawn. kind: `st.text_input` or `st.text_area`."""
+    """A text field that keeps its text while the page cannot be drawn. kind: `st.text_input` or `st.text_area`."""
     st.session_state.setdefault(f"{state.TYPED}{key}", default)
     return kind(label, key=f"{state.TYPED}{key}", **more)
 
 
 def attempt(write: Callable[[], object]) -> None:
-    """Write to the team's database and draw the page again, or say why it cannot be."""
+    """Write to the team's database and draw the page again, or say why that failed."""
     try:
         write()
     except InputError as error:
         st.error(sentence(str(error)), icon=":material/error:")
     else:
-        state.count_written()
+        state.visit.written += 1
         st.rerun()
 
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
-    """The plan that is looked at and its review: the one that was asked for, else the newest."""
-    number, review_id = state.reviewed() or (None, None)
+    """The plan on the page and its review: the review that was asked for, else the newest."""
+    number, review_id = state.visit.reviewed or (None, None)
     if number is None:
         return None
     saved = team.find_saved(store.db(), number)
@@ -226,7 +226,7 @@ def watch() -> None:
     def beat() -> None:
         try:
             now = team.pulse(store.db())
-        except InputError:  # said by what needs it
+        except InputError:  # the panel that needs it says so
             return
         if now != drawn:
             st.rerun()
@@ -247,11 +247,11 @@ WHOSE = {
     for name in get_args(Whose)
 }
 WHOSE_ICONS = {"green": ":material/group:", "orange": ":material/person_alert:", "gray": ":material/no_accounts:"}
-"""By the colour of `WHOSE`."""
+"""Icons by the colour of `WHOSE`."""
 
 
 def show(workspace: str) -> None:
-    """The plans with their states; a selected row is looked at."""
+    """The plans with their states; a selected row is shown."""
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     if not plans:
         how = "Press Save the open plan" if cached.open_plan() else "Open a plan in the sidebar, then save it"
@@ -262,10 +262,10 @@ def show(workspace: str) -> None:
 
 
 def fold(names: dict[str, str], workspace: str) -> None:
-    """The same behind a button that says how many there are, with the choice of another workspace. names: of these, by id."""
+    """The list behind a button that says how many there are, with the choice of another workspace. names: workspaces by id."""
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     news = sum(bool(plan.news) for plan in plans)
-    # Another key is another popover, which is closed: so it closes once another plan is looked at.
+    # Another key is another popover, which is closed: so it closes once another plan is on the page.
     with (
         st.popover(
             f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
@@ -280,13 +280,13 @@ def fold(names: dict[str, str], workspace: str) -> None:
 
 
 def _looked_at() -> int | None:
-    """The number of the saved plan that is looked at."""
-    return (state.reviewed() or (None, None))[0]
+    """The number of the saved plan on the page."""
+    return (state.visit.reviewed or (None, None))[0]
 
 
 def _leave() -> None:
     leave_brief()
-    state.look_at(None)
+    state.visit.look_at(None)
 
 
 def _list(plans: list[ListedPlan], workspace: str) -> None:
@@ -297,7 +297,7 @@ def _list(plans: list[ListedPlan], workspace: str) -> None:
 
 
 def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
-    """The plans that a person wants to see; what all plans have in common is not asked for."""
+    """The plans that a person wants to see; a property that all plans share is not asked for."""
     with st.container(horizontal=True, vertical_alignment="center"):
         text = kept.text_input(
             "Search",
@@ -356,8 +356,8 @@ def _table(listed: list[ListedPlan]) -> None:
     tables.choose_row(
         table,
         numbers,
-        state.look_at,
-        f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
+        state.visit.look_at,
+        f"saved-{_looked_at()}",  # so that the row of the plan on the page can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",
         shown={"Gain": gain_in_list},
@@ -368,11 +368,11 @@ def _table(listed: list[ListedPlan]) -> None:
             "Decided": column.MultiselectColumn(
                 options=list(WHOSE),
                 color=list(WHOSE.values()),
-                help="whether whoever decided is somebody else than who saved the plan or asked: by their logins, and by "
+                help="if somebody else decided than the person who saved the plan or asked: by their logins, and by "
                 "typed names where nobody is logged in",
             ),
             "Plan": column.TextColumn(width="medium"),
-            "New": column.TextColumn(help="what others have added since you last looked at the review"),
+            "New": column.TextColumn(help="entries of others since you last looked at the review"),
             "Gain": column.NumberColumn(
                 help="how many times as fast as what was deployed when it was saved, simulated"
             ),
@@ -387,7 +387,7 @@ def gain_in_list(gain: float) -> str:
 
 
 def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFrame:
-    """One row a saved plan, figures as numbers, which can be sorted. looked_at: its number."""
+    """One row for each saved plan, figures as numbers, which can be sorted. looked_at: number of the plan on the page."""
     seconds = [plan.summary.seconds for plan in listed]
     factor, unit = units.scale_of(min((total for total in seconds if total), default=1.0), units.TIME)
     table = pd.DataFrame(

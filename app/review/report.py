@@ -1,7 +1,7 @@
 """The report on a plan: one HTML file with everything in it, which asks nothing of any other machine and prints well.
 
-Texts of people are escaped by the template. Only two scripts may run, named by their digests in the page's own policy;
-what the charts show is data to them.
+The template escapes texts of people. Only two scripts may run, named by their digests in the page's own policy; the content of
+charts is data to them.
 """
 
 import base64
@@ -26,7 +26,6 @@ from plotly.offline import get_plotlyjs
 
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
-from app.charts import review as verdict_charts
 from app.charts.theme import CONFIG, ink, legible
 from app.review import place, thresholds
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
@@ -55,8 +54,8 @@ DECISIONS = {"approved": "approved it", "rejected": "rejected it", "reopened": "
 
 @dataclass(frozen=True, eq=False)
 class Dossier:
-    """Everything that goes into a report: a saved plan, its review where it has one, its brief, its measured runs, and its
-    verdict where it has one, judged at so many seconds since the epoch."""
+    """Everything in a report: a saved plan, its review if it has one, its brief, its measured runs, and its verdict if it has
+    one, judged at so many seconds since the epoch."""
 
     saved: SavedPlan
     review: Review | None
@@ -106,7 +105,7 @@ def html(dossier: Dossier) -> str:
 
 
 def judged(dossier: Dossier) -> dict[str, Any] | None:
-    """The verdict with its criteria in words, the intervals of its parts and its chart; None where there is none."""
+    """The verdict with its criteria in words, the intervals of its parts and its chart; None if there is none."""
     verdict = dossier.verdict
     if verdict is None:
         return None
@@ -118,12 +117,12 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
         "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
         "break_even": break_even,
         "minutes": thresholds.minutes,
-        "figure": chart(verdict_charts.gains(verdict)) if verdict.parts else None,
+        "figure": chart(charts.gains(verdict)) if verdict.parts else None,
     }
 
 
 def said(review: Review | None, problem: Problem) -> list[dict[str, str]]:
-    """Comments and decisions, oldest first: who, when, what they did, and their words."""
+    """Comments and decisions, oldest first: person, time, action and words."""
     if review is None:
         return []
     return [
@@ -147,7 +146,7 @@ def _about(comment: Comment, problem: Problem) -> str:
 
 
 def moment(at: float) -> str:
-    """Seconds since the epoch for whoever reads this anywhere."""
+    """Seconds since the epoch as UTC, for readers anywhere."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -187,7 +186,7 @@ def _model(problem: Problem) -> str:
 
 
 def provenance(brief: Brief) -> list[tuple[str, str]]:
-    """Where the plan came from: enough to make it again."""
+    """The origin of the plan: enough to make it again."""
     plan, origin = brief.own.plan, brief.own.plan.provenance
     options = ", ".join(in_words(name, value, plan) for name, value in origin.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
@@ -250,13 +249,13 @@ for (const place of document.querySelectorAll(".chart")) {
 
 @lru_cache(maxsize=1)
 def scripts() -> tuple[Markup, Markup]:
-    """plotly.js and what draws the charts with it."""
+    """plotly.js and the script that draws the charts with it."""
     return Markup(get_plotlyjs().replace("</script", "<\\/script")), Markup(DRAW)
 
 
 @lru_cache(maxsize=1)
 def faces() -> list[tuple[str, str, Markup]]:
-    """The studio's typefaces: family, weights, and the file as an address, since a report asks nothing of any machine."""
+    """The studio's typefaces: family, weights, and the file as a data address, since a report asks nothing of any machine."""
     config = tomllib.loads((APP / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
     return [
         (face["family"], face["weight"], Markup(f"data:font/woff2;base64,{_base64(APP.parent / face['url'])}"))
@@ -270,7 +269,7 @@ def _base64(file: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _policy(*allowed: str) -> str:
-    """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
+    """Content security policy: these scripts, the page's own styles and pictures, and no request at all."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in allowed)
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     parts = (

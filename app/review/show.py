@@ -1,4 +1,4 @@
-"""One saved plan on one page: decision, what it does, gain, cost, risk, bound, charts, runs, discussion."""
+"""The page of one saved plan: decision, description, gain, cost, risk, bound, charts, runs, discussion."""
 
 import pandas as pd
 import streamlit as st
@@ -25,11 +25,11 @@ PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kuber
 
 
 AT_ONCE = 200_000
-"""Events that are simulated without being asked for; more takes seconds."""
+"""Most events that are simulated unasked; more take seconds."""
 
 
 def show(saved: SavedPlan, review: Review | None) -> None:
-    """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion."""
+    """The brief; if its inputs are not here, the figures noted when it was saved, and the discussion."""
     plan = store.plan_of(saved)
     state.write_link(saved.plan, review.id if review else "", place.here())
     brief, fault = _brief_or_fault(saved)
@@ -55,14 +55,14 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 
 
 def made_by(plan: Plan) -> str:
-    """The title of a plan's optimiser; of a file and of what is no system here, its own name."""
+    """The title of a plan's optimiser; for a file or an unknown system, its own name."""
     optimiser = plan.provenance.optimiser
     system = {**SYSTEMS, **TRAINING}.get(optimiser)
     return system.title if system else optimiser
 
 
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
-    """What the figures say, first in one line, which stands above, and a chart, then in words."""
+    """The figures in one line, which stands above, then in a chart, then in words."""
     _timelines(brief)
     _note(saved)
     left, right = st.columns(2, gap="large")
@@ -102,7 +102,7 @@ def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
 
 
 def _on_others(brief: Brief) -> Brief:
-    """The brief with its risks; where they would take long, once they are asked for."""
+    """The brief with its risks; if they would take long, once they are asked for."""
     others = cached.other_recordings(brief.problem)
     if not others:
         return brief
@@ -115,12 +115,12 @@ def _on_others(brief: Brief) -> Brief:
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
-    """What it is, how its decision stands, and what can be done with it, in a line."""
+    """One line with the plan's name, its decision and the actions on it."""
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
         st.subheader(plain(saved.name), anchor=False, width="content")
         discussion.standing(saved, review)
         discussion.way(review)
-        if saved.plan not in state.saved() or state.plan_id() != saved.plan:
+        if saved.plan not in state.session.saved or state.session.plan != saved.plan:
             _open_button(saved)
         st.button("Compare", icon=":material/compare:", on_click=leave_brief, args=("Compare",))
         if brief is not None:
@@ -130,7 +130,7 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
 
 
 def _note(saved: SavedPlan) -> None:
-    """What whoever saved it wrote about it."""
+    """The note of the person who saved it."""
     with st.container(gap="xxsmall"):
         if saved.note:
             st.text(saved.note)
@@ -152,22 +152,17 @@ def _open_button(saved: SavedPlan) -> None:
 
 
 def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
-    """The report, made when it is asked for. Not when the button is pressed: Streamlit then forgets the file after the next
-    two runs of any session, which on a page that looks for news may be before the browser has fetched it."""
+    """The report, made when it is asked for, not when the button is pressed.
+
+    Streamlit forgets the file after the next two runs of any session, which on a page that looks for news may be before the
+    browser has fetched it.
+    """
     with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
         if not asked.open:
             return
         st.caption("Everything on this page in one HTML file that opens offline.")
         dossier = Dossier(saved, review, brief, tuple(runs), *(verdict.last(brief.own.plan) or ()))
-        st.download_button(
-            "Download the report",
-            report.html(dossier),
-            report.file_name(dossier.saved),
-            "text/html",
-            icon=":material/download:",
-            on_click="ignore",
-            type="primary",
-        )
+        widgets.download("Download the report", report.html(dossier), report.file_name(dossier.saved), type="primary")
 
 
 def _verdict_line(brief: Brief) -> None:
@@ -177,7 +172,7 @@ def _verdict_line(brief: Brief) -> None:
 
 
 def _noted(saved: SavedPlan) -> None:
-    """What the simulation said when the plan was saved."""
+    """The simulated figures from when the plan was saved."""
     figures = saved.figures.get("metrics") or {}
     with st.container(horizontal=True, gap="medium"):
         for label, name, text in (
@@ -223,7 +218,7 @@ def _runs(runs: list[Run]) -> None:
 
 
 def runs_as_text(runs: list[Run]) -> pd.DataFrame:
-    """One row a run."""
+    """One row for each run."""
     return pd.DataFrame(
         {
             "When": [widgets.describe_time(run.at) for run in runs],
@@ -245,7 +240,7 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
 
 
 def _family(saved: SavedPlan) -> None:
-    """The plan that this one was derived from, and those derived from it, as buttons that look at them."""
+    """The plan that this one was derived from, and those derived from it, as buttons that open them."""
     kin = [
         ("Derived from", [saved.parent] if saved.parent else []),
         ("Derived plans", team.children(store.db(), saved.plan)),
@@ -260,6 +255,6 @@ def _family(saved: SavedPlan) -> None:
                 if id not in saves:
                     st.caption(f"{id[:12]}, which nobody has saved")
                 elif st.button(f"{plain(saves[id].name)} · {id[:8]}", key=f"kin-{label}-{id}"):
-                    state.choose_workspace(saves[id].workspace)
-                    state.look_at(saves[id].number)
+                    state.update(workspace=saves[id].workspace)
+                    state.visit.look_at(saves[id].number)
                     st.rerun()

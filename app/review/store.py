@@ -1,10 +1,7 @@
-"""The team's database as the page sees it: what is read, and every write in one place, under the writer's name and role.
+"""The team's database as the page sees it: readings, and every write in one place, under the writer's name and role.
 
-Links to saved plans, for anybody who reaches this studio: they name no session.
-
-Tells the operator's webhook that a decision is asked for, or was made; see docs/operating.md for what is sent.
-
-Links that are followed, and a saved plan opened with its inputs in this session.
+Also links to saved plans, which name no session; the operator's webhook, which is told of decisions (docs/operating.md lists
+the fields); and the opening of a saved plan with its inputs in this session.
 """
 
 import json
@@ -39,7 +36,7 @@ from engine.workload import digest_of
 
 
 def link_to(saved: SavedPlan, review: str | None, place: Place | None = None) -> str:
-    """A link to a saved plan, its review (an id) and what a comment points to; asked for on the Review page."""
+    """A link to a saved plan, its review (an id) and the place that a comment points to; asked for on the Review page."""
     parameters = {"plan": saved.plan} | ({"review": review} if review else {})
     parameters |= {} if place is None else {"about": str(place)}
     here = urlsplit(st.context.url or "")
@@ -48,23 +45,23 @@ def link_to(saved: SavedPlan, review: str | None, place: Place | None = None) ->
 
 
 LONGEST = 500
-"""Characters of a text that are sent."""
+"""Most characters of a text that are sent."""
 
 
 def requested(review: Review) -> None:
-    """A plan was put up for decision."""
+    """Tell the webhook that a plan was put up for decision."""
     _send_news("review.requested", "A decision on a plan is requested", review, review.by)
 
 
 def decided(review: Review, verdict: Verdict, reason: str, by: str) -> None:
-    """Somebody has decided on a plan."""
+    """Tell the webhook that somebody has decided on a plan."""
     _send_news("review.decided", f"A plan was {verdict}", review, by, verdict, reason)
 
 
 def _send_news(
     event: str, text: str, review: Review, by: str, verdict: Verdict | None = None, reason: str = ""
 ) -> None:
-    with suppress(InputError):  # what is wrong with the setting, or the database now, the operator is told elsewhere
+    with suppress(InputError):  # the operator is told elsewhere that the setting is wrong or the database is away
         if address() is None:
             return
         saved, link = review.saved, link_to(review.saved, review.id)
@@ -72,7 +69,7 @@ def _send_news(
         WEBHOOK.send(
             {
                 "event": event,
-                "text": f"{text}: {link}",  # nothing that a person wrote: chat services read it as markup
+                "text": f"{text}: {link}",  # no text of a person: chat services read it as markup
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "workspace": names.get(saved.workspace, ""),
                 "plan": {"id": saved.plan, "name": saved.name},
@@ -91,7 +88,7 @@ def _short(text: str) -> str:
 
 
 NAMES, IN_USE = "names", "in_use_plan"
-"""What the inputs of a saved plan have beside the arguments of its problem: recordings' names by digest, and a plan's id."""
+"""Inputs of a saved plan besides the arguments of its problem: recordings' names by digest, and a plan's id."""
 
 
 def db() -> Database:
@@ -100,15 +97,17 @@ def db() -> Database:
 
 
 def add_workspace(name: str) -> Workspace:
-    """Make a workspace and look at it."""
+    """Make a workspace and show it."""
     workspace = team.add_workspace(db(), name, people.writer("plan"))
-    state.choose_workspace(workspace.id)
+    state.update(workspace=workspace.id)
     return workspace
 
 
 def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> SavedPlan:
-    """Save a plan of this session under a name with what it was made from, and put it up for decision unless there is no
-    question. A plan that the workspace has already stays as it was first saved, with its review."""
+    """Save a plan of this session under a name, with its inputs, and put it up for decision if there is a question.
+
+    A plan that the workspace has already stays as it was first saved, with its review.
+    """
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     there = saved_in(workspace, plan)
@@ -121,19 +120,19 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     if review is None and question.strip():
         review = team.open_review(db(), saved.number, question, by, people.login())
         requested(review)
-    state.look_at(saved.number, review.id if review else None)
+    state.visit.look_at(saved.number, review.id if review else None)
     if there is not None:  # somebody was faster
-        state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
+        state.visit.notice = f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is."
     return saved
 
 
 def saved_in(workspace: str, plan: Plan) -> SavedPlan | None:
-    """A plan as a workspace has it already; None where it has not."""
+    """The plan as a workspace has it already; None if it has not."""
     return next((saved for saved in team.saves_of(db(), [plan.id]) if saved.workspace == workspace), None)
 
 
 def correct(saved: SavedPlan, name: str, note: str) -> None:
-    """Give a saved plan another name and note; raises InputError for anybody but who saved it."""
+    """Give a saved plan another name and note; raises InputError for everybody but the person who saved it."""
     team_list.correct_saved(db(), saved.number, name, note, people.writer("plan"), people.login())
     cached.forget_saved_plans()
 
@@ -141,7 +140,7 @@ def correct(saved: SavedPlan, name: str, note: str) -> None:
 def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and figures that are kept with a plan, as JSON."""
     inputs = problem_arguments(problem) | {NAMES: _names(problem)}
-    candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.in_use() or "")
+    candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.session.in_use or "")
     if problem.in_use is not None and used is not None:
         team.keep_plan(db(), used.plan)
         inputs[IN_USE] = used.plan.id
@@ -152,8 +151,8 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 
 
 def summary(plan: Plan, problem: Problem) -> team.Summary:
-    """What the list of saved plans says of a plan of this session: against what is deployed now."""
-    used = cached.candidates().get(state.in_use() or "")
+    """Figures of a plan of this session in the list of saved plans, against the baseline."""
+    used = cached.candidates().get(state.session.in_use or "")
     in_brief = brief_of(plan, problem, cached.simulate, used.plan if used else None)
     return team.Summary(
         problem.cluster.name,
@@ -170,7 +169,7 @@ def _names(problem: Problem) -> dict[str, str]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON without the numbers that databases refuse: a gap over a bound of 0 is infinite."""
+    """Replace the numbers that databases refuse by None: a gap over a bound of 0 is infinite."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -182,17 +181,17 @@ def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
     review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
     requested(review)
-    state.look_at(saved.number, review.id)
+    state.visit.look_at(saved.number, review.id)
 
 
 def comment(review: Review, text: str, place: Place | None = None) -> None:
-    """Say something about a review, and of what in it."""
+    """Comment on a review. place: the part of it that the comment points to."""
     team.add_comment(db(), review.id, text, people.writer("plan"), place)
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
-    """Decide on a review as it was seen; raises InputError when somebody else has decided since, and where people may not
-    approve what they asked for."""
+    """Decide on a review as it was seen; raises InputError when somebody else has decided since, or when people may not approve
+    their own requests."""
     by = people.writer("plan")
     team.decide(db(), review.id, verdict, reason, by, len(review.decisions), people.login())
     decided(review, verdict, reason.strip(), by)
@@ -216,7 +215,7 @@ def recordings_of(saved: SavedPlan) -> list[str]:
 
 
 def problem_of(saved: SavedPlan) -> Problem:
-    """What a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
+    """The problem that a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
     if "workload" not in saved.inputs:
         raise InputError("nothing was saved with this plan that it could be simulated with")
     names = saved.inputs.get(NAMES, {})
@@ -238,12 +237,11 @@ def brief(saved: SavedPlan) -> Brief:
     """The brief of a saved plan, without risks. Raises InputError when the plan breaks a rule or its inputs are not here."""
     plan, problem = plan_of(saved), problem_of(saved)
     cached.check_plan(plan, problem)
-    used = plan_in_use(saved)
-    return _brief(plan.name, plan.id, _key(problem), used and (used.name, used.id), plan, problem, used)
+    return _brief(plan, problem, plan_in_use(saved))
 
 
 def plan_in_use(saved: SavedPlan) -> Plan | None:
-    """The plan that was deployed when this one was saved; None where it is not known."""
+    """The plan that was deployed when this one was saved; None if it is not known."""
     try:
         return _plan_in_use(saved.inputs[IN_USE])
     except (KeyError, InputError):
@@ -259,36 +257,33 @@ def _key(problem: Problem) -> tuple[str, ...]:
     return tuple(part for role_and_digest in sorted(input_digests(problem).items()) for part in role_and_digest)
 
 
-@st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
-def _brief(
-    name: str,
-    id: str,
-    key: tuple[str, ...],
-    in_use: tuple[str, str] | None,
-    _plan: Plan,
-    _problem: Problem,
-    _in_use: Plan | None,
-) -> Brief:
-    return brief_of(_plan, _problem, cached.simulate, _in_use)
+@st.cache_resource(
+    max_entries=24,
+    show_spinner="Simulating the plan and what it is held against",
+    hash_funcs=cached.BY_NAME | {Problem: _key},
+)
+def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
+    return brief_of(plan, problem, cached.simulate, in_use)
 
 
+@st.cache_resource(
+    max_entries=24,
+    show_spinner="Simulating the plan on the other recordings",
+    hash_funcs={
+        Brief: lambda brief: (brief.own.plan.name, brief.own.plan.id, _key(brief.problem), brief.baseline.plan.name)
+    },
+)
 def with_risks(brief: Brief, others: list[str]) -> Brief:
-    """The brief with what the plan is worth on these recordings."""
-    plan = brief.own.plan
-    return _with_risks(plan.name, plan.id, _key(brief.problem), brief.baseline.plan.name, tuple(others), brief)
-
-
-@st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
-def _with_risks(
-    name: str, id: str, key: tuple[str, ...], baseline: str, others: tuple[str, ...], _brief: Brief
-) -> Brief:
-    return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)
+    """The brief with the plan's gain on these recordings."""
+    return with_risks_of(brief, [cached.recording(other) for other in others], cached.simulate)
 
 
 def follow() -> tuple[SavedPlan, Place] | None:
-    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not). What a
-    comment points to there is returned, to be gone to.
-    Raises InputError when the address leads nowhere; while the database does not answer, it is followed again later."""
+    """Show the plan in the address, and open it in the session if its inputs are here (else the brief says so).
+
+    Returns the place that a comment there points to, to be gone to. Raises InputError when the address leads nowhere; while the
+    database does not answer, it is followed again later.
+    """
     link = state.asked_link()
     if link is None:
         return None
@@ -299,12 +294,12 @@ def follow() -> tuple[SavedPlan, Place] | None:
         raise
     except InputError:
         state.write_link(plan, review)
-        state.look_at(None)
+        state.visit.look_at(None)
         raise
     state.write_link(plan, review)
-    state.look_at(saved.number, review or None)
-    state.choose_workspace(saved.workspace)
-    if saved.plan not in state.saved():
+    state.visit.look_at(saved.number, review or None)
+    state.update(workspace=saved.workspace)
+    if saved.plan not in state.session.saved:
         open_in_session(saved)
     return (saved, place_of(about)) if about else None
 
@@ -322,14 +317,16 @@ def _find(plan: str, review: str) -> SavedPlan:
 
 
 def open_in_session(saved: SavedPlan) -> str | None:
-    """Make a saved plan and everything that it was made from the open ones of this session. Where a recording is missing or
-    the plan breaks a rule nothing is opened, and why is returned."""
+    """Make a saved plan and all its inputs the open ones of this session.
+
+    If a recording is missing or the plan breaks a rule nothing is opened, and the reason is returned.
+    """
     try:
         _open_inputs(saved)
     except InputError as error:
         return str(error)
     state.add_saved(saved.plan, saved.number)
-    state.open_plan(saved.plan)
+    state.update(plan=saved.plan)
     return None
 
 
@@ -342,15 +339,15 @@ def _open_inputs(saved: SavedPlan) -> None:
     for digest, recording in recordings.items():
         of_second = second is not None and digest == second["workload"]
         state.add_recording(recording, MoEModel.from_dict(second["model"], "second model") if of_second else model)
-    state.choose_workload(inputs["workload"])
+    state.change(workload=inputs["workload"])
     state.open_cluster(Cluster.from_dict(inputs["cluster"], "cluster"))
-    state.open_model(model)
-    state.open_second(second["workload"] if second else None)
+    state.change(model=model)
+    state.change(second=second["workload"] if second else None)
     state.open_step(TrainingStep.from_dict(inputs["step"], "training step") if "step" in inputs else None)
     state.open_graph(OperatorGraph.from_dict(inputs["graph"], "operator graph") if "graph" in inputs else None)
-    state.open_cost(inputs["cost"])
-    state.set_others([other.digest for other in problem.others])
+    state.update(cost=inputs["cost"])
+    state.update(others=[other.digest for other in problem.others])
     used = inputs.get(IN_USE)
     if used is not None and used != saved.plan:
         state.add_saved(used, None)
-    state.set_in_use(used)
+    state.update(in_use=used)

@@ -1,18 +1,13 @@
-"""The thresholds of this session: a form to set others, and how they differ from those of a verdict.
-
-The criteria of a verdict in words: every figure beside its threshold.
-"""
+"""The thresholds of this session: a form to set others, their differences from a verdict's, and the criteria of a verdict."""
 
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 import streamlit as st
 
-from app import state
-from app.tables import plain
+from app import failing, state
 from engine import units
 from engine.compare.evidence import Criterion, Thresholds
-from engine.errors import InputError
 
 LABELS = {
     "gain": "gain held out",
@@ -25,16 +20,18 @@ LABELS = {
     "tokens_per_expert": "tokens per expert",
     "confidence": "confidence of the interval",
 }
-"""As the criteria of a verdict are called."""
+"""Names as in the criteria of a verdict."""
 
 SHARES = set(LABELS) - {"break_even_minutes", "tokens_per_expert"}
-"""Asked for in per cent."""
+"""Thresholds that are asked for in per cent."""
 
 
 def popover(decide: Callable[[Thresholds], None]) -> None:
-    """The thresholds of this session, to be changed; decide: called with the changed ones. Another key is another popover,
-    which is closed."""
-    now = state.thresholds()
+    """A popover that changes the thresholds of this session.
+
+    decide: called with the changed thresholds; another key then is another popover, which is closed
+    """
+    now = state.session.thresholds
     others = "" if now == Thresholds() else ", changed"
     with st.popover(f"Thresholds{others}", icon=":material/tune:", key=f"thresholds-{now.digest[:12]}"):
         st.caption("Saved for this session. An existing verdict is re-evaluated immediately.")
@@ -47,13 +44,10 @@ def popover(decide: Callable[[Thresholds], None]) -> None:
                 kept = st.form_submit_button("Apply", icon=":material/check:", type="primary")
                 usual = st.form_submit_button("Restore defaults", icon=":material/restart_alt:")
         if kept or usual:
-            try:
+            with failing.saying():
                 chosen = Thresholds() if usual else Thresholds.from_values(values)
-                state.set_thresholds(chosen)
+                state.update(thresholds=chosen)
                 decide(chosen)
-            except InputError as error:
-                st.error(plain(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
 
 
@@ -85,7 +79,7 @@ def differences(of_verdict: Thresholds, of_session: Thresholds) -> str:
 
 
 def changes(before: dict[str, float], after: dict[str, float]) -> str:
-    """`gain held out 5 % → 15 %, memory of the fullest GPU 80 % → 90 %`; what this version does not know is left out."""
+    """`gain held out 5 % → 15 %, memory of the fullest GPU 80 % → 90 %`; thresholds unknown to this version are left out."""
     known = [name for name in LABELS if before.get(name) != after.get(name) and name in before and name in after]
     return ", ".join(
         f"{LABELS[name]} {_quantity(name, before[name])} → {_quantity(name, after[name])}" for name in known
@@ -97,7 +91,7 @@ def _quantity(name: str, value: float) -> str:
 
 
 def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
-    """One row a criterion, with its purpose."""
+    """One row for each criterion, with its purpose."""
     return pd.DataFrame(
         {
             "": ["✓ passed" if criterion.passed else "✗ not passed" for criterion in criteria],
@@ -113,7 +107,7 @@ def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
 
 
 def _value(criterion: Criterion) -> str:
-    """Without replicas there is none that they add; a move may never pay."""
+    """The value of a criterion; a plan without replicas adds none, and a move may never pay."""
     if criterion.infinite:
         return "none" if criterion.at_least else "never"
     if criterion.value is None:
@@ -131,5 +125,5 @@ def _quantity_criteria(value: float, unit: str) -> str:
 
 
 def minutes(value: float) -> str:
-    """`12.3 min`; what is shorter than one in seconds."""
+    """`12.3 min`; shorter times in seconds."""
     return units.seconds(60 * value) if value < 1 else f"{units.digits(value)} min"

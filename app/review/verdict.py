@@ -55,16 +55,15 @@ def show(brief: Brief) -> None:
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     source = problem.source_of_times(plan.travel)
-    studies.watch_study(kind, lambda answer: _answer(answer, kind, wanted, source), EMPTY)
+    studies.watch(kind, lambda answer: _answer(answer, kind, wanted, source), EMPTY)
 
 
 def last(plan: Plan) -> tuple[Verdict, float] | None:
-    """The verdict on a plan that this page shows, and when it was judged, in seconds since the epoch; None where there is none
-    yet."""
+    """The verdict on a plan that this page shows, and its time in seconds since the epoch; None if there is none yet."""
     _adopt(_kind(plan), plan)
-    job = _newest(_kind(plan))
+    job = studies.newest(_kind(plan))
     judgement = None
-    with suppress(InputError):  # a damaged one, which is said where it is shown
+    with suppress(InputError):  # a damaged one; the panel that shows it says so
         judgement = _judgement(cached.result_of(job)) if job is not None else None
     return None if judgement is None else (judgement.verdict, job.started)
 
@@ -74,12 +73,12 @@ def _kind(plan: Plan) -> str:
 
 
 def _judgement(answer: VerdictAnswer | None) -> Judgement | None:
-    """None of a job that has none yet, and of older versions, which kept no evidence."""
+    """The judgement; None for a job without one yet, and for older versions, which kept no evidence."""
     return None if answer is None else answer.judgement
 
 
 def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """The arguments that a person chooses: recordings, thresholds, and whether in a whole step."""
+    """The arguments that a person chooses: recordings, thresholds, and True for a whole step."""
     own = [problem.workload, *problem.others]
     others = _others(problem)
     held_out = []
@@ -102,7 +101,7 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
     if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
         serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
-    return {"recordings": digests, "thresholds": state.thresholds().model_dump(mode="json"), **serving}
+    return {"recordings": digests, "thresholds": state.session.thresholds.model_dump(mode="json"), **serving}
 
 
 def _others(problem: Problem) -> dict[str, str]:
@@ -111,18 +110,14 @@ def _others(problem: Problem) -> dict[str, str]:
     return {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
 
 
-def _newest(kind: str) -> runner.Job | None:
-    return next(iter(cached.jobs([state.study_job(kind)] if state.study_job(kind) else [])), None)
-
-
 def _runs(kind: str) -> bool:
-    job = _newest(kind)
+    job = studies.newest(kind)
     return job is not None and not job.state.finished
 
 
 def _adopt(kind: str, plan: Plan) -> None:
-    """A verdict that somebody asked for here before is shown to everybody, and again where the next one was stopped."""
-    job = _newest(kind)
+    """Show a verdict that somebody asked for here before to everybody, and again when the next one was stopped."""
+    job = studies.newest(kind)
     if job is not None and job.state is not runner.State.CANCELLED:
         return
     for job in runner.jobs(store.data_folder(), "verdict"):
@@ -143,9 +138,9 @@ def _start(kind: str, brief: Brief, wanted: dict[str, Any]) -> None:
 
 
 def _decide_again(kind: str, chosen: Thresholds) -> None:
-    """The verdict by other thresholds, from the evidence that is kept, for everybody. Raises InputError for visitors who may
-    not plan."""
-    job = _newest(kind)
+    """The verdict by other thresholds, from the stored evidence, for everybody. Raises InputError for visitors who may not
+    plan."""
+    job = studies.newest(kind)
     if job is None or not job.state.finished or (judgement := _judgement(cached.result_of(job))) is None:
         return
     people.allow("plan")
@@ -157,8 +152,8 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
 
 
 def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: str) -> None:
-    """source: of the times, in words."""
-    if (job := _newest(kind)) is None:
+    """Show a verdict. source: of the times, in words."""
+    if (job := studies.newest(kind)) is None:
         return
     if (judgement := _judgement(answer)) is None:
         st.info("This verdict is of an older version: judge the plan again.", icon=":material/history:")
@@ -181,7 +176,8 @@ def _answer(answer: VerdictAnswer, kind: str, wanted: dict[str, Any], source: st
 
 
 def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted: dict[str, Any]) -> None:
-    """Between the verdict and the choices of this session: other evidence takes a job, other thresholds do not."""
+    """Name the differences between the verdict and the choices of this session: other evidence takes a job, other thresholds do
+    not."""
     judged_on = {name: job.request.arguments.get(name) for name in ("recordings", "serving")}
     if judged_on != {"serving": None} | {name: value for name, value in wanted.items() if name in judged_on}:
         st.info(
@@ -189,14 +185,14 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
             "again.",
             icon=":material/history:",
         )
-    if decided_by == state.thresholds():
+    if decided_by == state.session.thresholds:
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        others = thresholds.differences(decided_by, state.thresholds())
+        others = thresholds.differences(decided_by, state.session.thresholds)
         st.markdown(f":material/tune: Decided with other thresholds than this session's: {others}.")
         if st.button("Apply this session's", key=f"decide-{kind}"):
             try:
-                _decide_again(kind, state.thresholds())
+                _decide_again(kind, state.session.thresholds)
             except InputError as error:
                 st.error(plain(str(error)), icon=":material/error:")
             else:

@@ -1,7 +1,4 @@
-"""The words of the trade that the pages use: what each means, and where it comes from.
-
-A first visit on a sample: one quiet line a page that says what to look at, and leads to the next.
-"""
+"""Terms of the trade on the pages, with meaning and source; and the guide through a first visit on a sample, a line a page."""
 
 from dataclasses import dataclass
 
@@ -13,9 +10,9 @@ from app.tables import plain
 
 @dataclass(frozen=True)
 class Term:
-    """One or two sentences on a word, and the paper and section, or the program, that it comes from.
+    """One or two sentences on a term, and the paper and section, or the program, that it comes from.
 
-    also: other spellings under which the pages have it.
+    also: other spellings on the pages
     """
 
     meaning: str
@@ -301,7 +298,7 @@ PAGES = {
 
 
 def popover(page: str) -> None:
-    """The words of a page behind a quiet button."""
+    """The terms of a page behind a quiet button."""
     with st.popover("Terms", icon=":material/menu_book:", type="tertiary"):
         st.markdown(
             "\n\n".join(
@@ -326,12 +323,12 @@ STEPS = {
         "Start runs the plan as a real job on this machine and shows measured times over the predicted ones.",
     ),
 }
-"""By the title of its page: the page's file, and one sentence on what is open."""
+"""The page's file and one sentence on the open inputs, by the title of the page."""
 
 
 def show(page: str) -> None:
-    """The step of the page of a title, where there is one and the tour is on."""
-    if page not in STEPS or not state.on_tour():
+    """The guide's step of a page, if it has one and the tour is on."""
+    if page not in STEPS or state.session.tour != "on":
         return
     titles = list(STEPS)
     at = titles.index(page)
@@ -340,15 +337,15 @@ def show(page: str) -> None:
         if page != titles[-1]:
             file, _ = STEPS[titles[at + 1]]
             st.page_link(f"../pages/{file}.py", label=f"Next: {titles[at + 1]}", icon=":material/arrow_forward:")
-        st.button("End guide", type="tertiary", icon=":material/close:", on_click=state.end_tour)
+        st.button("End guide", type="tertiary", icon=":material/close:", on_click=state.change, kwargs={"tour": "seen"})
 
 
 def sentence(page: str) -> str:
-    """A page's sentence, with what is open now."""
-    workload, cluster = state.workloads().get(state.workload_digest() or ""), state.cluster()
+    """A page's sentence, with the names of the open inputs."""
+    workload, cluster = state.session.workloads.get(state.session.workload or ""), state.session.cluster
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
         workload=f"“{plain(workload)}”" if workload else "what was recorded",
-        plans="Each plan has" if state.plan_jobs() else "Press Run: each plan gets",
+        plans="Each plan has" if state.session.plan_jobs else "Press Run: each plan gets",
         gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

@@ -1,8 +1,6 @@
-"""Who is looking: whoever logged in where the operator configured a login (OIDC), else a name that a person typed.
+"""The visitor of a page: a login where the operator configured one (OIDC), else a name that a person typed.
 
-Who may start a launch, which runs programs on this machine, and who may look after the studio.
-
-Who is here: the visitors whose pages are open on this studio, each with the page that was drawn last.
+Also who may start a launch or look after the studio, and the visitors with open pages.
 """
 
 import contextlib
@@ -34,7 +32,7 @@ FORWARDED = (
 )
 """Headers that proxies add."""
 PROXY = "SWITCHYARD_PROXY"
-"""Environment variable: 1 where a proxy stands before the studio, so that no request is a local one."""
+"""Environment variable: 1 if a proxy stands before the studio, so that no request is a local one."""
 HERE = ("localhost", "127.0.0.1", "::1")
 GUARD_SWITCH = "SWITCHYARD_REMOTE_LAUNCH"
 
@@ -42,8 +40,9 @@ GUARD_SWITCH = "SWITCHYARD_REMOTE_LAUNCH"
 def why_not_launch(context: Any, user: Any) -> str | None:
     """None when this visitor may launch, otherwise the reason for people.
 
-    context, user: `st.context` and `st.user`. Visitors on this machine may; others only when the operator has switched
-    remote launches on and they have logged in. Nobody may whose role is less.
+    Visitors on this machine may; others only when the operator has switched remote launches on and they have logged in. Nobody
+    may with a lower role.
+    context, user: `st.context` and `st.user`
     """
     if not roles.includes(role := roles.role_of(user), "launch"):
         return f"Your role here is {role}: you may not {roles.MEANING['launch']}."
@@ -60,8 +59,11 @@ def why_not_launch(context: Any, user: Any) -> str | None:
 
 
 def may_operate(context: Any, user: Any) -> bool:
-    """Whether this visitor may see the operator's page: whoever has the role and logged in or is on this machine, and without
-    any roles whoever is on this machine. context, user: as for `why_not`."""
+    """True if this visitor may see the operator's page.
+
+    A person with the role may, who logged in or is on this machine; without any roles everybody on this machine.
+    context, user: as for `why_not_launch`
+    """
     if not roles.are_set():
         return is_local(context)
     known = roles.is_logged_in(user) or is_local(context)
@@ -69,9 +71,11 @@ def may_operate(context: Any, user: Any) -> bool:
 
 
 def is_local(context: Any) -> bool:
-    """Whether a visitor is on this machine. context: `st.context`. A request that came through a proxy is never taken for a
-    local one: the operator says that there is one, it says so itself, or the browser's address, which proxies pass on as
-    the origin, is not one of this machine."""
+    """True if a visitor is on this machine. context: `st.context`.
+
+    A request that came through a proxy is never taken for a local one: the operator says that there is one, it says so itself,
+    or the browser's address, which proxies pass on as the origin, is not one of this machine.
+    """
     if os.environ.get(PROXY) == "1" or context.ip_address is not None:
         return False
     addresses = (context.headers.get("Origin"), f"//{context.headers.get('Host', HERE[0])}")
@@ -90,7 +94,9 @@ SWITCH = "SWITCHYARD_LOGIN"
 
 @dataclass(frozen=True)
 class Person:
-    """name: as it stands beside what they say; empty while nobody has typed one. known: logged in, so that it is theirs."""
+    """name: as shown with their entries; empty while nobody has typed one
+    known: True if logged in, so that the name is theirs
+    """
 
     name: str
     role: Role
@@ -106,7 +112,7 @@ def who() -> Person:
 
 
 def login() -> str | None:
-    """What a login knows the visitor by, for good: their address, else the provider's own id of them; None without a login."""
+    """The visitor's permanent name at their login: their address, else the provider's own id of them; None without a login."""
     if not roles.is_logged_in(st.user):
         return None
     own_id = " ".join(str(getattr(st.user, claim, "") or "") for claim in ("iss", "sub")).strip()
@@ -114,14 +120,16 @@ def login() -> str | None:
 
 
 def reader() -> tuple[str, str] | None:
-    """What this visitor's looks are kept under, a login or a typed name, and the name that they write under; None while nobody
-    knows who they are."""
+    """The name that this visitor's looks are kept under, a login or a typed name, and the name that they write under.
+
+    None while neither is known.
+    """
     name = who().name
     return (login() or name, name) if name else None
 
 
 def _vouched() -> str:
-    """The name and the address that the login tells, as one line that can be kept."""
+    """Name and address from the login, as one line that can be kept."""
     email = roles.email_of(st.user)
     name = "".join(
         character for character in str(getattr(st.user, "name", "") or "") if character.isprintable()
@@ -141,7 +149,7 @@ def _of_this_machine() -> str:
 
 
 def why_not(needed: Role) -> str | None:
-    """Why this visitor may not do what a role may; None when they may."""
+    """Why this visitor may not act in a role; None when they may."""
     person = who()
     if not roles.includes(person.role, needed):
         return f"Your role here is {person.role}: you may {roles.MEANING[person.role]}, not {roles.MEANING[needed]}."
@@ -151,20 +159,20 @@ def why_not(needed: Role) -> str | None:
 
 
 def allow(needed: Role) -> None:
-    """Raises InputError when this visitor may not do what a role may; a name is not asked for."""
+    """Raise InputError when this visitor may not act in a role; a name is not asked for."""
     if not roles.includes(role := who().role, needed):
         raise InputError(f"your role here is {role}: you may {roles.MEANING[role]}, not {roles.MEANING[needed]}")
 
 
 def writer(needed: Role) -> str:
-    """The name under which this visitor writes. Raises InputError when they may not, whatever a page has drawn."""
+    """The name under which this visitor writes. Raises InputError when they may not, no matter what a page has drawn."""
     if reason := why_not(needed):
         raise InputError(reason)
     return who().name
 
 
 def admit() -> None:
-    """Stop a run at the login when the operator wants everybody to log in; lead who has just logged in to where they were."""
+    """Stop a run at the login when the operator wants everybody to log in; after it lead people back to their page."""
     if roles.is_logged_in(st.user):
         _lead_back()
         return
@@ -188,12 +196,12 @@ def admit() -> None:
 
 @st.fragment
 def _lead_back() -> None:
-    if not state.is_back():
-        components.return_to_address(state.come_back)
+    if not state.visit.back:
+        components.return_to_address(lambda: state.visit.set(back=True))
 
 
 def show() -> None:
-    """Who is looking, at the foot of the frame of every page, with what can be changed about it."""
+    """The visitor, at the foot of the frame of every page, with the settings that they can change."""
     person = who()
     icon = ":material/account_circle:" if person.known else ":material/person:"
     name = plain(person.name) or "Your name"
@@ -211,23 +219,23 @@ def show() -> None:
 
 
 def remember() -> None:
-    """Have the browser keep the name that was typed, or tell the one that it keeps."""
+    """Have the browser keep the typed name, or tell the one that it keeps."""
     if not who().known:
         components.remember_name(state.person(), _recall)
 
 
 def _recall(name: str) -> None:
-    with contextlib.suppress(InputError):  # it cannot be typed any more
-        state.recall_person(checked(name))
+    with contextlib.suppress(InputError):  # the name in the browser is no longer allowed
+        state.visit.recalled_person = checked(name)
 
 
 def _log_out() -> None:
-    state.leave()
+    state.visit.gone = True
     st.logout()
 
 
 def _say_unreadable() -> None:
-    """What of the operator's settings cannot be read."""
+    """Name the operator's settings that cannot be read."""
     for read, then in (
         (roles.mapping, "nobody may do more than look"),
         (roles.login_hours, "nobody counts as logged in"),
@@ -242,11 +250,11 @@ def _say_unreadable() -> None:
 def _rename(person: Person) -> None:
     with st.form("people-name", border=False):
         name = st.text_input(
-            "Your name", person.name, max_chars=120, help="stands beside what you save, say and decide"
+            "Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions"
         )
         if st.form_submit_button("Set name", icon=":material/check:"):
             try:
-                state.set_person(checked(name))
+                state.change(person=checked(name))
             except InputError as error:
                 st.error(sentence(str(error)), icon=":material/error:")
             else:
@@ -254,7 +262,7 @@ def _rename(person: Person) -> None:
 
 
 def checked(name: str) -> str:
-    """A typed name as it is kept. Raises InputError for one that cannot be, or that could be taken for a login's."""
+    """A typed name in the form that is kept. Raises InputError for one that cannot be, or that could be taken for a login's."""
     name = team.clean_name(name, "you")
     if "@" in name and _providers():
         raise InputError("a name with an e-mail address belongs to whoever logs in with it; log in or leave it out")
@@ -262,7 +270,7 @@ def checked(name: str) -> str:
 
 
 def _login() -> None:
-    if _providers() and not state.has_left():
+    if _providers() and not state.visit.gone:
         components.note_address()
     for provider, label in _providers().items():
         if st.button(label, key=f"login-{provider}", icon=":material/login:"):
@@ -273,8 +281,8 @@ def _login() -> None:
 
 
 def _providers() -> dict[str, str]:
-    """Where people can log in: the name for `st.login`, and the text of its button."""
-    if "is_logged_in" not in st.user:  # as it is when no login is configured
+    """Providers at which people can log in: the name for `st.login`, and the text of its button."""
+    if "is_logged_in" not in st.user:  # no login is configured
         return {}
     section = st.secrets["auth"]
     named = {provider: f"Log in with {provider}" for provider, value in section.items() if isinstance(value, Mapping)}
@@ -286,7 +294,7 @@ _LOG = logging.getLogger(f"{logs.OURS}.visitors")
 
 @dataclass(frozen=True)
 class Visitor:
-    """since, seen: when the page was opened and last drawn, in seconds since the epoch."""
+    """since, seen: when the page was opened and last drawn, in seconds since the epoch"""
 
     person: Person
     local: bool
@@ -312,7 +320,7 @@ def note(page: str) -> None:
 
 
 def visitors() -> list[Visitor]:
-    """Whose pages are open, who was active last first."""
+    """Visitors with open pages, the last active first."""
     present = [visitor for id, visitor in list(_here().items()) if _is_open(id)]
     return sorted(present, key=lambda visitor: -visitor.seen)
 
@@ -323,5 +331,5 @@ def _is_open(id: str) -> bool:
 
 @st.cache_resource(show_spinner=False)
 def _here() -> dict[str, Visitor]:
-    """By Streamlit's own id of a page, which opens nothing."""
+    """Visitors by Streamlit's own id of a page, which opens nothing."""
     return {}

@@ -1,4 +1,4 @@
-"""What a person may do: view, plan or launch, each with all that stands before it."""
+"""Roles of people: view, plan or launch; each includes those before it."""
 
 import json
 import math
@@ -14,7 +14,7 @@ ORDER: tuple[Role, ...] = get_args(Role)
 SETTING, DEFAULT = "SWITCHYARD_ROLES", "default"
 HOURS, USUAL_HOURS = "SWITCHYARD_LOGIN_HOURS", 12.0
 UNSET: Role = "launch"
-"""Everybody's role without a setting: all but looking after the studio, which is for who is on its machine then."""
+"""Everybody's role without a setting; looking after the studio is then left to people on its machine."""
 MEANING = {
     "view": "look at plans, reviews and reports",
     "plan": "make and save plans, discuss and decide",
@@ -37,8 +37,11 @@ def role_of(user: Any) -> Role:
 
 
 def is_logged_in(user: Any) -> bool:
-    """Whether a login vouches for the visitor, and did so lately. Streamlit's own cookie would hold for thirty days, also for
-    people whom the provider has shut out since. user: `st.user`. With a setting that cannot be read nobody is."""
+    """True if a login vouches for the visitor, and did so lately. user: `st.user`.
+
+    Streamlit's own cookie would hold for thirty days, also for people whom the provider has shut out since. Nobody is logged in
+    with a setting that cannot be read.
+    """
     if not getattr(user, "is_logged_in", False):
         return False
     issued = getattr(user, "iat", None)
@@ -49,7 +52,7 @@ def is_logged_in(user: Any) -> bool:
 
 
 def login_hours() -> float:
-    """For how many hours a login counts. Raises InputError where the setting is no such number."""
+    """Hours for which a login counts. Raises InputError if the setting is no such number."""
     text = os.environ.get(HOURS, "").strip()
     if not text:
         return USUAL_HOURS
@@ -63,20 +66,20 @@ def login_hours() -> float:
 
 
 def email_of(user: Any) -> str:
-    """The address that whoever logged the visitor in vouches for, in lower case; empty when there is none."""
+    """The visitor's address as the login's provider vouches for it, in lower case; empty when there is none."""
     if not is_logged_in(user) or getattr(user, "email_verified", True) is False:
         return ""
     return str(getattr(user, "email", "") or "").strip().lower()
 
 
 def are_set() -> bool:
-    """Whether the operator gave roles to people."""
+    """True if the operator gave roles to people."""
     return bool(os.environ.get(SETTING, "").strip())
 
 
 def mapping() -> dict[str, Role]:
-    """Roles by e-mail address in lower case, and under "default" that of everybody else. Raises InputError when the
-    setting, JSON or the path of a JSON file, cannot be read."""
+    """Roles by e-mail address in lower case; under "default" the role of everybody else. Raises InputError when the setting,
+    JSON or the path of a JSON file, cannot be read."""
     text = os.environ.get(SETTING, "").strip()
     if not text:
         return {DEFAULT: UNSET}
@@ -93,5 +96,5 @@ def mapping() -> dict[str, Role]:
 
 
 def includes(role: Role, needed: Role) -> bool:
-    """Whether a role may do what another one may."""
+    """True if a role includes another one."""
     return ORDER.index(role) >= ORDER.index(needed)

@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace, TrafficMatrix
 
 
 def capacity(problem: Problem) -> None:
-    """How many GPUs for a target time."""
+    """Search the number of GPUs for a target time, and show the sizes tried."""
     st.caption(
         "Finds the smallest cluster of equal parts that meets a target time. Every size gets a plan of its own: first sizes "
         "around the open cluster, then all between the smallest that meets the target and the next one below it."
@@ -43,7 +43,7 @@ def capacity(problem: Problem) -> None:
     part = _form(
         problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
     )
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "capacity",
         problem,
         {},
@@ -53,8 +53,11 @@ def capacity(problem: Problem) -> None:
 
 
 def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
-    """Target, part and system, and the button that starts the search; answers the part in words. takes: what the plan takes,
-    in a sentence; now: in seconds."""
+    """Target, part and system, and the button that starts the search; returns the part in words.
+
+    takes: time of the plan, in a sentence
+    now: that time in seconds
+    """
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = kept.number_input(
@@ -85,7 +88,7 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             "Find the number of GPUs",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=not target or not sizes or studies.running("capacity"),
+            disabled=not target or not sizes or studies.is_running("capacity"),
         ):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             studies.start_and_rerun(
@@ -145,7 +148,7 @@ def _show(problem: Problem, chosen: str, answer: CapacityAnswer, complete: bool)
 
 
 def _prices(part: Sequence[Node]) -> dict[str, float | None]:
-    """What a person pays for an hour of each type of GPU in the part, where that was said."""
+    """The price that a person pays for an hour of each type of GPU in the part; None where none was given."""
     with st.container(horizontal=True):
         prices = {
             kind: kept.number_input(
@@ -169,13 +172,13 @@ def _prices(part: Sequence[Node]) -> dict[str, float | None]:
 
 
 def _price(part: Sequence[Node], prices: Mapping[str, float | None]) -> float | None:
-    """What a part costs per hour; None where the price of one of its GPUs is not known."""
+    """The price of a part for an hour; None if the price of one of its GPUs is not known."""
     each = [prices.get(gpu.type) for node in part for gpu in node.gpus]
     return None if None in each else sum(each)
 
 
 def _answers_of_other_parts(problem: Problem, answer: CapacityAnswer, prices: Mapping[str, float | None]) -> list[str]:
-    """What earlier searches of this session found for the same target with clusters of other parts. prices: as `_prices`."""
+    """Results of earlier searches of this session for the same target with clusters of other parts. prices: as `_prices`."""
     about, parts, sentences = problem_arguments(problem), parts_of(problem.cluster), {}
     for job in cached.jobs(state.study_jobs()):
         asked = job.request.arguments
@@ -184,7 +187,7 @@ def _answers_of_other_parts(problem: Problem, answer: CapacityAnswer, prices: Ma
             continue
         try:
             found = cached.result_of(job)
-        except InputError:  # it is damaged
+        except InputError:  # the answer is damaged
             continue
         fewest = None if found is None else smallest(found.points, asked["target"])
         if fewest is not None:
@@ -197,7 +200,7 @@ def _answers_of_other_parts(problem: Problem, answer: CapacityAnswer, prices: Ma
 
 
 def honestly(points: list[CapacityPoint], target: float, answer: CapacityAnswer, complete: bool) -> str:
-    """What the search has shown and what it has not."""
+    """Sentences on the proven and the unproven part of the search."""
     system, fewest = SYSTEMS[answer.system].title, smallest(points, target)
     parts = [f"Built from {plain(answer.title)}, planned by {plain(system)}, simulated."]
     if fewest is not None:
@@ -210,7 +213,7 @@ def honestly(points: list[CapacityPoint], target: float, answer: CapacityAnswer,
 
 
 def _of_smaller(points: list[CapacityPoint], fewest: CapacityPoint, target: float, complete: bool) -> list[str]:
-    """Whether a smaller size than the smallest found could meet the target."""
+    """A sentence on smaller sizes than the smallest found: if one of them could meet the target."""
     smaller = [point for point in points if point.gpus < fewest.gpus]
     undecided = [point for point in smaller if not point.cannot_meet(target)]
     untried, sentences = _untried(points, fewest), []
@@ -227,7 +230,7 @@ def _of_smaller(points: list[CapacityPoint], fewest: CapacityPoint, target: floa
 
 
 def _of_larger(points: list[CapacityPoint], fewest: CapacityPoint, target: float, complete: bool) -> list[str]:
-    """Whether larger sizes than the smallest found meet the target too: with more GPUs time need not fall."""
+    """A sentence on larger sizes than the smallest found: with more GPUs time need not fall."""
     larger = [point for point in points if point.gpus > fewest.gpus]
     again = [str(point.gpus) for point in larger if not point.meets(target)]
     if again:
@@ -253,7 +256,7 @@ def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
 
 
 BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for any placement"}
-"""Columns of bounds, by the scope of the claim: no send order of the placement found is faster, and none of any placement
+"""Titles of bounds by the scope of the claim: no send order of the placement found is faster, or no plan of any placement
 without replicas and with equal slots per GPU."""
 
 
@@ -278,7 +281,7 @@ def as_text(points: list[CapacityPoint], target: float, price: float | None = No
 def to_download(
     points: list[CapacityPoint], answer: CapacityAnswer, prices: Mapping[str, float | None], price: float | None
 ) -> pd.DataFrame:
-    """The same as numbers, with what was asked for beside every size. price: of a part for an hour; prices: as `_prices`"""
+    """The sizes as numbers, with the question in each row. price: of a part for an hour; prices: as `_prices`."""
 
     def figures(values: Iterable[float | None]) -> list[float | None]:
         return [None if value is None else float(f"{1e3 * value:.6g}") for value in values]
@@ -300,7 +303,7 @@ def to_download(
 
 
 def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:
-    """Seconds below which no plan of a scope is, by the scope's title; only of scopes that some size has a bound of."""
+    """Bounds in seconds by the scope's title; only of scopes that some size has a bound of."""
     return {
         title: [point.bound if point.scope == scope else None for point in points]
         for scope, title in BOUNDS.items()
@@ -309,7 +312,7 @@ def _bounds(points: list[CapacityPoint]) -> dict[str, list[float | None]]:
 
 
 def _outcome(point: CapacityPoint, target: float) -> str:
-    """How a size stands to the target, as far as that is proven."""
+    """The outcome of a size against the target, as far as it is proven."""
     if point.total is None:
         return point.refused
     if point.meets(target):

@@ -1,7 +1,5 @@
-"""The upper half of the What-if page: sliders, and what the open plan and a baseline then take.
-
-The study of contention on the What-if page: from where on ordering sends pays.
-"""
+"""The upper half of the What-if page: sliders, and the times of the open plan and a baseline under them; and the contention
+study, which finds the contention from which ordering sends pays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ FORM = 180
 
 @dataclass(frozen=True)
 class Slider:
-    """A factor that can be changed. usual: where it changes nothing; said: a value in words."""
+    """A factor that can be changed. usual: the value without effect; said: a value in words."""
 
     field: str
     label: str
@@ -59,7 +57,7 @@ TOKENS = Slider(
     "tokens",
     "Tokens",
     (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-    "every recorded token stands for so many: a smaller or larger batch, routed alike",
+    "tokens for each recorded one: a smaller or larger batch with the same routing",
 )
 BATCH = Slider("tokens", "Batch", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), "sequences on every GPU")
 WIDTH = Slider(
@@ -111,8 +109,10 @@ def panel(problem: Problem) -> None:
 
 
 def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
-    """The open plan where it fits, otherwise what is deployed (None for a training step); and whether it is open. Raises
-    InputError where nothing was chosen as deployed and experts do not fit the GPUs."""
+    """The open plan if it fits, otherwise the baseline (None for a training step); and True if it is open.
+
+    Raises InputError when no baseline was chosen and experts do not fit the GPUs.
+    """
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
@@ -120,8 +120,8 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
 
 
 def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
-    """What a plan can be shown beside, by id: what is deployed, then the session's other plans that fit, the usual baselines
-    before the others."""
+    """Plans that a plan can be compared with, by id: the baseline, then the session's other plans that fit, the usual baselines
+    first."""
     try:
         now = cached.baseline(problem).plan
         deployed = {now.id: now}
@@ -137,7 +137,7 @@ def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
 
 
 def sliders_of(problem: Problem) -> list[Slider]:
-    """What can be changed of the open problem by a factor."""
+    """The factors of the open problem that can be changed."""
     sliders = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
         sliders.append(LATENCY)
@@ -149,7 +149,7 @@ def sliders_of(problem: Problem) -> list[Slider]:
 
 
 def choose(problem: Problem) -> Change:
-    """The sliders, and the change that they stand for."""
+    """The sliders, and the change that they make."""
     sliders = sliders_of(problem)
     at = {
         slider.field: kept.select_slider(
@@ -202,8 +202,8 @@ def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
 
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
-    """By which system to plan anew in place of a plan, and with which options: its own, or those of the one that is
-    proposed where that is a baseline or none for what is open."""
+    """System and options for a new plan in place of this one: its own, or the proposed system's if it is a baseline or none for
+    the open problem."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
         name = proposed_for(problem).name
@@ -212,10 +212,11 @@ def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
 
 
 def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
-    """Run the plan's system for what is changed, as a job; the plan that it found for exactly this, if it has."""
+    """Run the plan's system for the changed problem, as a job; return the plan that it found for exactly this change, if it
+    has."""
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
-    (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
+    job = studies.newest(REPLAN)
     more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
@@ -238,10 +239,10 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         return None
     again = found[0].plan
     if st.button(
-        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
+        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.session.plan
     ):
         state.take_plan(again.id, job.id)
-        state.open_plan(again.id)
+        state.update(plan=again.id)
         st.rerun()
     return again
 
@@ -250,11 +251,11 @@ def _start(problem: Problem, more: dict[str, Any]) -> None:
     try:
         state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
-        state.notice(str(error))
+        state.visit.notice = str(error)
 
 
 def _watch(job: runner.Job) -> None:
-    """The job's row until it has finished; then the page is drawn again."""
+    """The job's row until it has finished; then draw the page again."""
     running = not job.state.finished
 
     @failing.fragment(run_every=1 if running else None)
@@ -267,7 +268,7 @@ def _watch(job: runner.Job) -> None:
 
 
 def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_open: bool) -> None:
-    """The charts of the plans now and after the change; where the change cannot be, why, and how things are."""
+    """The charts of the plans now and after the change; if the change cannot be, the reason, and the plans now."""
     after: dict[str, Outlook] = {}
     try:
         if not change.is_none:
@@ -285,7 +286,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words, st.context.theme.type == "dark"), "what-if-totals")
     overlaps = problem.goal is not Goal.INFERENCE
-    by_gpu = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
+    by_gpu = len(cases[0].shown.resources) > 1  # GPUs of a step that do the same are one
     places = st.columns(2, gap="medium") if by_gpu else [None, st.container()]
     if by_gpu:
         with places[0]:
@@ -326,7 +327,7 @@ NO_CHANGE = Change()
 
 
 def outlooks_of(problem: Problem, plans: Sequence[Plan], change: Change = NO_CHANGE) -> dict[str, Outlook]:
-    """What plans take after a change, by plan id. Raises InputError when the change cannot be or a plan does not fit."""
+    """Outlooks of plans after a change, by plan id. Raises InputError when the change cannot be or a plan does not fit."""
     key = tuple(input_digests(problem).values())
     kept = {plan.id: _kept(plan.id, key, change.digest) for plan in plans}
     missing = [plan for plan in plans if kept[plan.id].outlook is None]
@@ -338,7 +339,7 @@ def outlooks_of(problem: Problem, plans: Sequence[Plan], change: Change = NO_CHA
 
 @dataclass
 class _Kept:
-    """Where an outlook is kept: several are simulated at once, and a cached function gives one."""
+    """Holder of an outlook: several are simulated at once, and a cached function gives one."""
 
     outlook: Outlook | None = None
 
@@ -361,7 +362,10 @@ def contention(problem: Problem) -> None:
         return
     wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
     if st.button(
-        "Run the contention study", icon=":material/play_arrow:", type="primary", disabled=studies.running("contention")
+        "Run the contention study",
+        icon=":material/play_arrow:",
+        type="primary",
+        disabled=studies.is_running("contention"),
     ):
         studies.start_and_rerun("contention", problem, wanted)
 
@@ -372,13 +376,13 @@ def contention(problem: Problem) -> None:
             st.caption(f"{plain(answer.plan)}. {_saved(problem, answer)} Costs: {plain(answer.cost_source)}.")
             studies.download(points, "contention")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
     )
 
 
 def _saved(problem: Problem, answer: ContentionAnswer) -> str:
-    """What orders can save as things are, at the most."""
+    """The most that orders can save as things are."""
     now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
     return (
         f"{now} no order of this placement can save more than {units.share(answer.most_saved)} of all at once (bound)."

@@ -1,4 +1,4 @@
-"""The lower half of the What-if page: studies that run as jobs and whose charts fill in as points arrive."""
+"""The lower half of the What-if page: studies that run as jobs, with charts that fill in as points arrive."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ import streamlit as st
 
 from app import kept, state, studies, widgets
 from app.charts import what_if_studies
-from app.charts import what_if_studies as charts
 from app.tables import plain
 from app.what_if.capacity import capacity
 from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, sliders_of, system_for
@@ -42,7 +41,7 @@ NOISE_LEVELS = tuple(percent / 100 for percent in range(0, MOST_NOISE + 1, 15))
 def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
-    newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
+    newest = max(KINDS, key=lambda kind: state.session.study_jobs.get(kind) or "")
     kind = (
         kept.segments(
             "Study",
@@ -63,9 +62,7 @@ def panel(problem: Problem) -> None:
 
 def curve(problem: Problem) -> None:
     """One slider over its whole range."""
-    st.caption(
-        "One slider over its whole range: the plan and a baseline as they are, and what a plan made for every value takes."
-    )
+    st.caption("One slider over its whole range: the plan and a baseline as they are, and plans made for each value.")
     try:
         plan, _ = plan_to_study(problem)
         others = others_of(problem, plan)
@@ -94,7 +91,9 @@ def curve(problem: Problem) -> None:
             f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
-        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.running("curve")):
+        if st.button(
+            "Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.is_running("curve")
+        ):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
             studies.start_and_rerun(
                 "curve",
@@ -108,7 +107,7 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time."
     )
 
@@ -128,14 +127,14 @@ def _tag(answer: CurveAnswer | SensitivityAnswer) -> str:
 
 
 def _how(answer: CurveAnswer | SensitivityAnswer) -> str:
-    """The origin of a study's times."""
+    """The method by which a study came to its times."""
     if answer.simulated:
         return "Simulated."
     return "Not simulated: every all-to-all at the time of its busiest port."
 
 
 def sensitivity(problem: Problem) -> None:
-    """What the plan's time depends on, as a tornado."""
+    """The parameters that the plan's time depends on, as a tornado."""
     st.caption(
         "What the plan's time depends on: one quantity at a time is lowered and raised by a share, with the plan unchanged."
     )
@@ -154,24 +153,26 @@ def sensitivity(problem: Problem) -> None:
             "Run the sensitivity study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=studies.running("sensitivity"),
+            disabled=studies.is_running("sensitivity"),
         ):
             studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
 
     def show(answer: SensitivityAnswer, complete: bool) -> None:
         points = answer.points
         if points:
-            widgets.chart(charts.tornado(points, answer.total, answer.share, complete, _tag(answer)), "what-if-tornado")
+            widgets.chart(
+                what_if_studies.tornado(points, answer.total, answer.share, complete, _tag(answer)), "what-if-tornado"
+            )
             st.caption(f"{plain(answer.plan)}. {_how(answer)} Costs: {plain(answer.cost_source)}.")
             studies.download(points, "sensitivity")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
     )
 
 
 def imprecision(problem: Problem) -> None:
-    """Aurora's Q4."""
+    """Aurora's Q4: plans made from traffic with noise."""
     st.caption(
         "Aurora's Q4 (§8.2): plans are made on the traffic as recorded and timed on a mixture of it with noise. Noise is what "
         "other layers of this recording do, or the layer's own traffic with its experts shuffled."
@@ -196,7 +197,7 @@ def imprecision(problem: Problem) -> None:
             "Run the imprecision study",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=levels is None or studies.running("imprecision"),
+            disabled=levels is None or studies.is_running("imprecision"),
         ):
             studies.start_and_rerun(
                 "imprecision",
@@ -213,9 +214,9 @@ def imprecision(problem: Problem) -> None:
         titles = {name: contender.title for name, contender in contenders_of(problem).items()}
         left, right = st.columns(2, gap="medium")
         with left:
-            widgets.chart(charts.imprecise_times(points, titles, complete), "what-if-imprecise")
+            widgets.chart(what_if_studies.imprecise_times(points, titles, complete), "what-if-imprecise")
         with right:
-            widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
+            widgets.chart(what_if_studies.speed_ups(points, titles), "what-if-speed-ups")
         st.caption(
             f"Simulated. Noise: {plain(NOISES[answer.noise])}. Bands go from the least to the most of "
             f"{answer.seeds} draws, lines through the median. {_gain_in_words(points, titles)}Costs: "
@@ -223,13 +224,13 @@ def imprecision(problem: Problem) -> None:
         )
         studies.download(points, "imprecision")
 
-    studies.watch_of_problem(
+    studies.watch_for_problem(
         "imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute."
     )
 
 
 def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> str:
-    """Aurora's gain without noise and with the most, beside what the paper's lost."""
+    """Aurora's gain without noise and with the most, compared with the loss in the paper."""
     if (gained := gains(points)) is None:
         return ""
     baseline, first, last = gained

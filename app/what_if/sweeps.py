@@ -1,7 +1,4 @@
-"""The panel of the What-if page that sweeps one parameter of a plan for a training step.
-
-The What-if page's generator of synthetic routing logs.
-"""
+"""Sweeps of one parameter of a training plan on the What-if page, and its generator of synthetic routing logs."""
 
 import re
 from dataclasses import replace
@@ -11,7 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, failing, kept, state, studies, tables, widgets
+from app import failing, kept, state, studies, tables, widgets
 from app.charts import sweep as charts
 from app.tables import plain
 from engine import units
@@ -63,7 +60,7 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
 
 def panel(problem: Problem) -> None:
-    """Choose, run, watch and show."""
+    """Choose a sweep, run it, and show its points."""
     kind = (
         kept.segments(
             "Sweep",
@@ -77,7 +74,7 @@ def panel(problem: Problem) -> None:
     )
     st.caption(KINDS[kind][1])
     wanted = _wanted(kind, problem)
-    job = _newest(kind)
+    job = studies.newest(_key(kind))
     running = job is not None and not job.state.finished
     if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
         _start(kind, problem, wanted)
@@ -87,7 +84,7 @@ def panel(problem: Problem) -> None:
             icon=":material/info:",
         )
         return
-    studies.watch_study(
+    studies.watch(
         _key(kind),
         lambda result: _show(kind, job, result),
         "No sweep yet: press Run the sweep. It takes a few seconds.",
@@ -95,8 +92,8 @@ def panel(problem: Problem) -> None:
 
 
 def values_of(text: str, kind: Kind) -> list[float]:
-    """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending.
-    Raises InputError for anything else, and for values that cannot be swept."""
+    """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending. Raises
+    InputError for anything else, and for values that cannot be swept."""
     values: list[float] = []
     for part in re.split(r"[,;\s]+", text.strip()):
         stretch = re.fullmatch(r"(\d{1,6})[-–…](\d{1,6})", part)
@@ -115,14 +112,8 @@ def values_of(text: str, kind: Kind) -> list[float]:
     return check_values(kind, values)
 
 
-def _newest(kind: Kind) -> runner.Job | None:
-    """The newest sweep of a kind in this session."""
-    id = state.study_job(_key(kind))
-    return next(iter(cached.jobs([id] if id else [])), None)
-
-
 def _key(kind: Kind) -> str:
-    """Under which the session keeps the newest sweep of a kind."""
+    """Key under which the session keeps the newest sweep of a kind."""
     return f"sweep-{kind}"
 
 
@@ -136,7 +127,7 @@ def _usual(kind: Kind, problem: Problem) -> str:
 
 
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
-    """Values and settings as a sweep takes them; None, and said why, where they cannot be."""
+    """Values and settings as a sweep takes them; None, after saying why, if they cannot be."""
     settings: dict[str, Any] = {}
     text = kept.text_input(
         FIELDS[kind],
@@ -148,8 +139,8 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         if kind == "micro_op":
             # The size alone is swept unless a person wants the packing to follow it.
             settings = {
-                "packing": kept.show("sweep", LinaOptions, "packing", default="off"),
-                "pipelining": kept.show("sweep", LinaOptions, "pipelining"),
+                "packing": kept.option_input("sweep", LinaOptions, "packing", default="off"),
+                "pipelining": kept.option_input("sweep", LinaOptions, "pipelining"),
             }
         elif kind == "degree":
             settings = {
@@ -169,8 +160,8 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
                 )
             }
             names = ("weight_gradients", "irregular")
-            settings |= {name: kept.show("sweep", LancetOptions, name) for name in names}
-        settings["bucket_mb"] = kept.show("sweep", BucketOptions, "bucket_mb")
+            settings |= {name: kept.option_input("sweep", LancetOptions, name) for name in names}
+        settings["bucket_mb"] = kept.option_input("sweep", BucketOptions, "bucket_mb")
     try:
         wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
         if not settings.get("orders", True) or not settings.get("parts", True):
@@ -194,7 +185,7 @@ def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
 
 
 def _is_about(job: runner.Job, problem: Problem) -> bool:
-    """Whether a sweep was of what is open now."""
+    """True if a sweep was of the open problem."""
     then = job.request.arguments
     return {name: then[name] for name in then if name != "sweep"} == problem_arguments(problem)
 
@@ -250,27 +241,21 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
     chosen = points[picked[0]] if picked else best
     tables.show(as_text(kind, points), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
     with st.container(horizontal=True, vertical_alignment="center"):
-        opened = chosen.plan_id == state.plan_id()
+        opened = chosen.plan_id == state.session.plan
         if st.button("Open this plan", icon=":material/route:", key=f"sweep-open-{kind}", disabled=opened):
             state.take_plan(chosen.plan_id, job.id)
-            state.open_plan(chosen.plan_id)
+            state.update(plan=chosen.plan_id)
             st.rerun()
         named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
         how = "" if picked else ", the best; select a row for another"
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
-        st.download_button(
-            "Points as CSV",
-            lambda: _as_csv(points),
-            f"sweep-{kind}-{job.id}.csv",
-            "text/csv",
-            icon=":material/download:",
-            on_click="ignore",
-            key=f"sweep-csv-{kind}",
+        widgets.download(
+            "Points as CSV", lambda: _as_csv(points), f"sweep-{kind}-{job.id}.csv", key=f"sweep-csv-{kind}"
         )
 
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
-    """The figures as text with units, a row a point."""
+    """The figures as text with units, one row for each point."""
     factor, unit = units.scale_of(max(point.total for point in points), units.TIME)
 
     def column(value) -> list[str]:
@@ -307,14 +292,14 @@ PREVIEW = 40_000_000
 
 
 POWER_LAW = "power law"
-"""The form's own recipe, beside the presets."""
+"""The form's own recipe, in the list of presets."""
 
 
 @failing.fragment
 def synthetic_panel() -> None:
-    """The choice of a recipe, what it makes for the open model, and a button that opens it. Needs a model and a cluster, no
+    """The choice of a recipe, its result for the open model, and a button that opens it. Needs a model and a cluster, no
     recording."""
-    model, gpus = state.model(), len(state.cluster().gpus)
+    model, gpus = state.session.model, len(state.session.cluster.gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} per token"
     st.caption(f"A synthetic routing log, drawn and not recorded, for {plain(model.name)}: {sizes}.")
     left, right = st.columns([3, 7], gap="medium")
@@ -331,7 +316,7 @@ def synthetic_panel() -> None:
                 trace = recipe.draw(model)
                 state.open_workload(trace)
                 state.remember_model(trace.digest, model)
-                state.notice(f"opened {trace.name}: it was not recorded")
+                state.visit.notice = f"opened {trace.name}: it was not recorded"
                 st.rerun()
             shown = _preview(model, recipe)
         except InputError as error:
@@ -342,7 +327,7 @@ def synthetic_panel() -> None:
 
 
 def _recipe() -> Recipe | ImbalanceRecipe:
-    """What the form asks for."""
+    """The recipe in the form."""
     kind = kept.selectbox(
         "Recipe",
         [POWER_LAW, *PRESETS],
@@ -387,8 +372,8 @@ def _recipe() -> Recipe | ImbalanceRecipe:
             MOST_STEPS,
             USUAL_STEPS,
             key="synthetic-steps",
-            help="into which the tokens are divided, one after another; in twelve a hotspot of a quarter of the experts "
-            "goes once round, and three bursts come",
+            help="equal parts of the tokens, in order; in twelve of them a hotspot of a quarter of the experts goes once "
+            "round, with three bursts",
         )
     return ImbalanceRecipe(kind, tokens, int(steps), _seed())
 
@@ -413,7 +398,7 @@ def _drawn(digest: str, recipe: Recipe | ImbalanceRecipe, _model: MoEModel) -> R
 
 
 def _show_synthetic(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRecipe) -> None:
-    """Its popularity, how uneven its steps are, and how many hops stay on their GPU."""
+    """The trace's popularity, the unevenness of its steps, and the share of hops that stay on their GPU."""
     layers, experts = trace.layers, trace.num_experts
     load = trace.load
     skew = Balance.of(load).factors
@@ -450,7 +435,7 @@ def _show_synthetic(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRe
 
 
 def _show_steps(trace: RoutingTrace, recipe: ImbalanceRecipe) -> None:
-    """The skew of single steps, where they differ: the sum of all steps may be even."""
+    """The skew of single steps, if they differ: the sum of all steps may be even."""
     if not recipe.preset.by_step:
         return
     of_step = [Balance.of(load).mean for load in load_of_steps(trace, recipe.steps)]

@@ -18,7 +18,7 @@ from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
 from app import failing, simulations
 from app.state import address
-from app.state.session import Session
+from app.state.stored import Session
 from engine.jobs import runner
 from engine.plan import Plan
 from tests import warm

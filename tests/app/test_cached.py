@@ -56,7 +56,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_problem_is_read_without_writing_and_its_job_has_its_recording(empty_session, started) -> None:
-    state.open_model(MODEL)
+    state.change(model=MODEL)
     state.open_cluster(CLUSTER)
     state.open_step(usual_step(MODEL, len(CLUSTER.gpus)))
     before = files()
@@ -70,19 +70,19 @@ def test_a_problem_is_read_without_writing_and_its_job_has_its_recording(empty_s
 
 def test_the_model_of_the_open_recording_is_not_remembered_by_reading(empty_session) -> None:
     state.open_workload(ExpertLoad("loads", np.ones((len(MODEL.moe_layers), MODEL.experts)), MODEL.moe_layers))
-    state.open_model(MODEL)
+    state.change(model=MODEL)
     state.open_cluster(CLUSTER)
     before = files()
     assert cached.problem() is not None
-    assert files() == before and state.model_of(state.workload_digest()) is None
+    assert files() == before and state.session.model_of.get(state.session.workload) is None
 
 
 def test_a_traffic_matrix_is_found_by_a_job_as_the_model_makes_it(empty_session, started) -> None:
     state.open_workload(TrafficMatrix("traffic", np.ones((2, 8, 8)), 1.0))
-    state.open_model(MODEL)
+    state.change(model=MODEL)
     state.open_cluster(CLUSTER)
     problem = cached.problem()
-    assert problem.workload.digest != state.workload_digest()  # a token of this model has more bytes
+    assert problem.workload.digest != state.session.workload  # a token of this model has more bytes
     widgets.start_job_on(problem, "optimise", {})
     assert problem_from(started[0]).workload.digest == problem.workload.digest
 
@@ -219,7 +219,7 @@ def test_a_session_that_has_left_does_not_wait(beside, monkeypatch):
     def left() -> None:
         raise LeftError
 
-    monkeypatch.setattr(state, "end_if_left", left)
+    monkeypatch.setattr(type(state.visit), "end_if_left", lambda visit: left())
     problem = small()
     with pytest.raises(LeftError):
         simulations.outlooks(problem, [linear_plan(problem)], Change(network=3))

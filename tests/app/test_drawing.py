@@ -42,19 +42,19 @@ def drawn(name: str = "mixed-8") -> dict:
 
 
 def test_an_edit_becomes_the_open_cluster_and_a_new_table(session) -> None:
-    before = state.edit_round()
+    before = state.visit.edit_round
     session(1, drawn())
-    assert state.cluster() == cluster_presets()["mixed-8"].cluster
-    assert state.edit_round() == before + 1
-    assert state.drawn() == (1, None)
+    assert state.session.cluster == cluster_presets()["mixed-8"].cluster
+    assert state.visit.edit_round == before + 1
+    assert state.visit.drawn == (1, None)
 
 
 def test_an_edit_that_was_answered_already_is_ignored(session) -> None:
     session(4, drawn())
     for serial in (4, 3):
         session(serial, drawn("exflow-4-nodes"))
-        assert state.cluster().name == "mixed-8"
-        assert state.drawn() == (4, None)
+        assert state.session.cluster.name == "mixed-8"
+        assert state.visit.drawn == (4, None)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_a_drawing_that_cannot_be_is_refused_with_its_reason_and_the_last_one_st
     wrong = drawn()
     fault(wrong)
     session(2, wrong)
-    assert state.cluster() == cluster_presets()["exflow-4-nodes"].cluster
-    serial, complaint = state.drawn()
+    assert state.session.cluster == cluster_presets()["exflow-4-nodes"].cluster
+    serial, complaint = state.visit.drawn
     assert serial == 2
     assert complaint.startswith("the drawing: ")
     assert reason in complaint
     state.open_cluster(cluster_presets()["mixed-8"].cluster)
-    assert state.drawn() == (2, None)
+    assert state.visit.drawn == (2, None)
 
 
 def test_clearing_the_board_closes_the_cluster(session) -> None:
     session(1, drawn())
     session(2, None)
-    assert state.cluster() is None
+    assert state.session.cluster is None
     assert json.loads(store.load_session(TOKEN))["cluster"] is None
 
 

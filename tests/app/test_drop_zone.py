@@ -221,7 +221,7 @@ def test_several_models_are_offered_and_none_is_opened(app: AppTest) -> None:
     assert offered(app)[0] == "DeepSeek-R1, DeepSeek-V3" and len(offered(app)) > 1
     press(app, app.button(key="fitting-DeepSeek-R1").label)
     assert app.session_state["model"] == model_presets()["DeepSeek-R1"].model
-    assert state.session.Session.model_validate({"configs": app.session_state["configs"]}).configs == {
+    assert state.stored.Session.model_validate({"configs": app.session_state["configs"]}).configs == {
         app.session_state["model"].digest: "deepseek-ai/DeepSeek-R1"
     }
 
@@ -263,9 +263,9 @@ def two(own_data_folder: Path, empty_session: None) -> list[str]:
     for name in ("tiny-moe-alpha", "tiny-moe-beta"):
         model = model_presets()[name].model
         state.open_workload(RECIPE.draw(model))
-        state.open_model(model)
-        state.remember_model(state.workload_digest(), model)
-    return list(state.workloads())
+        state.change(model=model)
+        state.remember_model(state.session.workload, model)
+    return list(state.session.workloads)
 
 
 def click(key: str, row: int) -> None:
@@ -274,19 +274,19 @@ def click(key: str, row: int) -> None:
 
 def test_a_click_opens_a_recording_with_its_model(two: list[str]) -> None:
     click(workload.OPEN, 0)
-    workload._open_recordings(two)
-    assert state.workload_digest() == two[0] and state.model().name == "tiny-moe-alpha"
+    workload._open_pressed(two)
+    assert state.session.workload == two[0] and state.session.model.name == "tiny-moe-alpha"
 
 
 def test_a_recording_is_removed(two: list[str]) -> None:
-    state.set_others([two[0]])
+    state.update(others=[two[0]])
     click(workload.REMOVE, 1)
     workload._remove(two)
-    assert list(state.workloads()) == [two[0]] and state.workload_digest() == two[0]
+    assert list(state.session.workloads) == [two[0]] and state.session.workload == two[0]
     click(workload.REMOVE, 0)
     workload._remove([two[0]])
-    assert not state.workloads() and state.workload_digest() is None and not st.session_state.others
-    assert "no longer in this session" in state.take_notice()
+    assert not state.session.workloads and state.session.workload is None and not st.session_state.others
+    assert "no longer in this session" in state.visit.take("notice")
 
 
 def test_titles_are_short() -> None:

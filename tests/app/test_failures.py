@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import cached, header, state, uploads
 from app import failing as page_faults
-from app.state.session import Session, read, write
+from app.state.stored import Session, read, write
 from engine import store
 from engine.errors import InputError
 from engine.store import database, team

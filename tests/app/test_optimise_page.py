@@ -216,9 +216,13 @@ def test_a_plan_is_in_the_table_before_the_others_are_found(planned: AppTest, mo
 
 
 def test_whoever_watches_a_job_is_told_of_every_result(empty_session) -> None:
-    assert not state.newly_written("job", None) and not state.newly_written("job", None)
-    assert state.newly_written("job", 1) and not state.newly_written("job", 1) and state.newly_written("job", 2)
-    assert not state.newly_written("of another session", 5)
+    assert not state.visit.newly_written("job", None) and not state.visit.newly_written("job", None)
+    assert (
+        state.visit.newly_written("job", 1)
+        and not state.visit.newly_written("job", 1)
+        and state.visit.newly_written("job", 2)
+    )
+    assert not state.visit.newly_written("of another session", 5)
 
 
 def test_a_way_to_travel_is_kept_and_only_plans_of_that_way_are_compared(planned: AppTest) -> None:

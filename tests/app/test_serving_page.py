@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from app import cached, model_catalogue
 from app.charts import serving as charts
 from app.charts import stacks
-from app.state.session import Session, write
+from app.state.stored import Session, write
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.costs import Datasheet

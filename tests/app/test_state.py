@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from app import state
 from app.optimise import goal
 from app.state import address
-from app.state.session import MOST_CHOICES, VERSION, Session, read, write
+from app.state.stored import MOST_CHOICES, VERSION, Session, read, write
 from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
@@ -253,10 +253,10 @@ def test_every_page_opens_without_what_was_left_out(sample: AppTest, name: str) 
 @pytest.mark.usefixtures("empty_session")
 def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
     model, cluster = model_presets()["Mixtral-8x7B"].model, cluster_presets()["mixed-8"].cluster
-    state.open_model(model)
+    state.change(model=model)
     state.open_cluster(cluster)
     state.open_step(usual_step(model, 8))
-    state.open_cost({"source": "silicon"})
+    state.update(cost={"source": "silicon"})
     state.add_saved(DIGEST, None)
     state.add_saved("b" * 64, 4)
     state.keep_choice("compute", 2.0)

@@ -18,8 +18,8 @@ import numpy as np
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.state.session import Session as Opened
-from app.state.session import write
+from app.state.stored import Session as Opened
+from app.state.stored import write
 from app.what_if.live import FASTER
 from engine import store, units
 from engine.cli.output import table

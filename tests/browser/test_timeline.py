@@ -6,10 +6,11 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from engine.jobs import runner, tasks
+from engine.jobs import runner
 from engine.plan import Plan
 from engine.simulate import simulate
 from engine.simulate.events import waits
+from engine.store.problems import problem_from
 from engine.units import share
 from tests.browser.conftest import TITLES, settle, shoot
 from tests.cases.sessions import JOB
@@ -17,7 +18,7 @@ from tests.cases.sessions import JOB
 
 def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_folder: Path) -> None:
     job = runner.find(JOB, data_folder)
-    problem = tasks.problem_from(job.request.arguments)
+    problem = problem_from(job.request.arguments)
     (opened, _) = job.result["candidates"]
     timeline = simulate(Plan.from_dict(opened["plan"], "plan"), problem)
 

@@ -82,7 +82,7 @@ def test_nothing_is_left_after_an_error_not_even_a_process_inside(error):
 
 @needs_testbed
 def test_nothing_is_left_when_it_cannot_be_finished(monkeypatch):
-    monkeypatch.setattr(testbed, "_tc", lambda *arguments: testbed._ip("no-such-object"))
+    monkeypatch.setattr(testbed, "_shape", lambda *arguments: testbed._ip("no-such-object"))
     with pytest.raises(InputError, match=r"refuse.*no-such-object.*sch_tbf") as caught:
         Testbed(np.full(2, MBIT)).__enter__()
     assert "\n" not in str(caught.value) and not own_namespaces()

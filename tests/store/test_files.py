@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from app.state.session import Session, write
+from app.state.stored import Session, write
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster

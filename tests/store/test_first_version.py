@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.state.session import read
+from app.state.stored import read
 from engine import store
 from engine.cluster import Cluster
 from engine.errors import InputError

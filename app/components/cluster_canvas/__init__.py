@@ -26,10 +26,13 @@ _component = st.components.v2.component(
 
 @dataclass(frozen=True)
 class OnGpu:
-    """What a plan puts on one GPU.
+    """Load of one GPU under a plan.
 
-    text: its experts, short; tokens: its share of them, short; label: both in words; share: tokens relative to the GPU
-    with most, 0 … 1; layers: its experts in every layer
+    text: its experts, short
+    tokens: its share of them, short
+    label: both in words
+    share: tokens relative to the GPU with most, 0 … 1
+    layers: its experts in every layer
     """
 
     text: str
@@ -41,8 +44,13 @@ class OnGpu:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The port that is busy longest. fabric: whether it leads to the fabric, or to the node's own links; sends: whether it
-    is busy sending, or receiving; seconds: for how long; text: all that in words."""
+    """The port that is busy longest.
+
+    fabric: True if it leads to the fabric, False to the node's own links
+    sends: True if it is busy sending, False receiving
+    seconds: of being busy
+    text: all of it in words
+    """
 
     rank: int
     fabric: bool
@@ -53,7 +61,7 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Overlay:
-    """What a plan puts on the drawing. gpus: in rank order; bottleneck: None where nothing is sent."""
+    """A plan on the drawing. gpus: in rank order; bottleneck: None if nothing is sent."""
 
     gpus: tuple[OnGpu, ...]
     bottleneck: Bottleneck | None
@@ -61,8 +69,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Edit:
-    """A cluster as the board sent it, unchecked (None: everything was removed), and the number of the edit, which has to
-    be answered."""
+    """A cluster as the board sent it, unchecked (None: everything was removed), and the number of the edit, which has to be
+    answered."""
 
     serial: int
     cluster: dict[str, Any] | None
@@ -77,9 +85,13 @@ def cluster_canvas(
     key: str,
     on_edit: Callable[[], None],
 ) -> None:
-    """Show the board. answered: number of the last edit that was dealt with; refused: `cluster` is what there was before
-    it; session: another number for another session, whose history of edits begins anew; on_edit: called before the next run
-    when there is a new edit, to be read with `edit_of`."""
+    """Show the board.
+
+    answered: number of the last edit that was dealt with
+    refused: True if `cluster` is the one before that edit
+    session: another number for another session, which has a history of edits of its own
+    on_edit: called before the next run when there is a new edit, to be read with `edit_of`
+    """
     _component(
         key=key,
         data={

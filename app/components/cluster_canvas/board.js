@@ -8,8 +8,8 @@ const UNNAMED = "my cluster";
 let lastId = 0;
 const freshId = () => `i${++lastId}`;
 
-// cluster: null for none. What looks like a part of `before` (a node by its name, a GPU by its place in it) keeps that
-// part's identity, and with it whether it is selected.
+// cluster: null for none. A part that `before` has too (a node by its name, a GPU by its place in it) keeps that part's
+// identity, and with it its selection.
 function drawingOf(cluster, before = null) {
   const drawing = structuredClone(cluster ?? { name: UNNAMED, nodes: [], latency: 0 });
   const known = new Map((before?.nodes ?? []).map((node) => [node.name, node]));
@@ -30,7 +30,7 @@ function clusterOf(drawing) {
   return cluster;
 }
 
-// Equal whatever the order of the keys, and whether an absent value is null or missing. null: no cluster at all.
+// Equal in any order of the keys; an absent value may be null or missing. null: no cluster at all.
 function sameCluster(one, other) {
   const plain = (value) => {
     if (Array.isArray(value)) return value.map(plain);
@@ -45,8 +45,8 @@ function sameCluster(one, other) {
 class Board {
   constructor(cluster) {
     this.drawing = drawingOf(cluster);
-    this.links = {}; // what a node of a GPU type is given, by type
-    this.presets = []; // names that what was changed must not keep
+    this.links = {}; // links that a node gets, by GPU type
+    this.presets = []; // names that a changed cluster must not keep
     this.past = [];
     this.future = [];
     this.selected = new Set();
@@ -72,7 +72,7 @@ class Board {
     return this.drawing.nodes.filter((node) => this.selected.has(`link ${node.id}`));
   }
 
-  // One step of the history. `change` gets a copy, and nodes that it leaves empty go; returns whether anything changed.
+  // One step of the history. `change` gets a copy, and nodes that it leaves empty go; returns true if anything changed.
   edit(change) {
     const next = structuredClone(this.drawing);
     change(next);
@@ -109,7 +109,7 @@ class Board {
     return true;
   }
 
-  // Another session's cluster: nothing of what was drawn before can be brought back.
+  // Another session's cluster: no earlier drawing can be brought back.
   begin(cluster) {
     this.past = [];
     this.future = [];
@@ -174,7 +174,7 @@ class Board {
     });
   }
 
-  // `count` more of every selected node and of every selected GPU outside of those, each beside what it is a copy of.
+  // `count` more of every selected node and of every selected GPU outside of those, each next to its original.
   duplicate(count) {
     const nodes = new Set(this.selectedNodes.map((node) => node.id));
     const gpus = new Set(this.selectedGpus.map((gpu) => gpu.id));

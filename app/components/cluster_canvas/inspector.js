@@ -1,5 +1,5 @@
-// What is selected, as a form. Numbers in the units that people read; an empty field means that the values differ. The
-// fields stay the same elements as long as the same things are selected, so that whoever types in them is not interrupted.
+// The selection as a form. Numbers in the units that people read; an empty field means that the values differ. The fields
+// stay the same elements as long as the same things are selected, so that typing in them is not interrupted.
 
 const GBIT = 1e9 / 8, GIB = 2 ** 30, GIGA = 1e9, TERA = 1e12;
 const GPU_FIELDS = [
@@ -165,7 +165,7 @@ class Inspector {
     return html("div", { className: "more" }, [count, act(`more ${what}s like this`, more), act("Remove", () => studio.removeSelected())]);
   }
 
-  // What the plan that is laid over the drawing puts on the GPU.
+  // Experts and tokens on the GPU under the plan that is laid over the drawing.
   planText() {
     const { studio, board } = this, made = html("div", { className: "plan" });
     this.updates.push(() => {
@@ -176,7 +176,7 @@ class Inspector {
     return made;
   }
 
-  // The controls. `read` gives the values of all that is selected, in SI units; `edit` changes the board and says whether.
+  // The controls. `read` gives the values of all that is selected, in SI units; `edit` changes the board and returns true if it did.
 
   number(title, read, unit, { zero = false, empty = false }, edit) {
     const input = html("input", { type: "number", min: "0", step: "any" });
@@ -216,7 +216,7 @@ class Inspector {
     return labelled(title, select);
   }
 
-  // Why what was typed into a control does not count, below it. Answers that nothing changed.
+  // Why a typed value does not count, below its control. Answers that nothing changed.
   complain(control, text) {
     control.closest("label, .more").after(html("p", { className: "wrong", role: "alert", textContent: text }));
     return false;
@@ -226,7 +226,7 @@ class Inspector {
     for (const one of this.panel.querySelectorAll(".wrong")) one.remove();
   }
 
-  // What is being typed stays until it is done with; then the field shows what counts.
+  // Text stays while it is typed; then the field shows the value that counts.
   control(input, fill, commit) {
     let typing = false;
     input.addEventListener("input", () => { typing = true; });

@@ -1,4 +1,4 @@
-// The board on the page: what is selected and said, the keys, and the word with Python. Called again at every rerun, so
+// The board on the page: selection, messages, keys, and the exchange with Python. Called again at every rerun, so
 // everything that has to stay lives in `Studio`, which is kept on the element.
 
 class Studio {
@@ -19,7 +19,7 @@ class Studio {
     this.resized = new ResizeObserver(() => this.view.resize());
   }
 
-  // What Python says now. An answer to an edit that was not the last one is out of date.
+  // Python's latest answer. An answer to an edit that was not the last one is out of date.
   take(data, send) {
     this.send = send;
     this.fillPalette(data.types);
@@ -45,7 +45,7 @@ class Studio {
     return JSON.stringify([this.board.drawing, this.types, this.shownOverlay]);
   }
 
-  // Runs an edit of the board that says whether it changed anything, draws, and tells Python.
+  // Runs an edit of the board that returns true if it changed anything, draws, and tells Python.
   change(edit) {
     if (!edit()) return false;
     this.serial += 1;
@@ -82,7 +82,7 @@ class Studio {
       one.setAttribute("tabindex", id === this.focused ? "0" : "-1");
     }
     this.inspector.show();
-    // Whoever pressed a button that has gone with what was selected goes on at the board.
+    // After a button that has gone with the selection the focus goes to the board.
     if (inPanel && !panel.contains(active())) (this.items.get(this.focused) ?? this.find("board")).focus({ preventScroll: true });
     const { drawing, gpus, past, future } = this.board;
     this.find("undo").disabled = !past.length;
@@ -122,7 +122,7 @@ class Studio {
     this.reveal(this.focused);
   }
 
-  // Where a press on the palette adds: the node that is selected, or whose GPU or link is; null for a new one.
+  // Node to which a press on the palette adds: the selected one, or that of the selected GPU or link; null for a new one.
   get target() {
     const [first] = this.board.selected;
     return first ? this.board.nodeOf(first.replace("link ", ""))?.id ?? null : null;
@@ -225,7 +225,7 @@ class Studio {
     });
   }
 
-  // Whether a key was for the board.
+  // True if a key was for the board.
   key(event) {
     const control = event.ctrlKey || event.metaKey, key = event.key.toLowerCase(), from = event.target;
     if (from.matches("input, select")) {

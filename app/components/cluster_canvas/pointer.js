@@ -68,7 +68,7 @@ function pressPalette(studio, event, chosen) {
 }
 
 // Something in the hand of the pointer, from its press on `target` until it is put down. acts: start, when it is lifted;
-// node (its id, or null beside the nodes) and palette, where it is put down; click, when it never moved; end, at last.
+// node (its id, or null outside of the nodes) and palette, where it is put down; click, when it never moved; end, at last.
 function carry(studio, target, event, colour, text, acts) {
   const ghost = studio.find("ghost");
   const over = (now) => {
@@ -110,8 +110,8 @@ function within(one, event) {
   return contains(frame, { x: event.clientX, y: event.clientY });
 }
 
-// Follow a pointer from its press until it is let go. move(event, whether it is the first one, some pixels from the press);
-// done(last event, whether it was let go and not taken away or given up by Escape, whether it had moved).
+// Follow a pointer from its press until it is let go. move(event, true for the first one, some pixels from the press);
+// done(last event, true if it was let go and not taken away or given up by Escape, true if it had moved).
 function follow(target, press, move, done) {
   let moved = false;
   const stop = new AbortController(), listening = { signal: stop.signal };

@@ -76,7 +76,7 @@ class View {
     return new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM().inverse());
   }
 
-  // What can be read at this size: all; the names of nodes and types; the names of nodes alone.
+  // Text that can be read at this size: all; the names of nodes and types; the names of nodes alone.
   write() {
     const level = this.scale > 0.72 ? "near" : this.scale > 0.4 ? "middle" : "far";
     const letters = level === "near" ? null : READABLE / this.scale;

@@ -1,4 +1,4 @@
-"""What is kept of a browser session, and its JSON text: written, and read again by whatever version comes later."""
+"""The stored part of a browser session, and its JSON text: written, and read again by later versions."""
 
 import json
 import re
@@ -17,12 +17,14 @@ from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 
 VERSION = 3
-"""Of the text that `Session` is written as. Raise it when a field is renamed or means something else, and let `read` mend
-the older texts. 1 had the same fields and no version, 2 had the sliders of
-the What-if page apart from other choices."""
+"""Version of the text that `Session` is written as.
+
+Raise it when a field is renamed or means something else, and let `read` mend the older texts. 1 had the same fields and no
+version, 2 had the sliders of the What-if page apart from other choices.
+"""
 DATASHEET = {"source": "datasheet"}
 _CONFIG = re.compile(r"[0-9a-f]{64}|[\w.-]{1,100}/[\w.-]{1,100}")
-"""Python's: as a pattern of pydantic's it takes 20 MB."""
+"""Python's own: as a pydantic pattern it takes 20 MB."""
 
 
 def _is_cost(cost: dict[str, Any]) -> dict[str, Any]:
@@ -48,33 +50,36 @@ def _is_config(config: str) -> str:
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a recording or a document, or the id of a plan."""
 Config = Annotated[str, AfterValidator(_is_config)]
-"""Where the Hugging Face `config.json` of a model is: a digest in the data folder, or a checkpoint of the packaged models."""
+"""Source of a model's Hugging Face `config.json`: a digest in the data folder, or a checkpoint of the packaged models."""
 Cost = Annotated[dict[str, Any], AfterValidator(_is_cost)]
 """A cost source as `engine.costs.choice` writes it."""
 CostOfFile = Annotated[Cost, AfterValidator(_is_of_file)]
-"""One that came from a file, and has its name."""
+"""A cost source that came from a file, and has its name."""
 
 
 MOST_CHOICES = 400
-"""Widgets whose values a session keeps; the pages have some 150."""
+"""Most widgets with a kept value; the pages have some 150."""
 Scalar = bool | int | float | Annotated[str, Field(max_length=1000)] | None
 Choice = Scalar | Annotated[list[Scalar], Field(max_length=1000)]
-"""What a person chose on a widget: an option or a number, or several."""
+"""Value that a person chose on a widget: an option or a number, or several."""
 
 
 class RemovedPlan(Frozen):
-    """A plan that a person took from the list. name: what it was called; job: the newest job then, as one that finds the
-    plan later brings it back."""
+    """A plan that a person took from the list.
+
+    name: its name then
+    job: the newest job then; a later job that finds the plan brings it back
+    """
 
     name: str
     job: str
 
 
 class Session(Frozen):
-    """Everything that a reload, another tab or a restarted server finds as it was.
+    """The fields that a reload, another tab or a restarted server finds as they were.
 
-    Every field has a default, so that a stored session can lack it, and a title, which says what was left out where a
-    stored one no longer fits.
+    Every field has a default, so that a stored session can lack it, and a title, which names it if a stored value no longer
+    fits.
     """
 
     version: int = Field(VERSION, ge=1, title="the version of the session")
@@ -127,8 +132,8 @@ def write(session: Session) -> str:
 
 
 def read(text: str) -> tuple[Session, str | None]:
-    """The session in a stored text, with every field that still fits, and in a sentence for people what does not and why;
-    None: all of it fits."""
+    """Return the session in a stored text, with every field that still fits, and a sentence for people about the fields that do
+    not fit and why; None: all of it fits."""
     try:
         stored = json.loads(text)
         if not isinstance(stored, dict):
@@ -148,7 +153,7 @@ def read(text: str) -> tuple[Session, str | None]:
 
 
 def revision_of(text: str | None) -> int:
-    """How often the session in a stored text was stored; 0 where that cannot be read, so that it can be stored again."""
+    """Count of writes of a stored session; 0 if it cannot be read, so that it can be stored again."""
     try:
         stored = json.loads(text or "{}")
         return Session.model_validate({"revision": stored.get("revision", 0)}).revision
@@ -157,7 +162,7 @@ def revision_of(text: str | None) -> int:
 
 
 def _fitting(stored: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields that fit, each validated on its own, and what is left out."""
+    """The fields that fit, each validated on its own, and the titles of those that do not, with the reason."""
     fitting, left_out = {}, []
     for name, value in stored.items():
         if name not in Session.model_fields:
