@@ -1,4 +1,4 @@
-"""What every test shares: a data folder of its own, and a plain word at the end on what was tried again and what not run."""
+"""Fixtures of every test: a data folder of its own; and a report at the end on tests tried again and tests skipped."""
 
 import gc
 import itertools
@@ -76,13 +76,13 @@ def cold_python(warm_python: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: the collector, which Streamlit calls after every run of a page, need not walk through it."""
+    """Imported modules stay: the collector, which Streamlit calls after every run of a page, need not walk through it."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What holds seconds may lose once to other work on the machine; what takes too long by itself loses every time."""
+    """A test with a clock may lose once to other work on the machine; a test that is too slow loses every time."""
     if item.get_closest_marker("clock"):
         item.add_marker(pytest.mark.flaky(reruns=2))
 
@@ -111,7 +111,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which tests were tried again, and how many were skipped and why: a skip that nobody reads is a hole in the suite."""
+    """Name the tests that were tried again, and count skipped ones by reason: an unread skip is a hole in the suite."""
     for process in terminalreporter.config.stash.get(LEFT_OVER, []):
         terminalreporter.write_line(f"Still runs after the tests: {process}")
     for test, tries in Counter(report.nodeid for report in terminalreporter.stats.get("rerun", [])).items():

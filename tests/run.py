@@ -19,7 +19,7 @@ from tests import everything, in_turn, spent, warm
 
 HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
-"""Of each file the processor seconds that it took when they were last recorded, in units of `spent.loop_seconds`."""
+"""Processor seconds of each file, as last recorded, in units of `spent.loop_seconds`."""
 BUDGET = 18.0
 """Units that a file may take: 12 s on a machine of two slow cores that needs 0.66 s for the loop."""
 BROWSER = "Chromium draws without a graphics card"
@@ -57,7 +57,7 @@ NO_TESTS = 5
 NEWS = 30
 """Seconds between two lines about how far the run is."""
 ADDRESS = "warm"
-"""Where the one process of `tests.warm` is asked, in the folder of the run."""
+"""The socket of the one process of `tests.warm`, in the folder of the run."""
 UNKNOWN = 5.0
 """Units that are expected of a file that nobody recorded."""
 

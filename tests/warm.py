@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 PYTHON = Path(__file__).parent / "warm_python"
 INTERPRETER = sys.executable
 ADDRESS = "SWITCHYARD_TESTS_WARM"
-"""Where `warm_python` finds the process, in its environment."""
+"""The variable that tells `warm_python` the address of the process."""
 IMPORTED = (
     "engine.jobs.tasks",
     "engine.jobs.studies",
@@ -70,7 +70,7 @@ def serve(listener: socket.socket) -> None:
 
 @functools.cache
 def _load() -> None:
-    """What a fork would import, the compiled simulation, and what a studio loads with its first page."""
+    """Load the modules that a fork would import, the compiled simulation, and what a studio loads with its first page."""
     from app import warm_up
     from engine import cli
 

@@ -159,7 +159,7 @@ def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = 
 
 
 def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
-    """What a move from the baseline to a plan costs; None for two models and a training step, of which nothing is known to be
+    """Cost of a move from the baseline to a plan; None for two models and a training step, of which nothing is known to be
     in use. seconds: of the baseline and of the plan; None: as simulated."""
     if problem.goal is not Goal.INFERENCE:
         return None
@@ -184,7 +184,7 @@ FEW_EVENTS = 20_000
 
 
 def standing(plan: Plan, problem: Problem) -> Standing:
-    """How a plan stands. Raises InputError if the plan or its baseline cannot be simulated on the problem."""
+    """The standing of a plan. Raises InputError if the plan or its baseline cannot be simulated on the problem."""
     problem = travelling_like(plan, problem)
     now = baseline(problem).plan
     own, base = metrics(plan, problem), metrics(now, problem)

@@ -84,7 +84,7 @@ def _baseline(problem: Problem) -> cached.Baseline | None:
 
 
 def speedups(now: cached.Baseline, times: pd.Series, problem: Problem) -> list[float]:
-    """How many times as fast as the baseline each time is, in seconds."""
+    """Speed-up over the baseline of each time in seconds."""
     deployed = cached.metrics(now.plan, problem).total
     return [speedup(deployed, time) for time in times]
 

@@ -1,1 +1,1 @@
-"""How good a plan is: its figures and standing, studies of what would change it, and a verdict on whether it is worth it."""
+"""Judgement of plans: figures and standing, studies of possible changes, and a verdict on recordings held out."""

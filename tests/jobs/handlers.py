@@ -28,7 +28,7 @@ class Loose(Ask):
 
 
 class Count(Ask):
-    """How far to count, and the seconds of each step."""
+    """The number to count to, and the seconds of each step."""
 
     steps: int
     pause: float = 0.0

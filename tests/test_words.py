@@ -1,0 +1,55 @@
+"""Docstrings and comments are in plain English: the habits that made readers translate stay out."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MOST = {"what": 2.0, "whose": 0.4, "beside": 0.1}
+"""Uses of a word per thousand; networkx has 0.1, 0.2 and 0.0."""
+OPENERS = re.compile(r"(Of|What|Whether|Where|How|Which|Whose)\b")
+"""First words of fragments; a docstring begins with the thing itself, or with a verb."""
+WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of modules, classes and functions, and the texts below constants and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, WITH_DOCSTRING) and (text := ast.get_docstring(node)):
+            yield text
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for part in node.body[1:]:
+                if (
+                    isinstance(part, ast.Expr)
+                    and isinstance(part.value, ast.Constant)
+                    and isinstance(part.value.value, str)
+                ):
+                    yield part.value.value
+
+
+def comments(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@pytest.mark.parametrize("folders", [("engine",), ("app", "pages"), ("tests",)], ids="+".join)
+def test_prose_is_plain(folders):
+    sources = {file: file.read_text(encoding="utf-8") for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    texts = {file: [*docstrings(ast.parse(source)), *comments(source)] for file, source in sources.items()}
+    words = Counter(word for told in texts.values() for text in told for word in re.findall(r"[a-z']+", text.lower()))
+    often = {word: 1000 * words[word] / words.total() for word in MOST}
+    assert all(often[word] <= most for word, most in MOST.items()), often
+    fragments = [
+        f"{file.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for file, source in sources.items()
+        for text in docstrings(ast.parse(source))
+        if OPENERS.match(text)
+    ]
+    assert not fragments, "\n".join(fragments)
