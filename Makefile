@@ -17,7 +17,7 @@ GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT)
 
-# As many processes of pytest as processors. Every property test tries a fifth of its examples.
+# Half as many processes of pytest again as processors. Every property test tries a fifth of its examples.
 test: $(VENV)/.test $(COMPILED)
 	./tests/system_packages.sh chromium
 	$(PYTHON) -m tests.run

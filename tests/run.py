@@ -1,4 +1,6 @@
-"""All tests, by as many processes as there are processors: `make test`, and `make everything`.
+"""All tests, by half as many processes again as there are processors: `make test`, and `make everything`.
+
+Browsers, ranks and jobs let their processes wait about as long as they let them work.
 
 The files are dealt out one by one, those that took longest before the others, so that no processor is left alone with a long
 file at the end. A file that takes more processor time than its budget fails the run.
@@ -105,7 +107,7 @@ def report(folder: Path, number: int) -> None:
 def main() -> int:
     """Run the tests; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of pytest at once")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() * 3 // 2, help="of pytest at once")
     parser.add_argument("--record", action="store_true", help="write what every file took into durations.json")
     chosen, more = parser.parse_known_args()
     begun, unit = time.monotonic(), spent.loop_seconds()

@@ -26,7 +26,7 @@ from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job, State
 from engine.jobs.worker import run
-from engine.launch.rank.failure import RankLogs, log_tail, standing
+from engine.launch.rank.failure import RankLogs, RankProgress, log_tail, standing
 from engine.launch.rank.instructions import RankInstructions, read_instructions, write_instructions
 from engine.store import team
 from engine.store.database import Database
@@ -34,6 +34,7 @@ from engine.workload import RoutingTrace
 from tests.cases.sessions import Fields
 from tests.cases.teams import plan_of
 from tests.faults import ENDS, REFUSALS, How, failing
+from tests.jobs.handlers import LooseAnswer
 
 TOKEN = "of-a-test"
 CLUSTER, MODEL = cluster_presets()["mixed-8"].cluster, model_presets()["Mixtral-8x7B"].model
@@ -173,9 +174,9 @@ def test_what_a_job_kept_and_finished_outlives_everything(
         context = Context(job.folder)
         for reached in (1, 2, 3):
             context.report(reached / 3, f"step {reached}")
-            context.keep({"reached": reached})
+            context.keep(LooseAnswer(reached=reached))
             reached_by["kept"] = reached
-        context.finish({"reached": 4})
+        context.finish(LooseAnswer(reached=4))
         reached_by["finished"] = True
 
     def look() -> None:
@@ -252,7 +253,7 @@ def test_the_bookkeeping_of_a_launch_can_be_read_at_any_moment(how: How, tmp_pat
         said.append(lambda: np.testing.assert_array_equal(read_instructions(folder)[1][0].experts, TRACE.experts))
         logs = RankLogs(folder, 2)
         for done in (0.5, 1.0):
-            logs.progress(0, {"done": done, "message": f"at {done}"})
+            logs.progress(0, RankProgress(done=done, message=f"at {done}", time=0.0))
             logs.save()
 
     def look() -> None:

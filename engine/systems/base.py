@@ -188,7 +188,8 @@ def run(
     if draft.cancelled or stop():
         status = Status.CANCELLED
     elif draft.limited and (proven is Status.FEASIBLE or draft.bound is None):
-        status = Status.TIME_LIMIT
+        # A status is of the claim: where that is of the order alone, a search for placements cut short leaves it proven.
+        status = Status.TIME_LIMIT if proven is Status.FEASIBLE else proven
         notes = notes | {"time limit": Note(CUT_SHORT)}
     scope = "order" if draft.bound is None else "placement and order"
     if problem.goal is Goal.TRAINING:

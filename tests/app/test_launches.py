@@ -18,7 +18,7 @@ from engine.jobs import tasks
 from engine.jobs.launches import BRIEF, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context
 from engine.jobs.runner import State
-from engine.launch.rank.failure import RankLogs
+from engine.launch.rank.failure import RankLogs, RankProgress
 from engine.plan import Plan
 from engine.problem import make_problem
 from engine.simulate.training.step import simulate_step
@@ -185,7 +185,7 @@ def test_a_failed_launch_shows_the_end_of_the_log_of_the_rank_that_failed(app: A
     run_folder(job).mkdir()
     logs = RankLogs(run_folder(job), 2)
     for rank in range(2):
-        logs.progress(rank, {"done": 0.5, "message": f"layer {rank}"})
+        logs.progress(rank, RankProgress(done=0.5, message=f"layer {rank}", time=0.0))
         logs.print(rank, f"last words of {rank}\n")
     logs.failed = 1, -9
     logs.save()

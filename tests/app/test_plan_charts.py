@@ -1,6 +1,7 @@
 """Charts of training steps and of many plans draw the timelines, and their titles are true."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from engine.compare.figures import Metrics, metrics
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.simulate.two_phase import Figures
 from engine.systems import TRAINING, run
 from engine.timeline import COLUMNS, Timeline
 from engine.training import balanced_load, usual_step
@@ -246,8 +248,9 @@ def test_a_matrix_that_is_still_filling_in(what):
     assert plan_charts.matrix(["a", "b"], [[None, None], [None, None]], what).layout.title.text
 
 
-def figures(**median: float) -> dict:
-    return {name: {"median_inference": median.get(name, 1.5), "tail_inference": 2.0} for name in plan_charts.SCHEMES}
+def figures(**median: float) -> dict[str, Figures]:
+    rest = dict.fromkeys(("median_layer", "tail_layer", "median_all_to_all", "tail_all_to_all", "waiting"), 1.0)
+    return {name: Figures(median.get(name, 1.5), 2.0, **rest) for name in plan_charts.SCHEMES}
 
 
 def test_lina_says_who_wins():
@@ -259,7 +262,9 @@ def test_lina_says_who_wins():
 
 def test_accuracy_names_the_best_path_length():
     runs = [
-        {"options": {"path_length": length}, "accuracy": right, "accuracy_of_layer": [None, right, right]}
+        SimpleNamespace(
+            options=SimpleNamespace(path_length=length), accuracy=right, accuracy_of_layer=(None, right, right)
+        )
         for length, right in ((1, 0.25), (3, 0.75))
     ]
     figure = plan_charts.accuracy(runs)

