@@ -128,6 +128,9 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     # Compared with another plan.
     page.get_by_role("button", name="Compare", exact=True).click()
+    page.wait_for_url(
+        lambda address: "plan=" not in address
+    )  # a page that refreshes itself rests before the click counts
     settle(page)
     page.reload()  # without the style that lays popovers aside
     expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
