@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -35,9 +36,12 @@ class Options(Frozen):
 
     def guard(self, stop: Stop) -> Guard:
         """The guard of a system with a `time_limit`: the seconds that a person chose, or many times the usual ones, which only
-        limit the amount of work."""
-        usual = type(self).model_fields["time_limit"].default
-        return Guard(stop, self.time_limit * (GUARD if self.time_limit == usual else 1.0))
+        limit the amount of work. Chosen seconds are for the search: the solvers are loaded before they begin."""
+        if self.time_limit == type(self).model_fields["time_limit"].default:
+            return Guard(stop, self.time_limit * GUARD)
+        for library in ("engine.solver", "scipy.optimize", "scipy.sparse"):
+            import_module(library)
+        return Guard(stop, self.time_limit)
 
     @classmethod
     @cache
