@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = getattr(import_module(f"engine.cli.{options.group}"), f"run_{options.command}")(options)
         sys.stdout.flush()
     except InputError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        import_module("engine.cli.output").error(one_line(str(error)))
         return 2
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`): print nothing more, not even at exit.

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,22 +32,31 @@ def answer(options: argparse.Namespace, content: Any, as_text: Callable[[Any], s
     print(json_text(content) if options.json else as_text(content))
 
 
+def error(text: str) -> None:
+    """Print one line about bad input on standard error, as it is: neither wrapped nor read as markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+
+
 @contextlib.contextmanager
 def progress() -> Iterator["Report"]:
-    """A `Report` for people: one line of standard error that is written over, and ended before anything else is printed."""
-    shown = ""
+    """A `Report` for people on standard error: a bar with the remaining time on a terminal, otherwise a line a message."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    def report(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
-        nonlocal shown
-        line = f"{done:4.0%} {message}"
-        print("\r" + line.ljust(len(shown)), end="", file=sys.stderr, flush=True)
-        shown = line
+    console = Console(stderr=True)
+    columns = (TaskProgressColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
 
-    try:
+        def report(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+            if bar.disable and message != bar.tasks[task].description:
+                print(f"{done:4.0%} {message}", file=sys.stderr, flush=True)
+            bar.update(task, completed=done, description=message)
+
         yield report
-    finally:
-        if shown:
-            print(file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -67,16 +77,20 @@ OVERLOAD = "\noverload: largest / mean GPU load, p50 · p95 · worst over layers
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns of even width, the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = []
-    for row in [header, *rows]:
-        cells = [
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    """Columns of even width, the first to the left, the others to the right; as wide as it has to be."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(header):
+        drawn.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=sys.maxsize, color_system=None)
+    with console.capture() as text:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
 def gap(gap: float | None) -> str:

@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 SAMPLES = HERE.parent.parent / "sample_traces"
 ANSWERS = HERE / "answers"
 SHARED = HERE.parent.parent.parent / "shared" / "data"
+PROGRESS = re.compile(r" *\d+% ")
+"""The beginning of a line about how far a command is."""
 STORIES = {story["name"]: story for story in tomllib.loads((HERE / "commands.toml").read_text())["story"]}
 
 CLOCK = {"runtime", "versions"}
@@ -94,7 +96,7 @@ def _run(command: str) -> dict[str, Any]:
         "command": command,
         "code": code,
         "answer": _reduced(json.loads(out.getvalue())) if is_json else _reduced(out.getvalue().splitlines()),
-        "errors": [line for line in errors.getvalue().split("\n") if line and "\r" not in line],  # not progress
+        "errors": [line for line in errors.getvalue().splitlines() if not PROGRESS.match(line)],
         "files": {path.name: _content(path) for path in sorted(set(Path().iterdir()) - before) if path.is_file()},
     }
 
