@@ -97,12 +97,23 @@ def files() -> list[str]:
 
 
 def start(folder: Path, number: int, more: list[str]) -> subprocess.Popen:
-    """A process of pytest that takes files from the folder and writes `NUMBER.txt` there.
+    """A warm process of pytest that takes files from the folder and writes `NUMBER.txt` there.
 
     more: further arguments for pytest.
     """
     environment = os.environ | {in_turn.FOLDER: str(folder), warm.ADDRESS: str(folder / ADDRESS)}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.in_turn", "-p", "no:cacheprovider", *more]
+    command = [
+        str(warm.PYTHON),
+        "-m",
+        "pytest",
+        "-p",
+        "tests.in_turn",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:anyio",
+        *more,
+    ]
     with (folder / f"{number}.txt").open("w") as output:
         return subprocess.Popen(
             [*command, "-o", "console_output_style=classic"],

@@ -129,7 +129,9 @@ def _run(lent: list[int], words: list[str], environment: dict[str, str], folder:
     os.chdir(folder)
     if "OMP_NUM_THREADS" in environment:  # read when PyTorch is loaded
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    sys.executable, sys.argv = str(PYTHON), words
+    sys.argv = words
+    if words[0] != "pytest":  # each test decides how its own processes start
+        sys.executable = str(PYTHON)
     if not hasattr(sys.modules.get(words[0]), "__path__"):
         sys.modules.pop(words[0], None)  # else runpy warns that it was imported before
     try:
