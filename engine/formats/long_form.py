@@ -70,7 +70,8 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
 
     pairs, rows = len(tokens) * len(layers), len(pair)
     if pairs > rows or not (counts := np.bincount(pair, minlength=pairs)).all():
-        missing = _first_missing(pair)
+        present = np.append(np.unique(pair), -1)
+        missing = int((present != np.arange(len(present))).argmax())
         raise source.fault("there is no row; every token needs every layer (expert −1 for no choice)", name_of(missing))
     if "rank_in_topk" in columns:
         _check_range(source, columns, "rank_in_topk", 0, MAX_K, place)
@@ -162,13 +163,6 @@ def _column_of_token(
             place(row),
         )
     return value
-
-
-def _first_missing(key: np.ndarray) -> int:
-    """The least number of 0, 1, 2, … that is not in `key`."""
-    present = np.unique(key)
-    gaps = present != np.arange(len(present))
-    return int(gaps.argmax()) if gaps.any() else len(present)
 
 
 def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], str], place: PlaceOfRow) -> None:

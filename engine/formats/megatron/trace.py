@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from engine.formats.arrays import routing_trace
-from engine.formats.format import Format, Glance
+from engine.formats.format import Format
 from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
 from engine.formats.source import Source, ok, warning
 from engine.workload import Finding, Origin, RoutingTrace
@@ -66,7 +66,7 @@ def read(sources: Sequence[Source]) -> RoutingTrace:
     experts = batches.experts if kept.all() else batches.experts[np.repeat(kept, batches.tokens)]
     source_rank = np.unique(batches.source[kept], return_inverse=True)[1]
     trace = routing_trace(source, experts, source_rank=np.repeat(source_rank, batches.tokens[kept]))
-    findings = (*_about_stages(stages, decoder), *_about_tokens(batches, copies, recomputed), *_about_files(ranks))
+    findings = tuple(_findings(stages, ranks, batches, copies, recomputed))
     return replace(trace, model_layers=stages.model_layers, origin=Origin(format=NAME, findings=findings))
 
 
@@ -171,7 +171,10 @@ def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
     return kept, len(of_source) - len(firsts), recomputed
 
 
-def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]:
+def _findings(
+    stages: Stages, all_ranks: Sequence[Records], batches: MicroBatches, copies: int, recomputed: int
+) -> Iterator[Finding]:
+    ranks = [records for records in all_ranks if not records.is_mtp.all()]
     if len(stages.layers) > 1:
         yield ok(
             "pipeline-stages",
@@ -190,9 +193,6 @@ def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]
             "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
             "(--model).",
         )
-
-
-def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterator[Finding]:
     if copies:
         yield warning(
             "tensor-parallel-copies",
@@ -211,24 +211,17 @@ def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterat
             f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
             "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded.",
         )
-
-
-def _about_files(ranks: Sequence[Records]) -> Iterator[Finding]:
-    if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in ranks):
+    if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in all_ranks):
         yield warning(
             "mtp-left-out",
             f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
             "the decoder's.",
         )
-    if any(records.sidecars for records in ranks):
+    if any(records.sidecars for records in all_ranks):
         yield ok(
             "sidecars",
             "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
         )
-
-
-def _tells(glance: Glance) -> bool:
-    return {"step", "layer", "rank", "top_indices"} <= glance.record.keys()
 
 
 FORMATS = (
@@ -236,7 +229,7 @@ FORMATS = (
         NAME,
         "Megatron-Core's router trace",
         "routing",
-        _tells,
+        lambda glance: {"step", "layer", "rank", "top_indices"} <= glance.record.keys(),
         read,
         lambda path: re.sub(r"rank\d+", "rank", path.name),
     ),

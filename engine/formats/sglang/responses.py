@@ -20,7 +20,7 @@ from engine.formats.routed_experts import decode_int32
 from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
 from engine.model import MoEModel
-from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
+from engine.workload import DECODE, PREFILL, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
 KEY = "routed_experts"
@@ -65,7 +65,13 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     shapes = sorted({ids.shape[1:] for ids in experts})
     if len(shapes) > 1:
         raise sources[0].fault(f"answers differ in layers and choices: {shapes[0]} and {shapes[1]}")
-    rows, model_layers, findings = _layers(sources[0], model, experts)
+    used = np.zeros(shapes[0][0], bool)
+    for ids in experts:
+        # With one choice a token, expert 0 and nothing captured look the same.
+        used |= (ids >= (0 if shapes[0][1] > 1 else 1)).any(axis=(0, 2))
+    rows, findings = moe_rows(sources[0], used, model.experts)
+    if not rows.size:
+        raise sources[0].fault(f"no token has a choice in any MoE layer of {model.name}")
     sequence = np.repeat(np.arange(len(experts)), [len(ids) for ids in experts])
     together = np.empty((len(sequence), len(rows), shapes[0][1]), np.int16)
     ends = np.cumsum([len(ids) for ids in experts])
@@ -79,24 +85,9 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
         phase=None if any(phase is None for phase in phases) else np.concatenate(phases),
-        model_layers=model_layers,
+        model_layers=tuple(rows.tolist()),
         origin=Origin(format=NAME, findings=tuple(findings)),
     )
-
-
-def _layers(
-    source: Source, model: MoEModel, experts: list[np.ndarray]
-) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:
-    """(rows to keep, their model layers, findings on the others). experts: int16[token, layer, k] of every answer"""
-    layers, k = experts[0].shape[1:]
-    used = np.zeros(layers, bool)
-    for ids in experts:
-        # With one choice a token, expert 0 and nothing captured look the same.
-        used |= (ids >= (0 if k > 1 else 1)).any(axis=(0, 2))
-    rows, findings = moe_rows(source, used, model.experts)
-    if not rows.size:
-        raise source.fault(f"no token has a choice in any MoE layer of {model.name}")
-    return rows, tuple(rows.tolist()), findings
 
 
 def _answers(source: Source) -> Iterator[tuple[str, object]]:

@@ -228,16 +228,23 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
     sums = add_up(files.counts, meta.ids if meta else None)
     copies = _copies(sums)
     by_source = _by_source(sums, copies, meta)
-    layers = _decoder_layers(source, sums)
+    layers = np.arange(len(sums.layers))  # places of the decoder's layers
+    if model is not None:
+        layers = np.flatnonzero(sums.layers < model.layers)
+        dense = sorted(set(sums.layers.tolist()) & set(model.dense_layers))
+        if dense or not len(layers):
+            which = f"layer {dense[0]}, which is dense in" if dense else f"layer {sums.layers[0]}, but no MoE layer of"
+            raise source.fault(f"has counts of {which} {model.name}; give the model that was recorded")
     total = sums.by_span.sum(axis=0) / copies[:, None]
     slots = slots_counted(source, ids := total.shape[1])
     load = _of_experts(total[layers], source, sums.layers[layers], slots)
+    others = f"{len(files.further)} files of tensors that are no counts are left out"
     findings = (
         *about_slots(slots, ids, source),
         *_about_ranks(sums, copies, by_source is not None, meta),
         *_about_layers(source, sums.layers, layers, total),
         *_about_tokens(files, sums, meta),
-        *_about_files(files),
+        *(ok("further-tensors", f"{others} ({one.path.name}).") for one in files.further[:1]),
     )
     workload = expert_load(source, load, tuple(sums.layers[layers].tolist()))
     kept = layers[load.any(axis=1)]
@@ -293,19 +300,6 @@ def _by_source(sums: Sums, copies: np.ndarray, meta: Meta | None) -> np.ndarray 
         by_source[place_in[layers]] += amounts
         place_in[layers] += 1
     return by_source
-
-
-def _decoder_layers(source: Source, sums: Sums) -> np.ndarray:
-    """Places in `sums.layers` of the decoder's layers, int64[...]; all of them unless a model says otherwise."""
-    model = source.model
-    if model is None:
-        return np.arange(len(sums.layers))
-    decoder = np.flatnonzero(sums.layers < model.layers)
-    dense = sorted(set(sums.layers.tolist()) & set(model.dense_layers))
-    if dense or not len(decoder):
-        which = f"layer {dense[0]}, which is dense in" if dense else f"layer {sums.layers[0]}, but no MoE layer of"
-        raise source.fault(f"has counts of {which} {model.name}; give the model that was recorded")
-    return decoder
 
 
 def _about_layers(source: Source, recorded: np.ndarray, decoder: np.ndarray, total: np.ndarray) -> Iterator[Finding]:
@@ -371,14 +365,6 @@ def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Findi
                 )
                 return
     yield ok("conservation", "The counts of ranks add up to tokens × k in every layer.")
-
-
-def _about_files(files: Files) -> Iterator[Finding]:
-    if files.further:
-        yield ok(
-            "further-tensors",
-            f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
-        )
 
 
 FORMATS = (

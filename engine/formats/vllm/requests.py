@@ -113,11 +113,6 @@ def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
     )
 
 
-def read_requests(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace with a sequence for each file; cut into prefill and decode if every file has the ids of its prompt."""
-    return trace_of_requests((_request(source) for source in in_order(sources)), NAME)
-
-
 def _request(source: Source) -> Request:
     with one_clear_line(source.path), zipfile.ZipFile(source.path) as archive:
         names, prompt = array_names(source.path, archive), None
@@ -130,9 +125,13 @@ def _request(source: Source) -> Request:
     return Request(experts[:, :, None] if experts.ndim == 2 else experts, prompt, source)
 
 
+def _read(sources: Sequence[Source]) -> RoutingTrace:
+    return trace_of_requests(map(_request, in_order(sources)), NAME)
+
+
 def _tells(glance: Glance) -> bool:
     names = glance.archived
     return f"{_EXPERTS}.npy" in names and "experts.npy" not in names and all(name.endswith(".npy") for name in names)
 
 
-FORMATS = (Format(NAME, "the routing of single requests", "routing", _tells, read_requests, without_ids),)
+FORMATS = (Format(NAME, "the routing of single requests", "routing", _tells, _read, without_ids),)
