@@ -12,17 +12,9 @@ from tests.cases.refusals import refusal
 transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 50
-COMMON = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "num_experts_per_tok": 2,
-    "pad_token_id": 0,
-}
+COMMON = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+COMMON |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+COMMON |= {"num_experts_per_tok": 2, "pad_token_id": 0}
 LATENT_ATTENTION = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 LATENT_ATTENTION |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1, "n_routed_experts": 8}
 LATENT_ATTENTION |= {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}

@@ -78,7 +78,9 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
         rank = columns["rank_in_topk"]
         _check_distinct(source, pair * MAX_K + rank, lambda row: f"{name_of(pair[row])}, rank {rank[row]}", place)
     else:
-        rank = _order_of_appearance(pair, counts)
+        order = np.argsort(pair, kind="stable")
+        rank = np.empty(rows, np.int64)
+        rank[order] = np.arange(rows) - (np.cumsum(counts) - counts)[pair[order]]
     k = int(np.bincount(np.minimum(counts, MAX_K + 1)).argmax())
     if k > MAX_K:
         raise source.fault(f"has {counts[0]} rows, at most {MAX_K} are possible", name_of(0))
@@ -174,14 +176,3 @@ def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], s
     if again.any():
         row = int(order[1:][again].min())
         raise source.fault(f"a second row for {describe(row)}", place(row))
-
-
-def _order_of_appearance(key: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The number of earlier rows with the same key, int64[row]. counts: int64[key]"""
-    start = np.cumsum(counts) - counts
-    if np.all(key[1:] >= key[:-1]):
-        return np.arange(len(key)) - start[key]
-    order = np.argsort(key, kind="stable")
-    rank = np.empty(len(key), np.int64)
-    rank[order] = np.arange(len(key)) - start[key[order]]
-    return rank

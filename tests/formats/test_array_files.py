@@ -147,7 +147,7 @@ LOAD = {"expert_load": np.ones((2, 3))}
     ],
 )
 def test_bad_arrays(tmp_path, arrays, parts):
-    """Of an archive, or one alone."""
+    """Those of an archive, or one alone."""
     refused(npz(tmp_path, **arrays) if isinstance(arrays, dict) else npy(tmp_path, arrays), *parts)
 
 

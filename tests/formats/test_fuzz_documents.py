@@ -23,18 +23,8 @@ from engine.plan import Plan
 from engine.schema import Frozen
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
-from tests.cases.files import (
-    BRIDGED,
-    CUBE_MESH,
-    DEEPSEEK_V3,
-    GPT_OSS,
-    LLAMA_4,
-    MIXTRAL,
-    QWEN2_MOE,
-    everywhere,
-    printed,
-    saver,
-)
+from tests.cases import files
+from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, saver
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated, values_with
 from tests.cases.plan_files import PLAN
@@ -117,10 +107,10 @@ def test_what_is_mutated_is_right(tmp_path):
 
 
 NESTED = [
-    {"text_config": QWEN2_MOE, "architectures": ["X"], "model_type": "x"},
-    {"thinker_config": {"text_config": MIXTRAL}, "model_type": "omni"},
-    {"hybrid_override_pattern": "M-E*E", **MIXTRAL},
-    {**DEEPSEEK_V3, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58}
+    {"text_config": files.QWEN2_MOE, "architectures": ["X"], "model_type": "x"},
+    {"thinker_config": {"text_config": files.MIXTRAL}, "model_type": "omni"},
+    {"hybrid_override_pattern": "M-E*E", **files.MIXTRAL},
+    {**files.DEEPSEEK_V3, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58}
     | {"sliding_window": 128, "layer_types": ["sliding_attention"]},
 ]
 SIZES = {"num_attention_heads": 128, "num_key_value_heads": 8, "kv_lora_rank": 512, "q_lora_rank": 1536}
@@ -133,7 +123,7 @@ texts = values_with(
 
 @given(
     data=st.data(),
-    config=st.sampled_from([MIXTRAL, DEEPSEEK_V3, QWEN2_MOE, LLAMA_4, GPT_OSS, *NESTED]),
+    config=st.sampled_from([files.MIXTRAL, files.DEEPSEEK_V3, files.QWEN2_MOE, files.LLAMA_4, files.GPT_OSS, *NESTED]),
     sizes=st.booleans(),
 )
 @any_input

@@ -13,26 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from engine.formats import read_workload
-from tests.cases import mutations
+from tests.cases import mutations, sglang
 from tests.cases.files import balance_lines, json_lines, saver
 from tests.cases.fuzzing import any_input, workload_or_one_line
 from tests.cases.megatron import run
 from tests.cases.mutations import VALUES, damaged, mutated, npy_files, values_with, zips
 from tests.cases.plan_files import saved_tensors
-from tests.cases.sglang import (
-    COUNTS_CSV,
-    DECODE,
-    EXTEND,
-    MIXED,
-    ROUTED_MODEL,
-    ROUTED_TEXT,
-    SMALL,
-    VERIFY,
-    generated,
-    pass_record,
-    token_record,
-    traffic_entry,
-)
 from tests.cases.vllm import FIRST, FORMS, META, MOVED, ROUTED, ROWS, answer, chunk, npy, route_meta, routes, stats
 
 saved = saver("recording.json")
@@ -118,19 +104,21 @@ a_map = torch.tensor
 
 
 TOKENS = [
-    token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [traffic_entry(1, [1, 2])])
+    sglang.token_record(
+        number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])]
+    )
     for number, mode, positions, extended in (
-        (1, EXTEND, [0, 1], [2]),
-        (2, DECODE, [2, 0], None),
-        (3, MIXED, [3, 1], [1, 1]),
-        (4, VERIFY, [4, 5], None),
+        (1, sglang.EXTEND, [0, 1], [2]),
+        (2, sglang.DECODE, [2, 0], None),
+        (3, sglang.MIXED, [3, 1], [1, 1]),
+        (4, sglang.VERIFY, [4, 5], None),
     )
 ]
 DUMPS = {
     "stat": {"rank": 0, "logical_count": torch.tensor([[[0, 0], [1, 2], [3, 4]], [[0, 0], [0, 0], [0, 0]]])},
     "by rank": {"logical_count": torch.ones(2, 3, 2), "logical_count_layout": "rank_layer_expert"},
     "per_pass": {
-        "records": [pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
+        "records": [sglang.pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
         "last_physical_to_logical_map": a_map([[0, 1, 2, 0], [2, 0, 1, 0]]),
     },
     "per_token": {"records": TOKENS, "last_physical_to_logical_map": a_map([[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]])},
@@ -150,7 +138,7 @@ views = st.builds(lambda size: torch.zeros(1, dtype=torch.int32).expand(size, si
 @any_input
 def test_any_dump(kind, data, member, with_model):
     content = saved_tensors(data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views))))
-    read = partial(read_workload, member=member, model=SMALL if with_model else None)
+    read = partial(read_workload, member=member, model=sglang.SMALL if with_model else None)
     with TemporaryDirectory() as folder:
         for rank in range(data.draw(st.integers(1, 2))):
             saved(Path(folder), data.draw(damaged(content)), f"expert_distribution_recorder_1.5_{rank}.pt")
@@ -160,12 +148,12 @@ def test_any_dump(kind, data, member, with_model):
 @given(data=st.data(), lines=st.booleans(), with_model=st.booleans())
 @any_input
 def test_any_answer(tmp_path, data, lines, with_model):
-    text = st.sampled_from([ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", ROUTED_TEXT[:32]])
-    answers = [generated(), {"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]}]
+    text = st.sampled_from([sglang.ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", sglang.ROUTED_TEXT[:32]])
+    answers = [sglang.generated(), {"sglext": {"routed_experts": sglang.ROUTED_TEXT}, "choices": [{}]}]
     answers = data.draw(mutated(answers, st.one_of(VALUES, text)))
     written = "\n".join(map(json.dumps, answers)) if lines and isinstance(answers, list) else json.dumps(answers)
     path = saved(tmp_path, data.draw(damaged(written.encode())))
-    workload_or_one_line(path, partial(read_workload, model=ROUTED_MODEL if with_model else None))
+    workload_or_one_line(path, partial(read_workload, model=sglang.ROUTED_MODEL if with_model else None))
 
 
 @given(data=st.data())
@@ -173,7 +161,7 @@ def test_any_answer(tmp_path, data, lines, with_model):
 def test_any_statistics_in_json(tmp_path, data):
     counts = {"logical_count": [[[0, 0], [1, 2]], [[0, 0], [3, 4]]], "logical_count_layout": "rank_layer_expert"}
     path = saved(tmp_path, data.draw(damaged(json.dumps(data.draw(mutated(counts))).encode())))
-    workload_or_one_line(path, partial(read_workload, model=SMALL))
+    workload_or_one_line(path, partial(read_workload, model=sglang.SMALL))
 
 
 cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", "2.5", '"1"', "99999999999999999999"]))
@@ -182,7 +170,7 @@ cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", 
 @given(rows=st.lists(st.lists(cells, min_size=2, max_size=4), max_size=4), data=st.data())
 @any_input
 def test_any_counts_in_csv(tmp_path, rows, data):
-    text = COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
+    text = sglang.COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
     for rank in range(2):
         name = f"expert_distribution_rank{rank}_timestamp1.5.csv"
         saved(tmp_path, data.draw(damaged(text.encode())), name)

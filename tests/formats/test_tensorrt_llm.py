@@ -93,51 +93,53 @@ def test_the_layer_after_the_last_is_of_mtp(tmp_path):
     assert "its 14 token copies" in " ".join(finding.message for finding in load.origin.findings)
 
 
-class TestRanks:
-    def test_tensor_parallel_copies_count_once(self, tmp_path):
-        load = read_workload(recording(tmp_path / "run", [TWO_RANKS[0]] * 4), model=MODEL)
-        np.testing.assert_array_equal(load.load, [[3, 2, 3, 0], [0, 0, 6, 0], [6, 0, 0, 0]])
-        np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
+def test_tensor_parallel_copies_count_once(tmp_path):
+    load = read_workload(recording(tmp_path / "run", [TWO_RANKS[0]] * 4), model=MODEL)
+    np.testing.assert_array_equal(load.load, [[3, 2, 3, 0], [0, 0, 6, 0], [6, 0, 0, 0]])
+    np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
+    assert load.by_source is None
+    assert codes(load)["tensor-parallel-copies"] == "warning"
+
+
+def test_pipeline_stages_have_their_own_layers(tmp_path):
+    first, second = {"0_1": [1, 0, 0, 1]}, {"0_1": [0, 2, 0, 0]}
+    third, fourth = {"0_2": [0, 1, 1, 0], "0_3": [2, 0, 0, 0]}, {"0_2": [2, 0, 0, 0], "0_3": [0, 2, 0, 0]}
+    load = read_workload(recording(tmp_path / "run", [first, second, third, fourth]), model=MODEL)
+    np.testing.assert_array_equal(load.by_source[0], [[1, 0, 0, 1], [0, 1, 1, 0], [2, 0, 0, 0]])
+    np.testing.assert_array_equal(load.by_source[1], [[0, 2, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]])
+
+
+def test_a_missing_rank_is_said(tmp_path):
+    spread = read_workload(recording(tmp_path / "run", TWO_RANKS, ep_size=4, experts_per_rank=1))
+    folder = recording(tmp_path / "missing", [*TWO_RANKS, {"7_1": [9, 9, 9, 9]}])
+    (folder / "rank1.safetensors").unlink()
+    for load in (read_workload(folder), spread):  # fewer ranks than experts are spread over
         assert load.by_source is None
-        assert codes(load)["tensor-parallel-copies"] == "warning"
-
-    def test_pipeline_stages_have_their_own_layers(self, tmp_path):
-        first, second = {"0_1": [1, 0, 0, 1]}, {"0_1": [0, 2, 0, 0]}
-        third, fourth = {"0_2": [0, 1, 1, 0], "0_3": [2, 0, 0, 0]}, {"0_2": [2, 0, 0, 0], "0_3": [0, 2, 0, 0]}
-        load = read_workload(recording(tmp_path / "run", [first, second, third, fourth]), model=MODEL)
-        np.testing.assert_array_equal(load.by_source[0], [[1, 0, 0, 1], [0, 1, 1, 0], [2, 0, 0, 0]])
-        np.testing.assert_array_equal(load.by_source[1], [[0, 2, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]])
-
-    def test_a_missing_rank_is_said(self, tmp_path):
-        spread = read_workload(recording(tmp_path / "run", TWO_RANKS, ep_size=4, experts_per_rank=1))
-        folder = recording(tmp_path / "missing", [*TWO_RANKS, {"7_1": [9, 9, 9, 9]}])
-        (folder / "rank1.safetensors").unlink()
-        for load in (read_workload(folder), spread):  # fewer ranks than experts are spread over
-            assert load.by_source is None
-            assert codes(load)["missing-ranks"] == "warning"
+        assert codes(load)["missing-ranks"] == "warning"
 
 
-class TestDispatchDump:
-    def test_counts_are_held_against_tokens(self, tmp_path):
-        tokens = [{"7_1": 3, "7_2": 3, "7_3": 3, "8_1": 1}, {"7_1": 1, "7_2": 1, "7_3": 1, "8_1": 2}]
-        folder = recording(tmp_path / "run", TWO_RANKS, tokens=tokens, ep_size=2, experts_per_rank=2)
-        load = read_workload(folder, model=MODEL)
-        assert codes(load)["conservation"] == "ok"
-        np.testing.assert_array_equal(load.demand(2)[:, 1], load.by_source[1])
+def test_counts_are_held_against_tokens(tmp_path):
+    tokens = [{"7_1": 3, "7_2": 3, "7_3": 3, "8_1": 1}, {"7_1": 1, "7_2": 1, "7_3": 1, "8_1": 2}]
+    folder = recording(tmp_path / "run", TWO_RANKS, tokens=tokens, ep_size=2, experts_per_rank=2)
+    load = read_workload(folder, model=MODEL)
+    assert codes(load)["conservation"] == "ok"
+    np.testing.assert_array_equal(load.demand(2)[:, 1], load.by_source[1])
 
-    def test_tokens_that_do_not_add_up(self, tmp_path):
-        folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}])
-        load = read_workload(folder, model=MODEL)
-        assert codes(load)["conservation"] == "error"
-        assert any("Rank 0 counts 8 token copies in model layer 1" in found.message for found in load.origin.findings)
 
-    def test_tensors_of_other_things_are_left_out(self, tmp_path):
-        folder = recording(tmp_path / "run", TWO_RANKS)
-        save_file({"7_1": np.zeros((4, 4), np.int32)}, folder / "cooccurrence_rank0.safetensors")
-        save_file({"7_1": np.zeros((9, 2), np.int32)}, folder / "token_selected_experts_rank0.safetensors")
-        load = read_workload(folder)
-        assert codes(load)["further-tensors"] == "ok"
-        assert load.load.sum() == 30
+def test_tokens_that_do_not_add_up(tmp_path):
+    folder = recording(tmp_path / "run", TWO_RANKS, tokens=[{"7_1": 5}, {"7_1": 1}])
+    load = read_workload(folder, model=MODEL)
+    assert codes(load)["conservation"] == "error"
+    assert any("Rank 0 counts 8 token copies in model layer 1" in found.message for found in load.origin.findings)
+
+
+def test_tensors_of_other_things_are_left_out(tmp_path):
+    folder = recording(tmp_path / "run", TWO_RANKS)
+    save_file({"7_1": np.zeros((4, 4), np.int32)}, folder / "cooccurrence_rank0.safetensors")
+    save_file({"7_1": np.zeros((9, 2), np.int32)}, folder / "token_selected_experts_rank0.safetensors")
+    load = read_workload(folder)
+    assert codes(load)["further-tensors"] == "ok"
+    assert load.load.sum() == 30
 
 
 @pytest.mark.parametrize(

@@ -82,20 +82,14 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
     for place, records in enumerate(ranks):
         own = np.flatnonzero(~records.is_mtp)
         step, layer = records.step[own], records.layer[own]
+        # Which micro-batch of its step: how often the same layer was recorded before in the same step.
+        order, at = np.lexsort((layer, step)), np.arange(len(own))
+        first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
+        occurrence = np.empty(len(own), np.int64)
+        occurrence[order] = at - np.maximum.accumulate(np.where(first, at, 0))
         column = first_column[place // width] + np.searchsorted(stages.layers[place // width], layer)
-        parts.append(
-            np.stack(
-                [
-                    step,
-                    np.full(len(own), place % width),
-                    _occurrence(step, layer),
-                    column,
-                    np.full(len(own), place),
-                    records.start[own],
-                    records.tokens[own],
-                ]
-            )
-        )
+        name = step, np.full(len(own), place % width), occurrence
+        parts.append(np.stack([*name, column, np.full(len(own), place), records.start[own], records.tokens[own]]))
     table = np.concatenate(parts, axis=1)
     table = table[:, np.lexsort(table[[3, 2, 1, 0]])]
     starts = np.flatnonzero(np.r_[True, (table[:3, 1:] != table[:3, :-1]).any(axis=0)])
@@ -115,16 +109,6 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
         experts=_gathered(ranks, table[4:6, begun[:, None] + np.arange(layers)], tokens_of),
         incomplete=int((~whole).sum()),
     )
-
-
-def _occurrence(step: np.ndarray, layer: np.ndarray) -> np.ndarray:
-    """The micro-batch of every record, int64[record]: how often the same layer was recorded before in the same step."""
-    order = np.lexsort((layer, step))
-    place = np.arange(len(order))
-    first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
-    occurrence = np.empty(len(order), np.int64)
-    occurrence[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    return occurrence
 
 
 def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -44,16 +44,13 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
         notes += (
             "predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",
         )
-    return Written(_saved(rows) if extension == ".pt" else json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
-
-
-def _saved(rows: np.ndarray) -> bytes:
-    """The bytes that `torch.save` makes of a map, int64[layer, slot]."""
+    if extension == ".json":
+        return Written(json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
     import torch  # which takes seconds to load
 
     file = io.BytesIO()
     torch.save({KEY: torch.from_numpy(rows)}, file)
-    return file.getvalue()
+    return Written(file.getvalue(), lines, notes)
 
 
 def is_map(content: dict[str, Any]) -> bool:

@@ -123,48 +123,43 @@ def read_ranks(sources: Iterable[Source]) -> Iterator[Dump]:
         yield dump
 
 
-def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
+def find_in_maps(by_rank: Sequence[Dump]) -> Iterator[Finding]:
     """Findings on ranks that folded slots to experts by different maps, and on records that were left out."""
-    by_rank = list(dumps)
-    reference, findings = by_rank[0], []
+    reference = by_rank[0]
     if apart := [dump.rank for dump in by_rank if (dump.logical_of_slot != reference.logical_of_slot).any()]:
-        message = (
+        yield error(
+            "balancer-moved",
             f"Rank {apart[0]} ended with another placement of experts than rank {reference.rank}: the balancer moved "
-            "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off."
+            "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off.",
         )
-        findings.append(error("balancer-moved", message))
     if drafts := sum(dump.drafts for dump in by_rank):
-        message = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
-        findings.append(ok("draft-model-left-out", message))
-    return findings
+        text = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
+        yield ok("draft-model-left-out", text)
 
 
-def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
+def find_copies(kept: int, copies: Sequence[int]) -> Iterator[Finding]:
     """The finding on copies.
 
     kept: number of ranks that are counted
     copies: ranks with the same tokens as one of these
     """
-    if not copies:
-        return []
-    ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
-    message = (
-        f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
-        "parallelism: every token is counted once, and which rank held it is left open."
-    )
-    return [ok("copies-dropped", message)]
+    if copies:
+        ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
+        yield ok(
+            "copies-dropped",
+            f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
+            "parallelism: every token is counted once, and which rank held it is left open.",
+        )
 
 
-def find_missing(ranks: Sequence[int]) -> list[Finding]:
+def find_missing(ranks: Sequence[int]) -> Iterator[Finding]:
     """The finding on ranks below the highest that have no file."""
-    missing = sorted(set(range(max(ranks, default=0))) - set(ranks))
-    if not missing:
-        return []
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    message = (
-        f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
-    )
-    return [warning("ranks-missing", message)]
+    if missing := sorted(set(range(max(ranks, default=0))) - set(ranks)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        text = (
+            f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
+        )
+        yield warning("ranks-missing", text)
 
 
 def recording_of(path: Path, pattern: re.Pattern[str] = _DUMP_OF_RANK) -> str:

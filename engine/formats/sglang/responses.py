@@ -19,7 +19,6 @@ from engine.formats.json_lines import lines, parse_value
 from engine.formats.routed_experts import decode_int32
 from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
-from engine.model import MoEModel
 from engine.workload import DECODE, PREFILL, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
@@ -58,7 +57,14 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     for source in sources:
         for place, answer in _answers(source):
             for routed in _routed(answer, place):
-                experts.append(_decode(source, model, routed))
+                if not isinstance(routed.text, str):
+                    kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
+                    raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
+                try:
+                    ids = decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
+                except InputError as error:
+                    raise source.fault(f"{error} ({model.name})", routed.place) from None
+                experts.append(ids)
                 phases.append(_phase(source, len(experts[-1]), routed))
     if not experts:
         raise sources[0].fault(f"no answer has {KEY!r}; ask with return_routed_experts of a server that returns them")
@@ -121,17 +127,6 @@ def _routed(answer: object, place: str) -> Iterator[Routed]:
 
 def _count(usage: dict, name: str) -> int | None:
     return usage[name] if type(usage.get(name)) is int and usage[name] >= 0 else None
-
-
-def _decode(source: Source, model: MoEModel, routed: Routed) -> np.ndarray:
-    """The choices of an answer, int16[token, layer, k]; raises InputError."""
-    if not isinstance(routed.text, str):
-        kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
-        raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
-    try:
-        return decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
-    except InputError as error:
-        raise source.fault(f"{error} ({model.name})", routed.place) from None
 
 
 def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:

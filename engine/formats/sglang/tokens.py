@@ -17,7 +17,7 @@ records of all passes and empties it at every start of one, so a dump holds the 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -331,21 +331,19 @@ def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
     return experts
 
 
-def _find_in_passes(passes: list[Pass]) -> list[Finding]:
-    findings = []
+def _find_in_passes(passes: list[Pass]) -> Iterator[Finding]:
     if unrouted := sum(part.unrouted for part in passes):
-        message = f"{unrouted} tokens without any choice are left out: padding, or never captured."
-        findings.append(ok("tokens-without-choices", message))
+        text = f"{unrouted} tokens without any choice are left out: padding, or never captured."
+        yield ok("tokens-without-choices", text)
     if verified := sum(len(part.experts) for part in passes if part.verifies):
-        message = (
+        yield ok(
+            "drafts-verified",
             f"{verified} tokens are drafts under verification (speculative decoding): those that were rejected are "
-            "among them, as they were routed too, and which sequence a draft is of is a guess from its position."
+            "among them, as they were routed too, and which sequence a draft is of is a guess from its position.",
         )
-        findings.append(ok("drafts-verified", message))
-    return findings
 
 
-def _find_moves(experts: np.ndarray) -> list[Finding]:
+def _find_moves(experts: np.ndarray) -> Iterator[Finding]:
     """The finding on tokens with the same expert twice in a layer of replicated experts, which another map than ran folded.
 
     experts: int16[token, layer, k]
@@ -354,14 +352,14 @@ def _find_moves(experts: np.ndarray) -> list[Finding]:
     chosen = np.sort(experts[sample], axis=2)
     twice = ((chosen[:, :, 1:] == chosen[:, :, :-1]) & (chosen[:, :, 1:] >= 0)).any(axis=(1, 2))
     rows = sample[twice]
-    if not rows.size:
-        return []
-    message = (
-        f"{rows.size} of {len(sample)} tokens come out with one expert twice, which no router chooses: the balancer moved "
-        "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
-        "dump before it moves."
-    )
-    return [error("balancer-moved", message, rows=(int(rows[0]), int(rows[-1]) + 1))]
+    if rows.size:
+        yield error(
+            "balancer-moved",
+            f"{rows.size} of {len(sample)} tokens come out with one expert twice, which no router chooses: the balancer moved "
+            "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
+            "dump before it moves.",
+            rows=(int(rows[0]), int(rows[-1]) + 1),
+        )
 
 
 FORMATS = (

@@ -123,29 +123,29 @@ def _read(source: Source, path: Path) -> Slots:
     return Slots(path, np.array([row[0] for row in placement.experts_of_gpu], np.int64), int(updates))
 
 
-def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Finding]:
+def about_slots(slots: Slots | None, ids: int, source: Source) -> Iterator[Finding]:
     """Findings on the meaning of the ids."""
     if slots is None and source.num_experts is None and source.model is None:
-        message = (
+        yield warning(
+            "slots-or-experts",
             f"{ids} ids are counted, taken for experts: right if the model has {ids} experts and no load balancer was on. "
-            "With a balancer they are slots; open the model (--model) first, which decides."
+            "With a balancer they are slots; open the model (--model) first, which decides.",
         )
-        return (warning("slots-or-experts", message),)
-    if slots is None:
-        message = (
+    elif slots is None:
+        yield ok(
+            "slots-or-experts",
             f"The {ids} ids counted are the model's experts, unless a load balancer without redundant slots had moved them "
-            "while this was recorded."
+            "while this was recorded.",
         )
-        return (ok("slots-or-experts", message),)
-    message = f"The {ids} ids counted are slots; {slots.path.name} says which expert each held, and those of one expert add up."
-    folded = ok("slots-or-experts", message)
-    if not slots.updates:
-        return (folded,)
-    message = (
-        f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was recorded, so "
-        "slots held other experts than it says; record with layer_updates_per_iter 0."
-    )
-    return (folded, error("balancer-moved", message))
+    else:
+        says = f"{slots.path.name} says which expert each held, and those of one expert add up."
+        yield ok("slots-or-experts", f"The {ids} ids counted are slots; {says}")
+    if slots is not None and slots.updates:
+        yield error(
+            "balancer-moved",
+            f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was "
+            "recorded, so slots held other experts than it says; record with layer_updates_per_iter 0.",
+        )
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,11 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
         prompt = np.repeat([request.prompt_rows for request in held], rows)
         phase = np.where(row_of_token < prompt, PREFILL, DECODE).astype(np.int8)
     origin = Origin(format=format, findings=findings)
-    return replace(_without_dense_layers(trace, source), phase=phase, origin=origin)
+    if (numbers := model_layers_of(source, trace.layers)) is not None:
+        moe = [layer for layer, number in enumerate(numbers) if number in source.model.moe_layers]
+        kept = trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe])
+        trace = replace(trace, experts=kept, model_layers=tuple(numbers[layer] for layer in moe))
+    return replace(trace, phase=phase, origin=origin)
 
 
 def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
@@ -98,19 +102,6 @@ def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
 
 def _sizes(request: Request) -> str:
     return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
-
-
-def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
-    """The trace with its layers numbered as in the open model; without the dense ones if it holds all decoder layers."""
-    numbers = model_layers_of(source, trace.layers)
-    if numbers is None or source.model is None:
-        return trace
-    moe = [layer for layer, number in enumerate(numbers) if number in source.model.moe_layers]
-    return replace(
-        trace,
-        experts=trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe]),
-        model_layers=tuple(numbers[layer] for layer in moe),
-    )
 
 
 def _request(source: Source) -> Request:
