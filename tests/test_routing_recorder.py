@@ -129,7 +129,7 @@ def test_text_generation_continues_its_sequences_and_an_older_cache_starts_new_o
     assert recorder.trace("later").sequence.tolist() == [0, 1]
 
 
-def test_hooks_go_after_an_exception():
+def test_hooks_go_after_an_exception_and_a_pass_that_fails_leaves_nothing():
     model = build("Mixtral")
     before = hook_count(model)
     with pytest.raises(RuntimeError, match="stop"), RoutingRecorder(model) as recorder:
@@ -138,6 +138,13 @@ def test_hooks_go_after_an_exception():
     assert hook_count(model) == before
     model(input_ids=words(1, 3))
     assert recorder.trace("first").tokens == 3
+    net = Net(a=Keeps(), b=nn.Linear(3, 3))
+    with RoutingRecorder(net) as recorder, torch.no_grad():
+        with pytest.raises(RuntimeError):
+            net(torch.randn(4, 8))
+        net.layers["b"] = nn.Linear(8, 3)
+        net(torch.randn(5, 8))
+    assert recorder.trace("second", num_experts=6).tokens == 5
 
 
 class Keeps(nn.Module):
@@ -183,13 +190,19 @@ def record(net: nn.Module, x: torch.Tensor, **options) -> RoutingRecorder:
     return recorder
 
 
-def test_a_kept_attribute():
+def test_a_kept_attribute_and_logits_alone():
     net, x = Net(a=Keeps(), b=Keeps()), torch.randn(2, 5, 8)
     trace = record(net, x).trace("kept", num_experts=6)
     assert trace.experts.shape == (10, 2, 2)
     np.testing.assert_array_equal(trace.experts[:, 1], net.layers["b"].topk_idx.reshape(10, 2))
     np.testing.assert_array_equal(trace.sequence, np.repeat([0, 1], 5))
     assert "num_experts" in refusal(record(net, x).trace, "kept")
+    net, x = Net(gate=nn.Linear(8, 6)), torch.randn(2, 3, 8)
+    said = refusal(record(net, x).trace, "logits")
+    assert "layers.gate" in said and "k=" in said
+    trace = record(net, x, k=3).trace("logits")
+    assert trace.num_experts == 6
+    np.testing.assert_array_equal(trace.experts[:, 0], net.layers["gate"](x).topk(3).indices.reshape(6, 3))
 
 
 @pytest.mark.parametrize(
@@ -219,15 +232,6 @@ def test_a_dropped_token_of_a_one_hot_mask_and_integers_of_other_modules_are_no_
     assert record(net, torch.randn(4, 8)).routers == ("layers.gate",)
 
 
-def test_logits_alone_need_k():
-    net, x = Net(gate=nn.Linear(8, 6)), torch.randn(2, 3, 8)
-    said = refusal(record(net, x).trace, "logits")
-    assert "layers.gate" in said and "k=" in said
-    trace = record(net, x, k=3).trace("logits")
-    assert trace.num_experts == 6
-    np.testing.assert_array_equal(trace.experts[:, 0], net.layers["gate"](x).topk(3).indices.reshape(6, 3))
-
-
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -235,16 +239,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.layer, x, use_reentrant=True)
-
-
-def test_a_pass_that_fails_leaves_nothing():
-    net = Net(a=Keeps(), b=nn.Linear(3, 3))
-    with RoutingRecorder(net) as recorder, torch.no_grad():
-        with pytest.raises(RuntimeError):
-            net(torch.randn(4, 8))
-        net.layers["b"] = nn.Linear(8, 3)
-        net(torch.randn(5, 8))
-    assert recorder.trace("second", num_experts=6).tokens == 5
 
 
 def test_recomputation_is_not_counted_twice():

@@ -16,12 +16,8 @@ TELLING_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size
 """Keys that no MoEModel of ours has."""
 
 LANGUAGE_PARTS = (
-    (),
-    ("text_config",),
-    ("llm_config",),
-    ("language_config",),
-    ("thinker_config", "text_config"),
-    ("ffn_config",),
+    *((), ("text_config",), ("llm_config",), ("language_config",)),
+    *(("thinker_config", "text_config"), ("ffn_config",)),
 )
 """Places of the language model in a multimodal config (DBRX keeps its experts in `ffn_config`)."""
 
@@ -69,6 +65,12 @@ class _Config:
             raise self.fault(f"must be a whole number of at least {least}, not {quoted(value)}", names)
         return value
 
+    def needed(self, field: str, names: tuple[str, ...]) -> int:
+        """As `number`, which must be there."""
+        if (number := self.number(field, names)) is None:
+            raise fault(self.path, f"{field} is missing; none of {', '.join(names)} is there")
+        return number
+
     def layers(self, name: str) -> list | None:
         """A list of layer numbers."""
         listed = self.get(name)
@@ -92,9 +94,7 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
     blocks = _blocks(config)
     sizes = {} if blocks is None else {"layers": len(blocks)}
     for field in (field for field in NAMES if field not in sizes):
-        if (number := config.number(field, NAMES[field])) is None:
-            raise fault(path, f"{field} is missing; none of {', '.join(NAMES[field])} is there")
-        sizes[field] = number
+        sizes[field] = config.needed(field, NAMES[field])
     # Beyond this MoEModel refuses anyway; checked here because one entry per layer is made next.
     if sizes["layers"] > 1000:
         raise fault(path, f"{sizes['layers']} layers are too many (at most 1000)")
@@ -124,12 +124,7 @@ def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
         raise fault(
             path, "has layers of linear, state-space or other sparse attention, which Switchyard does not know", key
         )
-
-    def needed(field: str, names: tuple[str, ...]) -> int:
-        if (number := config.number(field, names)) is None:
-            raise fault(path, f"{field} is missing; none of {', '.join(names)} is there")
-        return number
-
+    needed = config.needed
     heads, kv_rank = needed("heads", HEADS), config.number("kv_rank", ("kv_lora_rank",))
     sizes = {
         "heads": heads,

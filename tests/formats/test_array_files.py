@@ -168,6 +168,10 @@ def test_archives_as_numpy_never_writes_them(tmp_path):
         for member in archive.infolist():
             member.file_size = 100 * 1024**2
     refused(path, "unpack to 2.1 GB", "limit")
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (10**9, 1000)})
+    (tmp_path / "array.npy").write_bytes(header.getvalue() + bytes(800))
+    refused(tmp_path / "array.npy", "cut short", "800")
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [(np.int16, 31), (np.uint8, 20), (np.int64, 6)])
@@ -175,13 +179,6 @@ def test_memory_of_ids_and_of_what_is_made_of_them(tmp_path, monkeypatch, dtype,
     monkeypatch.setattr(numpy_files, "MAX_ARRAY_BYTES", 1000)
     assert read_workload(npy(tmp_path, np.zeros((tokens, 4, 4), dtype))).tokens == tokens
     refused(npy(tmp_path, np.zeros((tokens + 1, 4, 4), dtype)), "needs", "cut the recording")
-
-
-def test_header_that_claims_too_much(tmp_path):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (10**9, 1000)})
-    (tmp_path / "array.npy").write_bytes(header.getvalue() + bytes(800))
-    refused(tmp_path / "array.npy", "cut short", "800")
 
 
 def test_an_array_alone_is_choices_or_traffic(tmp_path):
@@ -240,12 +237,17 @@ def test_every_kind_of_number(tmp_path, dtype):
     assert torch_files.array_of(tmp_path, tensor, "").tolist() == [0, 1]
 
 
-def test_tensors_that_claim_more_than_is_stored(tmp_path):
+def test_tensors_that_claim_more_than_is_stored_or_is_read(tmp_path, monkeypatch):
     tensor = torch_files.load(saved(tmp_path, torch.zeros(1).expand(10**9, 10**9)))
     assert "more numbers than are stored" in refusal(torch_files.array_of, tmp_path, tensor, "here")
     assert "here: must be a tensor, not list" in refusal(torch_files.array_of, tmp_path, [1], "here")
     path = saved(tmp_path, torch.arange(4, dtype=torch.int32))
     torch_refused(rewritten(path, lambda data: data.replace(b"K\x04t", b"J\x00\x00\x00\x10t")), "damaged")
+    path = saved(tmp_path, [torch.zeros(100), list(range(1000))])
+    monkeypatch.setattr(torch_files, "MAX_PICKLE_BYTES", 1000)
+    torch_refused(path, "lists beside the tensors")
+    monkeypatch.setattr(torch_files, "MAX_FILE_BYTES", 100)
+    torch_refused(path, "would unpack to more")
 
 
 def test_whatever_holds_more_than_tensors_is_refused(tmp_path):
@@ -257,14 +259,6 @@ def test_whatever_holds_more_than_tensors_is_refused(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", "y")
     torch_refused(path, "not what torch.save writes")
-
-
-def test_limits(tmp_path, monkeypatch):
-    path = saved(tmp_path, [torch.zeros(100), list(range(1000))])
-    monkeypatch.setattr(torch_files, "MAX_PICKLE_BYTES", 1000)
-    torch_refused(path, "lists beside the tensors")
-    monkeypatch.setattr(torch_files, "MAX_FILE_BYTES", 100)
-    torch_refused(path, "would unpack to more")
 
 
 def test_files_before_version_1_6_are_bare_pickles(tmp_path):
@@ -289,7 +283,7 @@ def base64_of(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_int32_by_hand():
+def test_choices_by_hand():
     assert base64.b64decode(SGLANG_TEXT) == struct.pack("<12i", *SGLANG_IDS)
     experts = decode_int32(SGLANG_TEXT, 3, 2)
     assert experts.dtype == np.int16
@@ -297,13 +291,14 @@ def test_int32_by_hand():
     # Narrower numbers where the server says so.
     assert decode_int32(NARROW, 3, 2, "uint8").tolist() == [[[-1, -1], [3, 7], [255, 1]]]
     assert decode_int32(base64_of(struct.pack("<2H", 511, 300)), 1, 2, dtype="uint16").tolist() == [[[511, 300]]]
-
-
-def test_npy_by_hand():
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 1, 2), }"
     header += b" " * (128 - 10 - len(header) - 1) + b"\n"
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes([5, 0, 200, 199])
     assert decode_npy(base64_of(data)).tolist() == [[[5, 0]], [[200, 199]]]
+    ids = np.array([[[0, 0], [0, 3]], [[3, 0], [0, 0]]], np.uint8)
+    assert decode_npy(npy_text(ids)).tolist() == [[[-1, -1], [0, 3]], [[3, 0], [-1, -1]]]
+    assert decode_lists([[[5, 0], [0, 0]]]).tolist() == [[[5, 0], [-1, -1]]]
+    assert decode_int32(base64_of(struct.pack("<3i", 0, 1, -1)), 1, 1).tolist() == [[[0]], [[1]], [[-1]]]
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "<i4", "<i8"])
@@ -311,13 +306,6 @@ def test_npy_by_hand():
 def test_npy_of_every_width_and_order(dtype, order):
     ids = np.array([[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 127]]])
     np.testing.assert_array_equal(decode_npy(npy_text(ids.astype(dtype, order=order))), ids)
-
-
-def test_zeros_throughout_were_not_captured_unless_one_expert_is_chosen():
-    ids = np.array([[[0, 0], [0, 3]], [[3, 0], [0, 0]]], np.uint8)
-    assert decode_npy(npy_text(ids)).tolist() == [[[-1, -1], [0, 3]], [[3, 0], [-1, -1]]]
-    assert decode_lists([[[5, 0], [0, 0]]]).tolist() == [[[5, 0], [-1, -1]]]
-    assert decode_int32(base64_of(struct.pack("<3i", 0, 1, -1)), 1, 1).tolist() == [[[0]], [[1]], [[-1]]]
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(2, 3), st.randoms(use_true_random=False))

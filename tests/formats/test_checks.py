@@ -138,7 +138,7 @@ def blank(trace, *layers, value=0):
     return replace(trace, experts=experts)
 
 
-def test_zeros_for_every_choice_are_a_dense_layer_not_expert_0():
+def test_layers_of_zeros_are_dense_and_not_expert_0():
     trace = blank(random_trace(layers=5), 0, 3)
     finding = finding_of(trace, "never-captured")
     assert (finding.severity, finding.layers, finding.remedy) == ("error", (0, 3), "drop-empty-layers")
@@ -148,9 +148,6 @@ def test_zeros_for_every_choice_are_a_dense_layer_not_expert_0():
     np.testing.assert_array_equal(mended.experts, trace.experts[:, [1, 2, 4]])
     assert mended.model_layers == (1, 2, 4)
     assert doubts(mended) == []
-
-
-def test_top_1_choices_of_expert_0_and_padding_are_dropped_too():
     trace = random_trace(layers=4, k=1)
     assert finding_of(blank(trace, 2), "expert-zero").layers == (2,)
     assert finding_of(blank(trace, 2, value=-1), "silent-layers").layers == (2,)

@@ -317,13 +317,19 @@ def test_bad_traces(tmp_path, records, parts):
 written = saver("lines.jsonl")
 
 
-def test_objects_with_their_line_numbers(tmp_path):
+def test_objects_with_their_line_numbers_of_so_many_bytes_and_lists_and_no_more(tmp_path, monkeypatch):
     path = written(tmp_path, b'\xef\xbb\xbf{"a": 1}\r\n\n  {"a": [2, 3]}\n{"a": "\xc3\xa9"}')
     assert list(records(path)) == [(1, {"a": 1}), (3, {"a": [2, 3]}), (4, {"a": "é"})]
     lines = records(written(tmp_path, b'{"a": 1}\n{"a": '))
     assert next(lines) == (1, {"a": 1})
     with pytest.raises(InputError, match=r"^lines.jsonl, line 2: is not valid JSON, or was cut short"):
         next(lines)
+    path = written(tmp_path, b'{"a": 1}\n{"a": 22}\n')
+    assert len(records_of(path, longest=10)) == 2
+    refused(path, "line 2: has more than", read=records_of, longest=9)
+    monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
+    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
+    refused(path, "line 2: has more than 4 lists", read=records_of)
 
 
 def records_of(path: Path, **options: int) -> list:
@@ -345,15 +351,6 @@ def records_of(path: Path, **options: int) -> list:
 )
 def test_broken_lines(tmp_path, data, part):
     refused(written(tmp_path, data), part, read=records_of)
-
-
-def test_lines_of_so_many_bytes_and_lists_and_no_more(tmp_path, monkeypatch):
-    path = written(tmp_path, b'{"a": 1}\n{"a": 22}\n')
-    assert len(records_of(path, longest=10)) == 2
-    refused(path, "line 2: has more than", read=records_of, longest=9)
-    monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
-    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
-    refused(path, "line 2: has more than 4 lists", read=records_of)
 
 
 SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(pa.int64()))])

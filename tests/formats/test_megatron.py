@@ -180,7 +180,7 @@ def test_two_files_of_one_rank_and_files_too_large_together(tmp_path, monkeypatc
     assert "is one of 2 files of more than" in refusal(read_workload, folder)
 
 
-def test_layers_counted_within_a_stage_are_placed_by_the_model(tmp_path):
+def test_layers_counted_through_all_stages_or_within_one(tmp_path):
     """Forward hooks: layer 0 of rank 0 and layer 0 of rank 2 are different layers."""
     read = read_workload(trace(tmp_path / "run", *FOUR), model=MODEL)
     assert read.model_layers == (0, 1, 2, 3)
@@ -190,11 +190,8 @@ def test_layers_counted_within_a_stage_are_placed_by_the_model(tmp_path):
     np.testing.assert_array_equal(of_source[:40, 0], FOUR[0][0]["top_indices"])
     np.testing.assert_array_equal(of_source[:40, 2], FOUR[2][0]["top_indices"])
     assert codes(read) == {"pipeline-stages": "ok"}
-
-
-def test_layers_counted_from_1_through_all_stages(tmp_path):
-    """The sink of routing replay: the numbers prove the stages, even without a model."""
-    folder = trace(tmp_path / "run", run([1, 2], 0, seed=0), run([3, 4], 1, seed=1))
+    # The sink of routing replay: the numbers prove the stages, even without a model.
+    folder = trace(tmp_path / "replayed", run([1, 2], 0, seed=0), run([3, 4], 1, seed=1))
     read = read_workload(folder)
     assert read.experts.shape == (80, 4, 2)
     assert read.model_layers is None

@@ -191,13 +191,17 @@ def test_what_no_port_can_hold_is_said(tmp_path):
     assert drawn.measured[0, 1] == pytest.approx(40e9, rel=1e-3)
 
 
-def test_pairs_of_a_node_that_differ_share_one_number(tmp_path):
+def test_pairs_of_a_node_share_one_number_and_unknown_devices_need_a_type(tmp_path):
     ends = [("host", bus) for bus in ("0000:1b:00", "0000:43:00", "0000:52:00")]
     drawn, notes = drawn_from(logs(tmp_path, lambda a, b: 80e9 if "0000:1b:00" in (*a, *b) else 20e9, ends))
     assert drawn.cluster.nodes[0].link_bandwidth == pytest.approx((80 * 80 * 20) ** (1 / 3) * 1e9, rel=1e-3)
     assert any("a node has one number" in note for note in notes)
     assert any(note.startswith("no GPU was measured with one of another host: ports") for note in notes)
     assert drawn.cluster.gpus[0].send_bandwidth == 50e9  # the catalogue's
+    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI300X")
+    assert "'AMD Instinct MI300X' of node2 is not in the catalogue" in refusal(drawn_from, paths)
+    drawn, _ = drawn_from(paths, "H200")
+    assert {gpu.type for gpu in drawn.cluster.gpus} == {"H200"}
 
 
 def test_other_logs_of_pairs(tmp_path):
@@ -230,13 +234,6 @@ def test_pairs_that_are_missing_are_counted(tmp_path):
     assert any("drawn without links of their own" in note for note in notes)
 
 
-def test_unknown_devices_need_a_type(tmp_path):
-    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI300X")
-    assert "'AMD Instinct MI300X' of node2 is not in the catalogue" in refusal(drawn_from, paths)
-    drawn, _ = drawn_from(paths, "H200")
-    assert {gpu.type for gpu in drawn.cluster.gpus} == {"H200"}
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -267,20 +264,21 @@ def told(recognised: list[Part]) -> list[tuple[str, list[str]]]:
     return [(part.format.name, [path.name for path in part.paths]) for part in recognised]
 
 
-def test_logs_of_several_pairs_are_a_set(tmp_path):
+def test_logs_of_several_pairs_are_a_set_in_the_place_of_the_first_and_others_are_times(tmp_path):
     paths = logs(tmp_path, two_nodes, NODES)
     assert told(parts(paths)) == [("nccl-pairs", [f"{number}.log" for number in range(6)])]
     assert told(single_files(tmp_path)) == [("nccl-tests", [path.name]) for path in paths]
     every = saved(tmp_path, "".join(path.read_text() for path in paths), "all.log")
     assert told(parts([every])) == [("nccl-pairs", ["all.log"])]
     refused(every, "two entries for send_receive 2 ranks")  # for one number of GPUs, as times
-
-
-def test_a_log_alone_and_logs_of_one_pair_are_times(tmp_path):
     first, *_ = logs(tmp_path, two_nodes, NODES)
     again = saved(tmp_path, pair_log(NODES[1::-1], 290e9), "again.log")  # the same pair, the other GPU first
     assert told(parts([first])) == [("nccl-tests", ["0.log"])]
     assert told(parts([first, again])) == [("nccl-tests", ["0.log"]), ("nccl-tests", ["again.log"])]
+    cluster = saved(tmp_path, {"nodes": []}, "cluster.json")
+    paths: list[Path] = logs(tmp_path, two_nodes, NODES[:3])
+    assert [part.format.kind for part in parts([cluster, *paths])] == ["cluster", "pairs"]
+    assert [part.format.kind for part in parts([paths[2], cluster, *paths])] == ["pairs", "cluster"]
 
 
 def test_logs_of_other_tests_stay_out_of_the_set(tmp_path):
@@ -338,10 +336,3 @@ def test_what_is_said_of_a_log_alone(tmp_path):
     assert finding.severity == "ok"
     assert "drop all of them together on any page, or give them to detect --pairs" in finding.message
     assert findings_of_times(saved(tmp_path, ALL_TO_ALL, "eight.log")) == []
-
-
-def test_the_place_of_a_set_is_that_of_its_first_log(tmp_path):
-    cluster = saved(tmp_path, {"nodes": []}, "cluster.json")
-    paths: list[Path] = logs(tmp_path, two_nodes, NODES[:3])
-    assert [part.format.kind for part in parts([cluster, *paths])] == ["cluster", "pairs"]
-    assert [part.format.kind for part in parts([paths[2], cluster, *paths])] == ["pairs", "cluster"]

@@ -163,16 +163,13 @@ class Evil:
         return print, ("unpickled",)
 
 
-def test_nothing_in_a_pt_file_is_called(capsys):
+def test_other_archives_of_which_nothing_is_called(capsys):
     for other in (Evil(), bytearray(5)):
         assert "holds more than tensors" in line_of(saved_tensors({MAP: torch.zeros(3, 6), "x": other}))
     assert "is a pickle" in line_of(pickle.dumps(Evil()))
     assert "holds a Tensor, not a dict" in line_of(saved_tensors(torch.ones(2)))
     assert "has 'a'" in line_of(saved_tensors({"a": torch.ones(2)}))
     assert capsys.readouterr().out == ""
-
-
-def test_other_zip_archives():
     file = io.BytesIO()
     np.savez(file, experts=np.zeros(3))
     assert "is a zip archive, but not what torch.save writes" in line_of(file.getvalue())

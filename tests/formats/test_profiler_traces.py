@@ -289,16 +289,13 @@ def test_other_texts_are_refused(text, says):
     assert refusal(members, text).startswith("trace.json: ") and says in refusal(members, text)
 
 
-def test_more_than_is_read_and_one_endless_value_are_refused(monkeypatch):
+def test_more_than_is_read_and_one_endless_value_are_refused_and_nothing_taken_is_kept(monkeypatch):
     assert "unpacks to more than is read" in refusal(members, '{"events": [' + " " * 2_000_000, most=10**6)
     monkeypatch.setattr(kineto, "PIECE", 100)
     monkeypatch.setattr(kineto, "MAX_VALUE", 1000)
     file = io.StringIO('{"a": "' + "x" * 100_000)
     assert "cut off" in refusal(list, read_members(file, PATH, "events", 10**6))
     assert file.tell() < 10_000
-
-
-def test_nothing_is_kept_of_what_was_taken(monkeypatch):
     monkeypatch.setattr(kineto, "PIECE", 1000)
     file = io.StringIO('{"events": [' + ",".join(["1"] * 50_000) + "]}")
     reader = read_members(file, PATH, "events", 10**6)

@@ -150,10 +150,13 @@ def test_archives_that_grow_too_large_are_refused(tmp_path):
     assert "200 MB in one" in refusal(parts, [tmp_path / "bomb.zip"], tmp_path)
 
 
-def test_several_recordings_are_not_taken_for_one(tmp_path):
+def test_several_recordings_and_no_file_are_not_taken_for_one(tmp_path):
     recording(tmp_path / "a.npz")
     written(tmp_path, STATISTICS, "b.json")
     assert "2 recordings (a and b); give the files of one" in refusal(read_workload, tmp_path)
+    refused(tmp_path / "none.csv", "no such file")
+    (tmp_path / "folder.csv").mkdir()
+    refused(tmp_path / "folder.csv", "is an empty folder")
 
 
 def test_files_of_one_recording_are_read_together(tmp_path, monkeypatch):
@@ -222,12 +225,6 @@ BEGINNINGS = (
     b'{"logical_count":',
     *(b"\xef\xbb\xbf", b"\xff\xfe", b"\n\n"),
 )
-
-
-def test_missing_file_and_empty_folder(tmp_path):
-    refused(tmp_path / "none.csv", "no such file")
-    (tmp_path / "folder.csv").mkdir()
-    refused(tmp_path / "folder.csv", "is an empty folder")
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)

@@ -131,16 +131,7 @@ def test_bad_statistics(tmp_path, data, words):
     refused(statistics(tmp_path, data), *words)
 
 
-def test_a_long_text_among_the_counts_takes_no_memory(tmp_path):
-    path = statistics(tmp_path, {"logical_count": [["x" * 10**6, *[1] * 63]]})
-    tracemalloc.start()
-    refused(path, "numbers only")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 32 * 1024**2
-
-
-def test_bad_dumps(tmp_path):
+def test_bad_dumps_and_long_texts_among_the_counts(tmp_path):
     path = dumped(tmp_path, [[[1, -2]]])
     refused(path, "step 0, layer 0, expert 1")
     refused(dumped(tmp_path, [[[1, 2]]]), "leave out '::x'", member="x")
@@ -148,6 +139,12 @@ def test_bad_dumps(tmp_path):
     refused(path, "logical_count", "must be a tensor, not list")
     torch.save([{"logical_count": 1}], path)
     refused(path, "'logical_count'")
+    path = statistics(tmp_path, {"logical_count": [["x" * 10**6, *[1] * 63]]})
+    tracemalloc.start()
+    refused(path, "numbers only")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * 1024**2
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
@@ -169,7 +166,7 @@ def counts(folder, text, rank=0, time="1744000000.5"):
     return statistics(folder, text, f"expert_distribution_rank{rank}_timestamp{time}.csv")
 
 
-def test_one_rank(tmp_path):
+def test_one_rank_and_several_are_sources(tmp_path):
     path = counts(tmp_path, COUNTS_CSV)
     assert identify(path).name == "sglang-counts-csv"
     load = read_workload(path)
@@ -178,9 +175,6 @@ def test_one_rank(tmp_path):
     assert load.by_source is None
     load = read_workload(path, model=MODEL)  # with experts that nobody chose
     np.testing.assert_array_equal(load.load, [[5, 0, 1, 0], [0, 6, 0, 0]])
-
-
-def test_ranks_are_sources(tmp_path):
     counts(tmp_path, COUNTS_CSV, 0)
     counts(tmp_path, SECOND, 2)
     load = read_workload(tmp_path)

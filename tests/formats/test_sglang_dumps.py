@@ -55,46 +55,47 @@ def test_passes_of_other_k(tmp_path):
     refused(dump(tmp_path, records, SLOTS), "6 choices a token in some passes, 8 in others")
 
 
-def test_sequences_are_followed_from_prefill_through_decoding(tmp_path):
-    slots = [[0], [1], [2], [3]]
-    path = dump(
-        tmp_path,
-        [
-            tokens(1, EXTEND, [0, 1, 2, 0, 1], [[0], [1], [2], [3], [0]], [3, 2]),  # two requests
-            tokens(2, DECODE, [3, 2], slots[:2]),
-            tokens(3, EXTEND, [0, 1, 2, 3], slots, [4]),  # a third one joins
-            tokens(4, DECODE, [4, 3, 4], slots[:3]),
-            tokens(5, DECODE, [5, 5], slots[:2]),  # the second one has ended
-        ],
-        SLOTS,
-    )
-    trace = read_workload(path)
-    assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2]
-    assert trace.phase.tolist() == [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5
+ONE_EACH = [[0], [1], [2], [3], [0]]
 
 
-def test_a_prompt_in_chunks_is_one_sequence(tmp_path):
-    path = dump(
-        tmp_path,
-        [
-            tokens(1, EXTEND, [0, 1], [[0], [1]], [2]),
-            tokens(2, EXTEND, [2, 3, 0], [[0], [1], [2]], [2, 1]),
-            tokens(3, MIXED, [4, 5, 1], [[0], [1], [2]], [2, 1]),
-        ],
-        SLOTS,
-    )
-    trace = read_workload(path)
-    assert trace.sequence.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
-    assert trace.phase.tolist() == [PREFILL] * 7 + [DECODED]
-
-
-def test_drafts_under_verification(tmp_path):
-    positions = ([7, 8, 3, 4], [9, 10, 5, 6])
-    records = [tokens(at, VERIFY, places, [[0], [1], [2], [3]]) for at, places in enumerate(positions, 1)]
+@pytest.mark.parametrize(
+    ("passes", "sequences", "phases", "found"),
+    [
+        (
+            [
+                (EXTEND, [0, 1, 2, 0, 1], [3, 2]),  # two requests
+                (DECODE, [3, 2], None),
+                (EXTEND, [0, 1, 2, 3], [4]),  # a third one joins
+                (DECODE, [4, 3, 4], None),
+                (DECODE, [5, 5], None),  # the second one has ended
+            ],
+            [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2],
+            [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5,
+            [],
+        ),
+        (  # a prompt in chunks is one sequence
+            [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])],
+            [0, 0, 0, 0, 1, 0, 0, 1],
+            [PREFILL] * 7 + [DECODED],
+            [],
+        ),
+        (
+            [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)],
+            [0, 0, 1, 1, 0, 0, 1, 1],
+            [DECODED] * 8,
+            ["drafts-verified"],
+        ),
+    ],
+)
+def test_sequences_are_followed_through_passes(tmp_path, passes, sequences, phases, found):
+    records = [
+        tokens(number, mode, positions, ONE_EACH[: len(positions)], extended)
+        for number, (mode, positions, extended) in enumerate(passes, 1)
+    ]
     trace = read_workload(dump(tmp_path, records, SLOTS))
-    assert trace.sequence.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert trace.phase.tolist() == [DECODED] * 8
-    assert codes(trace) == ["drafts-verified"]
+    assert trace.sequence.tolist() == sequences
+    assert trace.phase.tolist() == phases
+    assert codes(trace) == found
 
 
 def test_ranks_are_sources_in_the_order_of_passes(tmp_path):

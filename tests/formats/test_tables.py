@@ -58,10 +58,15 @@ def test_any_row_order_gives_the_same_trace(tokens, layers, k, random, spread):
     np.testing.assert_array_equal(trace.experts, experts)
 
 
-def test_sequence_and_source_rank(tmp_path):
+def test_columns_of_tokens_in_csv_and_of_all_kinds_in_parquet(tmp_path):
     trace = read_workload(csv(tmp_path, "token,layer,expert,sequence,source_rank\n1,0,0,4,1\n0,0,1,3,0\n"))
     np.testing.assert_array_equal(trace.sequence, [3, 4])
     np.testing.assert_array_equal(trace.source_rank, [0, 1])
+    experts = np.random.default_rng(0).integers(6, size=(10, 3, 2))
+    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **long_form(experts))).experts, experts)
+    floats = {name: column.astype(float) for name, column in long_form(experts).items()}
+    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **floats)).experts, experts)
+    assert read_workload(parquet(tmp_path, expert_0=[1.0], expert_1=[2.0])).load.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -190,14 +195,6 @@ def test_loads_leave_dense_layers_out(tmp_path, header):
     load = read_workload(csv(tmp_path, "expert_1,layer,expert_0\n1,9,2\n3,4,0\n"))  # layers and columns in any order
     np.testing.assert_array_equal(load.load, [[0, 3], [2, 1]])
     assert load.model_layers == (4, 9)
-
-
-def test_parquet_routing_and_loads(tmp_path):
-    experts = np.random.default_rng(0).integers(6, size=(10, 3, 2))
-    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **long_form(experts))).experts, experts)
-    floats = {name: column.astype(float) for name, column in long_form(experts).items()}
-    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **floats)).experts, experts)
-    assert read_workload(parquet(tmp_path, expert_0=[1.0], expert_1=[2.0])).load.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def severities(trace) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity) for finding in trace.origin.findings]
 
 
-def test_one_layer(tmp_path):
+def test_files_are_layers_of_one_recording(tmp_path):
     path = logged(tmp_path, 0, num_experts=16)
     assert identify(path).name == "route-log"
     trace = read_workload(path)
@@ -188,9 +188,6 @@ def test_one_layer(tmp_path):
     assert (trace.num_experts, trace.sequence, trace.model_layers) == (16, None, None)
     assert severities(trace) == [("layers-logged", "ok")]
     assert trace.origin.findings[0].message.startswith("Layer 0 was logged")
-
-
-def test_files_are_layers_of_one_recording(tmp_path):
     for layer in (3, 0):
         logged(tmp_path, layer)
     trace = read_workload(tmp_path)

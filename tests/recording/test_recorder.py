@@ -181,11 +181,16 @@ def test_a_server_that_dies_meanwhile_is_one_line(sglang, record, tmp_path):
     assert "may still be recording" in said and "connection refused" in said
 
 
-def test_prompts_as_lines_and_as_json_lines(tmp_path):
+def test_prompts_as_lines_and_as_json_lines_and_files_that_hold_none(tmp_path, monkeypatch):
     path = saved(tmp_path, 'Explain MoE.\n\n  {"prompt": "taken as it is"}  \r\nletzte\u2028Zeile')
     assert read_prompts(path) == ["Explain MoE.", '{"prompt": "taken as it is"}', "letzte\u2028Zeile"]
     text = '"a"\n{"prompt": "two\\nlines", "max_tokens": 9}\n{"text": "c"}\n[5, 0, 7]\n'
     assert read_prompts(saved(tmp_path, text, "p.jsonl")) == ["a", "two\nlines", "c", [5, 0, 7]]
+    refused(tmp_path / "none.txt", "no such file", read=read_prompts)
+    refused(saved(tmp_path, " \n"), "has no prompt", read=read_prompts)
+    refused(saved(tmp_path, b"\xff\xfe"), "not UTF-8", read=read_prompts)
+    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 1)
+    refused(tmp_path / "p.txt", "larger than", read=read_prompts)
 
 
 @pytest.mark.parametrize(
@@ -204,14 +209,6 @@ def test_prompts_as_lines_and_as_json_lines(tmp_path):
 )
 def test_lines_that_are_no_prompt(tmp_path, line, part):
     refused(saved(tmp_path, f'"a"\n{line}\n', "p.jsonl"), part, read=read_prompts)
-
-
-def test_files_that_hold_none(tmp_path, monkeypatch):
-    refused(tmp_path / "none.txt", "no such file", read=read_prompts)
-    refused(saved(tmp_path, " \n"), "has no prompt", read=read_prompts)
-    refused(saved(tmp_path, b"\xff\xfe"), "not UTF-8", read=read_prompts)
-    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 1)
-    refused(tmp_path / "p.txt", "larger than", read=read_prompts)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "recording.md"

@@ -90,14 +90,6 @@ def test_a_server_that_never_answers_or_a_byte_at_a_time(other: StandIn):
         assert time.monotonic() - begin < 1.5
 
 
-def test_answers_that_are_cut_short_or_too_large_and_http_where_https_was_asked_for(other: StandIn):
-    other.answers["/x"] = lambda body: Reply(200, "x" * 1000, truncated=True)
-    assert "broke off before the answer was complete" in refusal(Server(other.url, 5).get, "/x")
-    other.answers["/x"] = lambda body: "x" * 3_000_000
-    assert "larger than 1 MB" in refusal(Server(other.url, 5).get, "/x", most=1024**2)
-    assert "does not speak https" in refusal(Server(other.url.replace("http", "https"), 5).get, "/x")
-
-
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
 def test_a_server_that_hangs_up_or_does_not_speak_http(greeting):
     listening = socket.create_server(("127.0.0.1", 0))
@@ -113,9 +105,14 @@ def test_a_server_that_hangs_up_or_does_not_speak_http(greeting):
     listening.close()
 
 
-def test_nobody_there():
+def test_servers_that_are_not_there_break_off_or_say_too_much(other):
     assert "connection refused" in refusal(Server("http://127.0.0.1:1", 5).get, "/x")
     assert "no host of this name" in refusal(Server("http://nowhere.invalid", 5).get, "/x")
+    other.answers["/x"] = lambda body: Reply(200, "x" * 1000, truncated=True)
+    assert "broke off before the answer was complete" in refusal(Server(other.url, 5).get, "/x")
+    other.answers["/x"] = lambda body: "x" * 3_000_000
+    assert "larger than 1 MB" in refusal(Server(other.url, 5).get, "/x", most=1024**2)
+    assert "does not speak https" in refusal(Server(other.url.replace("http", "https"), 5).get, "/x")
 
 
 @pytest.mark.parametrize(

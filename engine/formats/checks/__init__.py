@@ -18,6 +18,12 @@ from engine.workload import Finding, RoutingTrace, TrafficMatrix, Workload
 
 __all__ = ["check_recording", "limited_groups"]
 
+_OF_LOADS = (check_totals, check_layers, check_load_copies)
+_OF_TOKENS = (
+    *(check_choices, check_layers, check_profile_rows, check_token_copies),
+    *(check_phases, check_groups, check_ranks),
+)
+
 
 def check_recording(workload: Workload, model: MoEModel | None = None) -> list[Finding]:
     """The findings on a workload, those of its reader first, never empty. Layers are MoE layers, as in the workload.
@@ -29,17 +35,7 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
     elif isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
         found = [outside]
     else:
-        own = (check_totals, check_layers, check_load_copies)
-        if isinstance(workload, RoutingTrace):
-            own = (
-                check_choices,
-                check_layers,
-                check_profile_rows,
-                check_token_copies,
-                check_phases,
-                check_groups,
-                check_ranks,
-            )
+        own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS
         found = chain(
             check_slots(workload, model), check_numbering(workload, model), *(check(workload) for check in own)
         )

@@ -15,11 +15,8 @@ ASSIGNMENTS = "initial_global_assignments"
 FIELDS = ("num_slots", "layer_updates_per_iter", ASSIGNMENTS)
 
 ARCHITECTURES = (
-    "DeepseekV3ForCausalLM",
-    "MixtralForCausalLM",
-    "Llama4ForConditionalGeneration",
-    "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM",
+    *("DeepseekV3ForCausalLM", "MixtralForCausalLM", "Llama4ForConditionalGeneration"),
+    *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
 )
 """`moe_model_arch_list` of tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py, release 1.0; later ones have more."""
 
