@@ -105,7 +105,7 @@ def test_one_of_the_r1_statistics_was_rounded_by_deepep():
     assert rounded == ["prefill_in2000out100"]
 
 
-def test_ranks_and_blocks_of_the_same_tokens():
+def test_ranks_blocks_and_sources_of_the_same_tokens():
     trace = random_trace(tokens=300)
     ranks = np.repeat(np.arange(3, dtype=np.int32), 100)
     both = replace(
@@ -122,9 +122,6 @@ def test_ranks_and_blocks_of_the_same_tokens():
     assert REMEDIES["drop-copies"].apply(trace.part(np.arange(300) % 100)).digest == trace.digest
     assert finding_of(trace.part(np.arange(290) % 100), "copies") is None
     assert finding_of(random_trace(tokens=50).part(np.arange(100) % 50), "copies") is None  # few tokens may come twice
-
-
-def test_sources_of_loads_that_counted_the_same():
     counts = np.stack([random_load(seed).load for seed in (1, 1, 2, 2)])
     loads = ExpertLoad(
         "l", counts.sum(axis=0), tuple(range(6)), by_source=counts, by_step=np.stack([counts.sum(axis=0)])

@@ -78,7 +78,7 @@ def test_any_archive(form, data, names):
         assert {inside.name for inside in Path(folder).iterdir()} == {"packed", "scratch", "again"}
 
 
-def test_odd_names(tmp_path):
+def test_finds(tmp_path):
     path = tmp_path / "packed.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("loads.json", "é\n.json"):
@@ -89,6 +89,19 @@ def test_odd_names(tmp_path):
         archive.infolist()[0].filename = ""  # in the directory at the end, which counts
         archive.writestr("loads.json", FILES["loads.json"])
     assert not isinstance(workload_or_one_line(path, partial(read_workload, scratch=tmp_path)), str)
+    path = tmp_path / "trace.npz"
+    for count in (2_000_000, 2**31, 2**62):  # more experts than any model has
+        np.savez(path, experts=np.zeros((1, 1000, 1), int), num_experts=count)
+        assert "num_experts" in workload_or_one_line(path)
+    np.savez(path, experts=np.full((1, 1000, 1), 4095))  # the largest id in many layers
+    assert not isinstance(workload_or_one_line(path), str)
+    for header in ("{'descr': '<i8', 'fortran_order': False, 'shape': (True, 3, 2)}", "{[]: 0}", "{'shape': (-1,)}"):
+        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(48)
+        assert "damaged" in workload_or_one_line(saved(tmp_path, data, "array.npy"))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("experts.npy", npy(EXPERTS))
+    data = path.read_bytes()
+    assert isinstance(workload_or_one_line(saved(tmp_path, data[:60] + bytes(20) + data[80:])), str)
 
 
 EXPERTS = np.array(
@@ -171,22 +184,6 @@ def test_any_routed_experts(data, form, layers, k):
     for decode in (decode_npy, partial(decode_int32, layers=layers, k=k, dtype=dtype), decode_lists):
         choices = answer_or_one_line(lambda decode=decode: decode(content))
         assert isinstance(choices, str) or (choices.dtype == np.int16 and choices.ndim == 3)
-
-
-def test_finds(tmp_path):
-    path = tmp_path / "trace.npz"
-    for count in (2_000_000, 2**31, 2**62):  # more experts than any model has
-        np.savez(path, experts=np.zeros((1, 1000, 1), int), num_experts=count)
-        assert "num_experts" in workload_or_one_line(path)
-    np.savez(path, experts=np.full((1, 1000, 1), 4095))  # the largest id in many layers
-    assert not isinstance(workload_or_one_line(path), str)
-    for header in ("{'descr': '<i8', 'fortran_order': False, 'shape': (True, 3, 2)}", "{[]: 0}", "{'shape': (-1,)}"):
-        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(48)
-        assert "damaged" in workload_or_one_line(saved(tmp_path, data, "array.npy"))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("experts.npy", npy(EXPERTS))
-    data = path.read_bytes()
-    assert isinstance(workload_or_one_line(saved(tmp_path, data[:60] + bytes(20) + data[80:])), str)
 
 
 ROUTING = {

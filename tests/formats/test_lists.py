@@ -83,11 +83,20 @@ def test_other_texts_are_left_to_the_parser(text):
     assert loads(text, most_lists=3) is None
 
 
-def test_the_last_of_equal_keys_counts_and_texts_stay():
+def test_what_becomes_an_array_and_what_does_not(monkeypatch):
     text = b'{"origin_rows": [1], "a": "\\"origin_rows\\": \\\\", "b": [NaN], "origin_rows": [2], "c": {"topk_experts": [[7]]}}'
     record = as_lists(loads(text, MANY))
     assert record.pop("b")[0] != 0
     assert record == {"origin_rows": [2], "a": '"origin_rows": \\', "c": {"topk_experts": [[7]]}}
+    ids = np.array([[1, 2]], np.int32)
+    assert array_of_lists(ids, 3) is None
+    np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
+    monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
+    records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
+    assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
+    monkeypatch.setattr(number_lists, "SHORTEST", 30)
+    assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
+    assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
 
 
 @pytest.mark.parametrize(
@@ -104,18 +113,6 @@ def test_the_last_of_equal_keys_counts_and_texts_stay():
 def test_what_nobody_reads_is_checked_alone(weights, numbers):
     text = b'{"topk_weights": %b, "layer": 3}' % weights
     assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
-
-
-def test_what_becomes_an_array_and_what_does_not(monkeypatch):
-    ids = np.array([[1, 2]], np.int32)
-    assert array_of_lists(ids, 3) is None
-    np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
-    monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
-    records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
-    assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
-    monkeypatch.setattr(number_lists, "SHORTEST", 30)
-    assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
-    assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
 
 
 NUMBERS = st.one_of(

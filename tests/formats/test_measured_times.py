@@ -76,7 +76,7 @@ def test_sizes_of_collectives_are_elements_of_two_bytes(tmp_path):
     assert float(Profiled(measured).all_to_all(cluster, 1536)) == pytest.approx(25e-6)
 
 
-def test_devices_that_are_not_named_or_not_known_and_rows_without_a_time(tmp_path):
+def test_tables_say_nothing_of_rows_that_are_empty_damaged_or_without_a_time(tmp_path):
     assert {gemm.gpu for gemm in read_costs(gemms(tmp_path, device=["NVIDIA GB200"] * 5)).gemm} == {"NVIDIA GB200"}
     path = gemms(tmp_path)
     pq.write_table(pq.read_table(path).drop_columns("device"), path)
@@ -84,6 +84,13 @@ def test_devices_that_are_not_named_or_not_known_and_rows_without_a_time(tmp_pat
     measured = read_costs(gemms(tmp_path, latency=[0.01, None, float("nan"), 0.02, float("inf")]))
     assert "left out: 3 rows without a time" in measured.notes
     assert sum(len(gemm.points) for gemm in measured.gemm) == 2
+    path = gemms(tmp_path)
+    whole = path.read_bytes()
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    refused_by(path, "has 0 rows", read=read_costs)
+    for end in (10, len(whole) // 2, len(whole) - 3):
+        path.write_bytes(whole[:end])
+        refused_by(path, read=read_costs)
 
 
 MOE = "moe_dtype num_tokens hidden_size inter_size topk num_experts moe_ep_size distribution latency"
@@ -123,16 +130,6 @@ def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name
 )
 def test_tables_that_say_nothing_are_refused(tmp_path, make, other, parts):
     refused_by(make(tmp_path, **other), *parts, read=read_costs)
-
-
-def test_empty_and_damaged_tables_are_refused(tmp_path):
-    path = gemms(tmp_path)
-    whole = path.read_bytes()
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
-    refused_by(path, "has 0 rows", read=read_costs)
-    for end in (10, len(whole) // 2, len(whole) - 3):
-        path.write_bytes(whole[:end])
-        refused_by(path, read=read_costs)
 
 
 saved_log = saver("diagnose_rank0.log")

@@ -39,7 +39,7 @@ def test_events_in_microseconds_on_named_threads_where_slices_do_not_overlap():
         assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(sorted(spans)))
 
 
-def test_operators_of_a_training_step_go_by_their_own_names():
+def test_operators_of_a_training_step_go_by_their_own_names_and_no_events_make_no_slices():
     events = pd.DataFrame(EVENTS[:3], columns=list(COLUMNS)).iloc[::-1]
     labels = ("1.dispatch · part 1 of 2", "1.gate", "0.qkv")
     timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
@@ -49,9 +49,6 @@ def test_operators_of_a_training_step_go_by_their_own_names():
         ("1.gate", "gate", 1),
         ("0.qkv", "gate", 0),
     }
-
-
-def test_no_events():
     timeline = Timeline(pd.DataFrame(columns=list(COLUMNS)), ("GPU 0",), "measured", "this machine")
     assert [event["ph"] for event in json.loads(write_trace(timeline))["traceEvents"]] == ["M"]
 

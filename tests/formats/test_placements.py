@@ -18,7 +18,6 @@ from engine.costs import Datasheet
 from engine.formats.placements import TARGETS, open_plan_file, read_deployed, recognise, write_placement
 from engine.formats.placements.exflow import read_table, write
 from engine.formats.source import one_clear_line
-from engine.model import MoEModel
 from engine.placement.affinity.kernel import AffinityInstance
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
@@ -237,14 +236,10 @@ def read_placement(path: Path, experts: int, gpus: int | None = None) -> np.ndar
         return read_table(path, path.read_text(encoding="utf-8-sig"), experts, gpus)
 
 
-def sized_model(layers: int, experts: int) -> MoEModel:
-    return MoEModel(name="m", layers=layers, experts=experts, experts_per_token=1, d_model=8, d_ff=8)
-
-
 def text_of(gpu_of_expert: np.ndarray, gpus: int) -> str:
     layers, experts = gpu_of_expert.shape
     placement = Placement.from_gpu_of_expert(gpu_of_expert, gpus, tuple(range(layers)))
-    return write(placement, sized_model(layers, experts), "x.csv").content.decode()
+    return write(placement, model_of(layers, (), experts), "x.csv").content.decode()
 
 
 table = saver("placement.csv")
@@ -288,7 +283,7 @@ def test_more_gpus_than_named_and_bad_calls(tmp_path):
     refused(path, "GPU 0 holds 1 of 2", read=read_placement, experts=2, gpus=4)
     assert "at least one" in refusal(read_placement, path, 0)
     twice = Placement(experts=2, experts_of_gpu=(((0, 1), (0, 1)),), model_layers=(0,))
-    said = refusal(write, twice, sized_model(1, 2), "x.csv")
+    said = refusal(write, twice, model_of(1, (), 2), "x.csv")
     assert "ExFlow has no replicas, but layer 0 (model layer 0) has 4 copies of 2 experts" in said
 
 

@@ -144,9 +144,6 @@ def test_gloo_ranges_are_read_without_a_gpu(tmp_path):
     }
 
 
-# Faults
-
-
 @pytest.mark.parametrize(
     "events",
     [

@@ -151,7 +151,7 @@ def dump_traffic(folder, shared):
         dump(folder, records, SLOTS, rank)
 
 
-def test_what_deepep_sent_is_a_traffic_matrix(tmp_path):
+def test_traffic_of_passes(tmp_path):
     dump_traffic(tmp_path, shared=False)
     path = next(tmp_path.iterdir())
     assert members(path) == ()  # a single file does not hold the traffic of all ranks
@@ -161,6 +161,10 @@ def test_what_deepep_sent_is_a_traffic_matrix(tmp_path):
     assert traffic.bytes.tolist() == [[[60, 100], [140, 40]]]
     assert traffic.bytes_per_token == 10
     assert codes(traffic) == []
+    refused(dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS), "holds no traffic", member="traffic")
+    for entry in (3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}):
+        path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
+        refused(path, "misc_objects", "'layer_id'", member="traffic")
 
 
 def test_the_recorder_shares_one_list_over_all_passes(tmp_path):
@@ -202,13 +206,6 @@ def test_two_files_of_a_rank(tmp_path, member):
 def test_bad_dumps(tmp_path, change, words):
     path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [1, 2]], [2]) | change], SLOTS)
     refused(path, *words)
-
-
-def test_no_and_bad_traffic(tmp_path):
-    refused(dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS), "holds no traffic", member="traffic")
-    for entry in (3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}):
-        path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
-        refused(path, "misc_objects", "'layer_id'", member="traffic")
 
 
 # Three experts in four slots, of which expert 0 has two; the first layer is dense.

@@ -222,11 +222,6 @@ def test_tables_that_are_cut_short_or_too_large(tmp_path, monkeypatch):
     refused(csv(tmp_path, "token,layer,expert\n" + "0,0,1\n" * 4), "4 rows")
 
 
-def test_slots_of_an_expert_add_up():
-    counts, slots = np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]]), np.array([[0, 1, 2, 0], [2, 2, 1, 0]])
-    np.testing.assert_array_equal(fold_slots(counts, slots, 3), [[5, 2, 3], [8, 7, 11]])
-
-
 @given(st.data(), st.integers(1, 5), st.integers(0, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_as_counted_one_by_one(data, experts, redundant, layers, seed):
     rng = np.random.default_rng(seed)

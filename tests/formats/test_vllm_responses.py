@@ -119,7 +119,7 @@ def test_prompt_ids_say_how_long_a_prompt_is_and_phases_are_all_known_or_none(tm
     assert "1 alone of 2 requests" in finding.message
 
 
-def test_parts_of_a_stream_are_put_together(tmp_path):
+def test_streams_and_server_sent_events(tmp_path):
     parts = [
         chunk(0, npy(ROWS[:2])),
         chunk(1, npy(ROWS[:1])),
@@ -131,9 +131,6 @@ def test_parts_of_a_stream_are_put_together(tmp_path):
     assert trace.experts.tolist() == ROWS
     assert trace.sequence.tolist() == [0, 0, 0]  # the second choice only repeats the prompt
     assert trace.phase.tolist() == [0, 1, 1]
-
-
-def test_server_sent_events_as_curl_saves_them(tmp_path):
     parts = [chunk(0, npy(ROWS[:2]), usage=None), chunk(0, npy(ROWS[2:]), usage=USAGE)]
     text = "".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n"
     trace = read_workload(saved_text(tmp_path, text, "stream.txt"))
@@ -141,20 +138,19 @@ def test_server_sent_events_as_curl_saves_them(tmp_path):
     assert trace.phase.tolist() == [0, 0, 1]
 
 
-def model(**sizes: object) -> MoEModel:
-    return MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8, **sizes)
+MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8)
 
 
 def test_layers_are_numbered_as_in_the_model(tmp_path):
-    assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=model()).model_layers == (1, 2)
+    assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=MODEL).model_layers == (1, 2)
     all_layers = [[[0, 0], *row] for row in ROWS]
-    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=model())
+    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL)
     assert (trace.model_layers, trace.experts.tolist()) == ((1, 2), ROWS)
     path = saved(tmp_path, answer(npy(all_layers)))
     assert read_workload(path).model_layers is None
     text = base64.b64encode(bare(all_layers)).decode()  # without a shape, which the model tells
     path = saved(tmp_path, {"choices": [{"index": 0}], "nvext": {"routed_experts": text}})
-    assert read_workload(path, model=model()).experts.tolist() == ROWS
+    assert read_workload(path, model=MODEL).experts.tolist() == ROWS
     refused(path, "line 1", "without a shape", "--model")
 
 
@@ -226,17 +222,20 @@ def test_files_are_requests_of_one_recording(tmp_path):
     assert trace.origin.findings == ()
 
 
-def test_files_come_in_the_order_of_their_numbers_and_other_names_are_other_recordings(tmp_path):
+def test_archives_of_requests(tmp_path):
     paths = [request(tmp_path, f"request-{number}.npz", np.full((1, 1, 1), number)) for number in (10, 9, 2)]
     assert read_workload(paths).experts.ravel().tolist() == [2, 9, 10]
     paths = [request(tmp_path, f"{name}.npz", FIRST) for name in ("code-1", "code-2", "prose-1")]
     assert sorted(len(part.paths) for part in parts(paths)) == [1, 2]
-
-
-def test_a_request_without_a_prompt_and_of_top_1(tmp_path):
     trace = read_workload(request(tmp_path, "a.npz", FIRST, prompt_token_ids=np.array(None)))
     assert (trace.phase, trace.origin.findings[0].code) == (None, "phase-unknown")
     assert read_workload(request(tmp_path, "a.npz", FIRST[:, :, 0])).k == 1
+    paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
+    said = refusal(read_workload, paths)
+    assert said.startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
+    paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
+    said = refusal(read_workload, paths, num_experts=8)
+    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in said
 
 
 @pytest.mark.parametrize(
@@ -251,12 +250,3 @@ def test_a_request_without_a_prompt_and_of_top_1(tmp_path):
 )
 def test_bad_requests(tmp_path, experts, part):
     refused(request(tmp_path, "a.npz", experts), part)
-
-
-def test_the_file_at_fault_is_named(tmp_path):
-    paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
-    said = refusal(read_workload, paths)
-    assert said.startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
-    paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
-    said = refusal(read_workload, paths, num_experts=8)
-    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in said

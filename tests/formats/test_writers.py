@@ -263,7 +263,7 @@ def test_moe_balance(tmp_path_factory, trace):
         assert back.model_layers == trace.model_layers
 
 
-def test_long_sequences_are_several_batches(tmp_path, monkeypatch):
+def test_long_sequences_are_several_batches_and_loads_of_routing_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(writers, "MOST_TOKENS", 50)
     tokens = 55
     trace = RoutingTrace("t", np.zeros((tokens, 1, 1), np.int16), 1, phase=np.full(tokens, DECODE, np.int8))
@@ -271,9 +271,6 @@ def test_long_sequences_are_several_batches(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in written.path.read_text().splitlines()]
     assert [len(line["topk_experts"]) for line in lines] == [50, 5]
     assert "2 batches" in written.lost[0]
-
-
-def test_a_table_of_loads_from_routing(tmp_path):
     trace = random_trace(tokens=50, layers=2, experts=4, k=1, model_layers=(3, 5))
     text = write_recording(trace, tmp_path / "a.csv", "loads-csv").path.read_text().replace('"', "").splitlines()
     assert text[0] == "layer,expert_0,expert_1,expert_2,expert_3"
