@@ -6,6 +6,7 @@ counts the choices of its own tokens, all ranks the same where they hold the sam
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -86,13 +87,9 @@ def _by_rank(kept: dict[int | None, np.ndarray], shape: tuple[int, ...]) -> np.n
     return by_source
 
 
-FORMATS = (
-    Format(
-        NAME,
-        "SGLang's expert counts of 2025",
-        "loads",
-        lambda glance: set(COLUMNS) <= set(glance.columns),
-        read_counts,
-        lambda path: recording_of(path, _FILE_OF_RANK),
-    ),
-)
+def _tells(glance: Glance) -> bool:
+    return set(COLUMNS) <= set(glance.columns)
+
+
+_of_ranks = partial(recording_of, pattern=_FILE_OF_RANK)
+FORMATS = (Format(NAME, "SGLang's expert counts of 2025", "loads", _tells, read_counts, _of_ranks),)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.formats.arrays import expert_load, fold_slots
-from engine.formats.format import Format
+from engine.formats.format import Format, Glance
 from engine.formats.placements import tensorrt_llm
 from engine.formats.placements.plan_source import PlanSource
 from engine.formats.source import Source, error, fault, ok, quoted, warning
@@ -367,13 +367,8 @@ def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Findi
     yield ok("conservation", "The counts of ranks add up to tokens × k in every layer.")
 
 
-FORMATS = (
-    Format(
-        NAME,
-        "TensorRT-LLM's expert statistics",
-        "loads",
-        lambda glance: is_counts(glance) or is_meta(glance) or is_tokens(glance),
-        read,
-        lambda path: "",
-    ),
-)
+def _tells(glance: Glance) -> bool:
+    return is_counts(glance) or is_meta(glance) or is_tokens(glance)
+
+
+FORMATS = (Format(NAME, "TensorRT-LLM's expert statistics", "loads", _tells, read, lambda path: ""),)
