@@ -192,16 +192,14 @@ def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) 
 def fold_slots(counts: np.ndarray, physical_to_logical: np.ndarray, experts: int) -> np.ndarray:
     """The loads of experts, float64[..., layer, expert]: the sums over the slots of each.
 
-    counts: float64[..., layer, slot]
+    counts: number[..., layer, slot]
     physical_to_logical: int[layer, slot]; the expert in every slot
-    experts: of a layer; each has a slot in every layer
+    experts: of a layer
     """
-    folded = np.empty((*counts.shape[:-1], experts))
-    for layer, expert_of_slot in enumerate(physical_to_logical):
-        order = np.argsort(expert_of_slot, kind="stable")
-        first_slot = np.searchsorted(expert_of_slot[order], np.arange(experts))
-        folded[..., layer, :] = np.add.reduceat(counts[..., layer, order], first_slot, axis=-1)
-    return folded
+    layers = len(physical_to_logical)
+    key = (np.arange(layers)[:, None] * experts + physical_to_logical).ravel()
+    folded = [np.bincount(key, row, layers * experts) for row in counts.reshape(-1, key.size)]
+    return np.reshape(folded, (*counts.shape[:-1], experts))
 
 
 def model_layers_of(source: Source, layers: int) -> tuple[int, ...] | None:

@@ -25,20 +25,10 @@ MAX_LINE_BYTES = 16 * 1024**2
 """In one line of JSON; the loads of a few hundred layers fit many times."""
 MAX_SAFETENSORS_HEADER = 16 * 1024**2
 """Names some 200,000 tensors, more than the largest models and recordings have."""
-Kind = Literal[
-    "routing",
-    "loads",
-    "traffic",
-    "plan",
-    "cluster",
-    "model",
-    "step",
-    "measurements",
-    "profile",
-    "topology",
-    "pairs",
-    "graph",
-]
+Kind = (
+    Literal["routing", "loads", "traffic", "plan", "cluster", "model"]
+    | Literal["step", "measurements", "profile", "topology", "pairs", "graph"]
+)
 BELONGS = {
     "routing": "open it on the Workload page",
     "loads": "open it on the Workload page",

@@ -16,24 +16,15 @@ TELLING_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size
 """Keys that no MoEModel of ours has."""
 
 LANGUAGE_PARTS = (
-    (),
-    ("text_config",),
-    ("llm_config",),
-    ("language_config",),
-    ("thinker_config", "text_config"),
-    ("ffn_config",),
+    *((), ("text_config",), ("llm_config",), ("language_config",)),
+    *(("thinker_config", "text_config"), ("ffn_config",)),
 )
 """Places of the language model in a multimodal config (DBRX keeps its experts in `ffn_config`)."""
 
 NAMES = {
     "experts": ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"),
     "experts_per_token": (
-        "num_experts_per_tok",
-        "num_experts_per_token",
-        "moe_topk",
-        "moe_top_k",
-        "moe_k",
-        "top_k_experts",
+        *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
     ),
     "d_model": ("hidden_size", "d_model"),
     "d_ff": ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size"),
@@ -43,13 +34,8 @@ HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
 DENSE_WIDTHS = ("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp")
 OTHER_ATTENTION = (
-    "compress_ratios",
-    "index_topk_freq",
-    "sparse_attention_config",
-    "linear_attn_config",
-    "linear_num_value_heads",
-    "hybrid_override_pattern",
-    "ssm_state_size",
+    *("compress_ratios", "index_topk_freq", "sparse_attention_config", "linear_attn_config", "linear_num_value_heads"),
+    *("hybrid_override_pattern", "ssm_state_size"),
 )
 """Keys of models with layers of other than usual, latent or sparse latent attention."""
 SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
@@ -79,6 +65,12 @@ class _Config:
             raise self.fault(f"must be a whole number of at least {least}, not {quoted(value)}", names)
         return value
 
+    def needed(self, field: str, names: tuple[str, ...]) -> int:
+        """As `number`, which must be there."""
+        if (number := self.number(field, names)) is None:
+            raise fault(self.path, f"{field} is missing; none of {', '.join(names)} is there")
+        return number
+
     def layers(self, name: str) -> list | None:
         """A list of layer numbers."""
         listed = self.get(name)
@@ -102,13 +94,14 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
     blocks = _blocks(config)
     sizes = {} if blocks is None else {"layers": len(blocks)}
     for field in (field for field in NAMES if field not in sizes):
-        if (number := config.number(field, NAMES[field])) is None:
-            raise fault(path, f"{field} is missing; none of {', '.join(NAMES[field])} is there")
-        sizes[field] = number
+        sizes[field] = config.needed(field, NAMES[field])
     # Beyond this MoEModel refuses anyway; checked here because one entry per layer is made next.
     if sizes["layers"] > 1000:
         raise fault(path, f"{sizes['layers']} layers are too many (at most 1000)")
     plain = config.get("mlp_hidden_act") == "relu2"
+    kv_numbers = None  # which is not known of attention of other kinds
+    with contextlib.suppress(InputError):
+        kv_numbers = sizes_of_config(data, path).kv_numbers
     return MoEModel.from_dict(
         {
             "name": _name(config),
@@ -117,17 +110,10 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
             "ffn_matrices": 2 if plain else 3,
             "shared_experts": _shared_experts(config, sizes["d_ff"]),
             "dtype": _dtype(config),
-            "kv_numbers": _kv_numbers(data, path),
+            "kv_numbers": kv_numbers,
         },
         path.name,
     )
-
-
-def _kv_numbers(data: dict, path: Path) -> int | None:
-    """The numbers that attention keeps of a token in one layer, None if that is not known."""
-    with contextlib.suppress(InputError):
-        return sizes_of_config(data, path).kv_numbers
-    return None
 
 
 def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
@@ -138,12 +124,7 @@ def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
         raise fault(
             path, "has layers of linear, state-space or other sparse attention, which Switchyard does not know", key
         )
-
-    def needed(field: str, names: tuple[str, ...]) -> int:
-        if (number := config.number(field, names)) is None:
-            raise fault(path, f"{field} is missing; none of {', '.join(names)} is there")
-        return number
-
+    needed = config.needed
     heads, kv_rank = needed("heads", HEADS), config.number("kv_rank", ("kv_lora_rank",))
     sizes = {
         "heads": heads,

@@ -1,8 +1,6 @@
 """Every format that is recognised by its content, the most telling first; the documents that the studio saves as JSON among
 them, by the keys that each kind must have."""
 
-from collections.abc import Callable
-
 from engine.formats import (
     bare_lists,
     huggingface,
@@ -40,13 +38,9 @@ def _is_cost_profile(glance: Glance) -> bool:
     return {"name", "origin"} <= glance.keys and bool(lines & glance.keys)
 
 
-def _has(keys: set[str]) -> Callable[[Glance], bool]:
-    return lambda glance: keys <= glance.keys
-
-
 _DOCUMENTS = (
     Format("plan", "a plan of the studio", "plan", _is_plan),
-    *(Format(name, title, kind, _has(keys)) for name, title, kind, keys in _KEYS),
+    *(Format(name, title, kind, lambda glance, keys=keys: keys <= glance.keys) for name, title, kind, keys in _KEYS),
     Format("cost-profile", "a profile of fitted lines", "measurements", _is_cost_profile),
 )
 

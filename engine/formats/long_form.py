@@ -70,14 +70,17 @@ def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
 
     pairs, rows = len(tokens) * len(layers), len(pair)
     if pairs > rows or not (counts := np.bincount(pair, minlength=pairs)).all():
-        missing = _first_missing(pair)
+        present = np.append(np.unique(pair), -1)
+        missing = int((present != np.arange(len(present))).argmax())
         raise source.fault("there is no row; every token needs every layer (expert −1 for no choice)", name_of(missing))
     if "rank_in_topk" in columns:
         _check_range(source, columns, "rank_in_topk", 0, MAX_K, place)
         rank = columns["rank_in_topk"]
         _check_distinct(source, pair * MAX_K + rank, lambda row: f"{name_of(pair[row])}, rank {rank[row]}", place)
     else:
-        rank = _order_of_appearance(pair, counts)
+        order = np.argsort(pair, kind="stable")
+        rank = np.empty(rows, np.int64)
+        rank[order] = np.arange(rows) - (np.cumsum(counts) - counts)[pair[order]]
     k = int(np.bincount(np.minimum(counts, MAX_K + 1)).argmax())
     if k > MAX_K:
         raise source.fault(f"has {counts[0]} rows, at most {MAX_K} are possible", name_of(0))
@@ -164,13 +167,6 @@ def _column_of_token(
     return value
 
 
-def _first_missing(key: np.ndarray) -> int:
-    """The least number of 0, 1, 2, … that is not in `key`."""
-    present = np.unique(key)
-    gaps = present != np.arange(len(present))
-    return int(gaps.argmax()) if gaps.any() else len(present)
-
-
 def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], str], place: PlaceOfRow) -> None:
     """Raise InputError if a number of int64[row] appears twice."""
     if np.all(key[1:] > key[:-1]):
@@ -180,14 +176,3 @@ def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], s
     if again.any():
         row = int(order[1:][again].min())
         raise source.fault(f"a second row for {describe(row)}", place(row))
-
-
-def _order_of_appearance(key: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The number of earlier rows with the same key, int64[row]. counts: int64[key]"""
-    start = np.cumsum(counts) - counts
-    if np.all(key[1:] >= key[:-1]):
-        return np.arange(len(key)) - start[key]
-    order = np.argsort(key, kind="stable")
-    rank = np.empty(len(key), np.int64)
-    rank[order] = np.arange(len(key)) - start[key[order]]
-    return rank

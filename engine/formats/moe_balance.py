@@ -54,7 +54,10 @@ def read_batches(sources: Sequence[Source]) -> RoutingTrace:
         raise sources[0].fault(f"names {len(numbers)} layers, at most {MAX_LAYERS} are possible")
     kept, copies = _without_copies(batches)
     blocks = [_block(key, layers, numbers) for key, layers in kept.items()]
-    experts = np.concatenate([_experts(block, blocks[0]) for block in blocks])
+    for block in blocks:
+        if (k := block[0].experts.shape[1]) != (first := blocks[0][0].experts.shape[1]):
+            raise block[0].source.fault(f"has k = {k}, the first batch {first}", block[0].place)
+    experts = np.concatenate([np.stack([batch.experts for batch in block], axis=1) for block in blocks])
     sequence = np.repeat(np.arange(len(blocks)), [len(block[0].experts) for block in blocks])
     rows = None if copies or any(block[0].row is None for block in blocks) else [block[0].row for block in blocks]
     trace = routing_trace(sources[0], experts, sequence, None if rows is None else np.concatenate(rows))
@@ -117,20 +120,9 @@ def _block(key: _Key, layers: dict[int, _Batch], numbers: list[int]) -> list[_Ba
                 f"{quoted(key[0])} has {len(reference.experts)} with k = {reference.experts.shape[1]}",
                 batch.place,
             )
-        if (batch.row is None) != (reference.row is None) or not np.array_equal(
-            batch.row if batch.row is not None else (), reference.row if reference.row is not None else ()
-        ):
+        if not np.array_equal([] if batch.row is None else batch.row, [] if reference.row is None else reference.row):
             raise batch.source.fault(f"'origin_rows' differ from those of layer {min(layers)}", batch.place)
     return [layers[number] for number in numbers]
-
-
-def _experts(block: list[_Batch], reference: list[_Batch]) -> np.ndarray:
-    """The choices of one batch, int16[token, layer, k]."""
-    if block[0].experts.shape[1] != reference[0].experts.shape[1]:
-        raise block[0].source.fault(
-            f"has k = {block[0].experts.shape[1]}, the first batch {reference[0].experts.shape[1]}", block[0].place
-        )
-    return np.stack([batch.experts for batch in block], axis=1)
 
 
 def _tells(glance: Glance) -> bool:

@@ -66,7 +66,12 @@ def loads(text: bytes, most_lists: int) -> object | None:
     """The JSON in a text, with int32[...] in place of lists under the keys `BULK` that `scan_lists` takes, and None in place of
     lists of numbers under the keys `UNREAD`. None if there are no such lists, more than `most_lists` others, or anything that
     only Python's parser may judge, such as a short text."""
-    outline, arrays = _taken_out(text) if len(text) >= SHORTEST else (b"", [])
+    parts, arrays, begin = [], [], 0
+    for start, end, array in _lists(text) if len(text) >= SHORTEST else ():
+        parts += (text[begin:start], _STANDS_FOR_LIST.encode())
+        arrays.append(array)
+        begin = end
+    outline = b"".join((*parts, text[begin:])) if arrays else b""
     if not arrays or outline.count(b"[") + outline.count(b"{") > most_lists:
         return None
     if outline.count(_STANDS_FOR_LIST.encode()) != len(arrays):
@@ -77,16 +82,6 @@ def loads(text: bytes, most_lists: int) -> object | None:
     except (ValueError, RecursionError):
         return None
     return None if any(True for _ in left) else value  # one that is left stood in a text
-
-
-def _taken_out(text: bytes) -> tuple[bytes, list[np.ndarray | None]]:
-    """The text with constants in place of the lists, and these."""
-    parts, arrays, begin = [], [], 0
-    for start, end, array in _lists(text):
-        parts += (text[begin:start], _STANDS_FOR_LIST.encode())
-        arrays.append(array)
-        begin = end
-    return b"".join((*parts, text[begin:])), arrays
 
 
 def _lists(text: bytes) -> Iterator[tuple[int, int, np.ndarray | None]]:

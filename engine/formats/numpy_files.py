@@ -102,7 +102,11 @@ def read_npz(source: Source) -> Workload:
             known = ", ".join([single] if single else names)
             raise source.fault(f"has no workload {quoted(chosen)}; it holds: {known}")
         if not single:
-            return routing_trace(source, _named_workload(source, archive, chosen))
+            array = read_member(source.path, archive, chosen)
+            if array.dtype.kind not in "iu" or array.ndim not in (2, 3):
+                said = f"is {array.dtype} {list(array.shape)}; a workload is integers [tokens, layers, k]"
+                raise source.fault(said, f"array {quoted(chosen)}")
+            return routing_trace(source, array)
 
         read = [f"{name}.npy" for name in names if name != "weights"]
         if (unpacked := sum(archive.getinfo(name).file_size for name in read)) > MAX_ARRAY_BYTES:
@@ -116,7 +120,11 @@ def read_npz(source: Source) -> Workload:
             check_amount(source, single, array.shape)
         # Nothing reads the weights, but their shape tells of a damaged recording.
         if single == "experts" and "weights" in names:
-            _check_weights(source, archive, array)
+            with archive.open("weights.npy") as file:
+                size = archive.getinfo("weights.npy").file_size
+                shape, _ = _checked_header(source.path, file, size, "array 'weights'")
+            if shape != array.shape:
+                raise source.fault(f"weights is {list(shape)}, but experts is {list(array.shape)}")
         workload = _READERS[single](source, array, column)
         return replace(workload, origin=Origin(format="npz", findings=_findings(source, column)))
 
@@ -128,13 +136,6 @@ def _trace(source: Source, experts: np.ndarray, column: _Column) -> RoutingTrace
         raise source.fault(f"phase must be {PREFILL} or {DECODE} for each of {trace.tokens} tokens")
     layers = _model_layers(source, column, trace.layers)
     return replace(trace, phase=None if phase is None else phase.astype(np.int8), model_layers=layers)
-
-
-def _check_weights(source: Source, archive: zipfile.ZipFile, experts: np.ndarray) -> None:
-    with archive.open("weights.npy") as file:
-        shape, _ = _checked_header(source.path, file, archive.getinfo("weights.npy").file_size, "array 'weights'")
-    if shape != experts.shape:
-        raise source.fault(f"weights is {list(shape)}, but experts is {list(experts.shape)}")
 
 
 def _loads(source: Source, load: np.ndarray, column: _Column) -> ExpertLoad:
@@ -205,15 +206,6 @@ def _recorded(source: Source, column: _Column) -> int | None:
     if len(number) != 1 or number[0] < 1:
         raise source.fault("num_experts must be one whole number of at least 1")
     return int(number[0])
-
-
-def _named_workload(source: Source, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    array = read_member(source.path, archive, name)
-    if array.dtype.kind not in "iu" or array.ndim not in (2, 3):
-        raise source.fault(
-            f"is {array.dtype} {list(array.shape)}; a workload is integers [tokens, layers, k]", f"array {quoted(name)}"
-        )
-    return array
 
 
 def array_names(path: Path, archive: zipfile.ZipFile) -> tuple[str, ...]:

@@ -90,7 +90,10 @@ def parse_topology(text: str, path: Path) -> Topology:
                 raise fault(path, f"the row of {words[0]} begins with {quoted(' '.join(words[1:2]))}", place)
             if columns:
                 raise fault(path, "a second matrix begins here; keep one machine to a file", place)
-            columns = _columns(words)
+            named = words[: words.index("CPU") if "CPU" in words else None]  # where `CPU Affinity` begins
+            columns = [
+                name for word in named for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])
+            ]
             gpus = [column for column in columns if _GPU.fullmatch(column)]
             if len(set(columns)) < len(columns) or columns[: len(gpus)] != gpus:
                 raise fault(path, "a head that begins with every GPU, once each, is needed", place)
@@ -121,12 +124,6 @@ def parse_topology(text: str, path: Path) -> Topology:
     if names and len(listed) < len(gpus):
         raise fault(path, f"{len(listed)} of the {len(gpus)} GPUs of the matrix are listed by name; keep all or none")
     return Topology(nvlinks, len(columns) - len(gpus), tuple(listed), across)
-
-
-def _columns(words: list[str]) -> list[str]:
-    """Names of the GPUs and NICs in the head, which end where `CPU Affinity` begins."""
-    named = words[: words.index("CPU") if "CPU" in words else None]
-    return [name for word in named for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])]
 
 
 def _cells(words: list[str]) -> list[str]:

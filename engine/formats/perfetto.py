@@ -43,10 +43,10 @@ def _group(timeline: Timeline, first: int, names: Sequence[str]) -> list[dict]:
     events = events.sort_values(["start", "end"], kind="stable", ignore_index=True)
     thread = _threads(events)
     trace = [_label("process_name", first + gpu, 0, name) for gpu, name in enumerate(names)]
-    trace += [
-        _label("thread_name", first + gpu, tid, _name_of_thread(tid))
-        for gpu, tid in sorted(set(zip(events["resource"].tolist(), thread.tolist(), strict=True)))
-    ]
+    for gpu, tid in sorted(set(zip(events["resource"].tolist(), thread.tolist(), strict=True))):
+        stream, lane = divmod(tid, LANES_PER_STREAM)
+        name = STREAMS[stream] if lane == 0 else f"{STREAMS[stream]} {lane + 1}"
+        trace.append(_label("thread_name", first + gpu, tid, name))
     return trace + [
         {
             "ph": "X",
@@ -80,11 +80,6 @@ def _threads(events: pd.DataFrame) -> np.ndarray:
             heapq.heappush(running, (end, lane))
             thread[row] = STREAMS.index(stream) * LANES_PER_STREAM + lane
     return thread
-
-
-def _name_of_thread(tid: int) -> str:
-    stream, lane = divmod(tid, LANES_PER_STREAM)
-    return STREAMS[stream] if lane == 0 else f"{STREAMS[stream]} {lane + 1}"
 
 
 def _name_of_event(event) -> str:

@@ -128,7 +128,14 @@ def files_inside(path: Path, scratch: Path | None) -> list[Path] | None:
     """
     with one_clear_line(path):
         if path.is_dir():
-            return _in_folder(path)
+            inside = sorted(path.rglob("*"))
+            hidden = [any(part.startswith(".") for part in file.relative_to(path).parts) for file in inside]
+            files = [file for file, out in zip(inside, hidden, strict=True) if not out and file.is_file()]
+            if len(files) > MOST_FILES:
+                raise fault(path, f"holds more than {MOST_FILES:,} files; give those of one recording")
+            if not files:
+                raise fault(path, "is an empty folder")
+            return files
         if scratch is not None and path.is_file() and path.stat().st_size and is_archive(path):
             return _in_archive(path, scratch)
         return None
@@ -140,18 +147,6 @@ def is_archive(path: Path) -> bool:
     if glance.magic == ".npz":
         return not glance.is_torch and not all(name.endswith(".npy") for name in glance.archived)
     return (glance.magic == ".gz" or b"ustar" in glance.head[:512]) and tarfile.is_tarfile(path)
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    files: list[Path] = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
-            files.append(path)
-            if len(files) > MOST_FILES:
-                raise fault(folder, f"holds more than {MOST_FILES:,} files; give those of one recording")
-    if not files:
-        raise fault(folder, "is an empty folder")
-    return files
 
 
 def _in_archive(path: Path, scratch: Path) -> list[Path]:

@@ -7,6 +7,7 @@ the workload's origin. Checked again, a mended recording shows nothing of the ki
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -153,14 +154,6 @@ def divide_by_copies(workload: Workload) -> ExpertLoad:
     return _noted(replace(workload, **scaled), "divide-by-copies", f"Divided all counts by {copies}.")
 
 
-def _title_of_division(workload: Workload) -> str:
-    return (
-        f"Divide all counts by {factor_of_counts(workload)}"
-        if isinstance(workload, ExpertLoad)
-        else "Divide the counts"
-    )
-
-
 def drop_empty_layers(workload: Workload) -> Workload:
     """The workload without layers that no router wrote, or in which nothing moves between ranks."""
     empty = silent_layers(workload) if isinstance(workload, TrafficMatrix) else empty_layers(workload)
@@ -278,17 +271,18 @@ REMEDIES: dict[str, Remedy] = {
         Remedy("drop-mtp-layer", lambda _: "Drop the MTP layer", drop_mtp_layer),  # the last layer that is not empty
         Remedy("number-layers-from-zero", lambda _: "Number the layers from 0", number_layers_from_zero),
         Remedy("drop-copies", lambda _: "Keep one copy", drop_copies),
-        Remedy("divide-by-copies", _title_of_division, divide_by_copies),
+        Remedy(
+            "divide-by-copies",
+            lambda loads: (
+                f"Divide all counts by {factor_of_counts(loads)}"
+                if isinstance(loads, ExpertLoad)
+                else "Divide the counts"
+            ),
+            divide_by_copies,
+        ),
         Remedy("cut-profile-rows", _title_of_cut, cut_profile_rows),
-        Remedy(
-            "keep-prefill",
-            lambda _: "Keep the prefill",
-            lambda workload: keep_phase(workload, PREFILL),
-            automatic=False,
-        ),
-        Remedy(
-            "keep-decode", lambda _: "Keep the decode", lambda workload: keep_phase(workload, DECODE), automatic=False
-        ),
+        Remedy("keep-prefill", lambda _: "Keep the prefill", partial(keep_phase, phase=PREFILL), automatic=False),
+        Remedy("keep-decode", lambda _: "Keep the decode", partial(keep_phase, phase=DECODE), automatic=False),
     )
 }
 """In the order in which they are applied."""

@@ -46,23 +46,9 @@ MAGIC = {
 """First bytes of the binary formats, and their titles."""
 
 PARSER_ERRORS = (
-    ValueError,
-    OSError,
-    EOFError,
-    MemoryError,
-    RecursionError,
-    OverflowError,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    csv.Error,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    tarfile.TarError,
-    pa.ArrowException,
+    *(ValueError, OSError, EOFError, MemoryError, RecursionError, OverflowError, NotImplementedError, RuntimeError),
+    *(SyntaxError, csv.Error, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(tarfile.TarError, pa.ArrowException),
 )
 """Errors that zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
 _JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}

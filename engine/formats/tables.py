@@ -30,7 +30,7 @@ from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
 from engine.formats.source import Source, line_ends, quoted, warning
-from engine.workload import Origin, TrafficMatrix, Workload
+from engine.workload import Origin, Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _NUMBERS_ALONE = r"\s*([+-]?[\d.].*|[+-]?(nan|inf(inity)?)|)\s*"
@@ -173,7 +173,12 @@ def read_csv(source: Source) -> Workload:
     counted = len(cells) > 1 and cells == tuple(str(at) for at in range(len(cells)))
     if amounts.shape[0] == amounts.shape[1]:
         traffic = traffic_matrix(source, amounts, lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
-        return _said_to_be_traffic(traffic, len(cells)) if counted else traffic
+        assumed = warning(
+            "assumed-traffic",
+            f"The first line, 0 … {len(cells) - 1}, was taken for bytes that GPU 0 sends, as {len(cells)} rows of "
+            f"{len(cells)} numbers are a traffic matrix. If it heads columns of expert loads, call them expert_0, expert_1, …",
+        )
+        return replace(traffic, origin=Origin(format="csv", findings=(assumed,))) if counted else traffic
     if counted:
         return _by_columns(CsvTable(source, cells, len(cells), separator))
     rows, columns = amounts.shape
@@ -183,15 +188,6 @@ def read_csv(source: Source) -> Workload:
             "layer, head the columns expert_0, expert_1, …"
         )
     return loads_of_table(source, amounts, "csv", lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
-
-
-def _said_to_be_traffic(traffic: TrafficMatrix, ranks: int) -> TrafficMatrix:
-    assumed = warning(
-        "assumed-traffic",
-        f"The first line, 0 … {ranks - 1}, was taken for bytes that GPU 0 sends, as {ranks} rows of {ranks} numbers are a "
-        "traffic matrix. If it heads columns of expert loads, call them expert_0, expert_1, …",
-    )
-    return replace(traffic, origin=Origin(format="csv", findings=(assumed,)))
 
 
 def read_parquet(source: Source) -> Workload:

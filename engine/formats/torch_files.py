@@ -29,7 +29,21 @@ def load(path: Path, file: IO[bytes] | None = None) -> object:
     file: the opened file, for one that is not at `path`
     """
     with zipfile.ZipFile(file or path) as archive:
-        pickled = _structure(path, archive)
+        members = archive.infolist()
+        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise fault(path, "is a zip archive, but not what torch.save writes")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise fault(path, "is compressed, as torch.save never does; load it and save it again")
+        if sum(member.file_size for member in members) > MAX_FILE_BYTES:
+            raise fault(path, f"would unpack to more than {MAX_FILE_BYTES // 1024**2} MB; record fewer steps")
+        if (size := pickles[0].file_size) > MAX_PICKLE_BYTES:
+            raise fault(
+                path,
+                f"{size / 1024**2:.0f} MB of lists beside the tensors, more than the limit of "
+                f"{MAX_PICKLE_BYTES // 1024**2} MB; record fewer steps",
+            )
+        pickled = archive.read(pickles[0])
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name == "PROTO" and argument != PROTOCOL:
             raise fault(path, f"is pickled by protocol {argument}; torch.save takes {PROTOCOL} where it is not told")
@@ -63,22 +77,3 @@ def array_of(path: Path, value: object, place: str) -> np.ndarray:
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise fault(path, f"{list(value.shape)} has more numbers than are stored", place)
     return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).detach().numpy()
-
-
-def _structure(path: Path, archive: zipfile.ZipFile) -> bytes:
-    """The pickle with the structure of the file, once the directory shows that loading is bearable."""
-    members = archive.infolist()
-    pickles = [member for member in members if member.filename.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise fault(path, "is a zip archive, but not what torch.save writes")
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise fault(path, "is compressed, as torch.save never does; load it and save it again")
-    if sum(member.file_size for member in members) > MAX_FILE_BYTES:
-        raise fault(path, f"would unpack to more than {MAX_FILE_BYTES // 1024**2} MB; record fewer steps")
-    if pickles[0].file_size > MAX_PICKLE_BYTES:
-        raise fault(
-            path,
-            f"{pickles[0].file_size / 1024**2:.0f} MB of lists beside the tensors, more than the limit of "
-            f"{MAX_PICKLE_BYTES // 1024**2} MB; record fewer steps",
-        )
-    return archive.read(pickles[0])

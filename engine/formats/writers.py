@@ -137,38 +137,13 @@ def _lost(trace: RoutingTrace, batches: list[np.ndarray]) -> Iterator[str]:
     yield from unsaid(trace, phase="which tokens were prefill and which decode")
 
 
-def write_csv(matrix: TrafficMatrix, path: Path) -> None:
-    """Long form `layer, src, dst, bytes`, one row for every pair of ranks; raises InputError when `path` cannot be
-    written. The bytes per token are not in the file."""
-    with one_clear_line(path):
-        pacsv.write_csv(_long_form(matrix), path)
-
-
-def write_parquet(matrix: TrafficMatrix, path: Path) -> None:
-    """The same columns as `write_csv`."""
-    with one_clear_line(path):
-        pq.write_table(_long_form(matrix), path)
-
-
-def write_npy_traffic(matrix: TrafficMatrix, path: Path) -> None:
-    """One array, float64[layer, src, dst] in bytes; raises InputError if `path` cannot be written."""
-    with one_clear_line(path), path.open("wb") as file:
-        np.save(file, matrix.bytes, allow_pickle=False)
-
-
-def _long_form(matrix: TrafficMatrix) -> pa.Table:
-    layer, src, dst = (axis.ravel() for axis in np.indices(matrix.bytes.shape))
-    return pa.table({"layer": layer, "src": src, "dst": dst, "bytes": matrix.bytes.ravel()})
-
-
 def write_npy(workload: RoutingTrace | TrafficMatrix, path: Path, _model: MoEModel | None = None) -> tuple[str, ...]:
     """One array. Cannot carry: how many experts there are (it reads back as the largest id + 1, or the open model's),
     sequences, source ranks, phases, the numbers of layers; of traffic the bytes of a token copy."""
-    if isinstance(workload, TrafficMatrix):
-        write_npy_traffic(workload, path)
-        return ("how many bytes a token copy is",)
     with path.open("wb") as file:
-        np.save(file, workload.experts, allow_pickle=False)
+        np.save(file, workload.bytes if isinstance(workload, TrafficMatrix) else workload.experts, allow_pickle=False)
+    if isinstance(workload, TrafficMatrix):
+        return ("how many bytes a token copy is",)
     fewer = () if workload.experts.max() + 1 == workload.num_experts else ("how many experts a layer has",)
     return fewer + unsaid(
         workload,
@@ -260,30 +235,28 @@ def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _S
     the sources and steps; of traffic the bytes of a token copy.
     """
     match workload:
-        case RoutingTrace():
-            return _write_routing(workload, path, save)
         case ExpertLoad():
             return write_loads(workload, path, model, save)
         case TrafficMatrix():
-            (write_parquet if save is pq.ParquetWriter else write_csv)(workload, path)
+            layer, src, dst = (axis.ravel() for axis in np.indices(workload.bytes.shape))
+            table = pa.table({"layer": layer, "src": src, "dst": dst, "bytes": workload.bytes.ravel()})
+            with save(path, table.schema) as file:
+                file.write_table(table)
             return ("how many bytes a token copy is",)
-
-
-def _write_routing(trace: RoutingTrace, path: Path, save: _Save) -> tuple[str, ...]:
     names = ["token", "layer", "rank_in_topk", "expert"]
-    names += [name for name in ("sequence", "source_rank") if getattr(trace, name) is not None]
+    names += [name for name in ("sequence", "source_rank") if getattr(workload, name) is not None]
     schema = pa.schema([(name, pa.int16() if name == "expert" else pa.int32()) for name in names])
     with save(path, schema) as file:
-        for start in range(0, trace.tokens, TOKENS_AT_ONCE):
-            part = trace.experts[start : start + TOKENS_AT_ONCE]
+        for start in range(0, workload.tokens, TOKENS_AT_ONCE):
+            part = workload.experts[start : start + TOKENS_AT_ONCE]
             token, layer, rank = (axis.ravel().astype(np.int32) for axis in np.indices(part.shape, np.int32))
             token += start
             columns = [token, layer, rank, part.ravel()]
-            columns += [getattr(trace, name)[token].astype(np.int32) for name in names[4:]]
+            columns += [getattr(workload, name)[token].astype(np.int32) for name in names[4:]]
             file.write_table(pa.table(columns, schema=schema))
-    fewer = () if trace.experts.max() + 1 == trace.num_experts else ("how many experts a layer has",)
+    fewer = () if workload.experts.max() + 1 == workload.num_experts else ("how many experts a layer has",)
     return fewer + unsaid(
-        trace,
+        workload,
         phase="which tokens were prefill and which decode",
         model_layers="which layers of the model were recorded; they count from 0",
     )

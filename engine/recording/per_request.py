@@ -75,7 +75,12 @@ def record_requests(
             if answer is None or not _take(recorded, *answer) or _is_over(recorded, end, seconds, stop):
                 answers.close()
                 return _or_fault(recorded)
-            _tell(report, recorded, len(prompts), begin, end)
+            done, passed = len(recorded.rows) + len(recorded.refused), time.monotonic() - begin
+            left = min(passed / done * (len(prompts) - done), end - time.monotonic())
+            report(
+                max(done / len(prompts), passed / (passed + left) if left > 0 else 1.0),
+                f"{done:,} of {len(prompts):,} prompts, {recorded.tokens:,} tokens, about {time_left(left)}",
+            )
     return _or_fault(recorded)
 
 
@@ -149,15 +154,6 @@ def _or_fault(recorded: Recorded) -> Recorded:
     if recorded.rows:
         return recorded
     raise recorded.fault or StoppedError(f"nothing was recorded: {recorded.ended} before the first answer")
-
-
-def _tell(report: Report, recorded: Recorded, prompts: int, begin: float, end: float) -> None:
-    done, passed = len(recorded.rows) + len(recorded.refused), time.monotonic() - begin
-    left = min(passed / done * (prompts - done), end - time.monotonic())
-    report(
-        max(done / prompts, passed / (passed + left) if left > 0 else 1.0),
-        f"{done:,} of {prompts:,} prompts, {recorded.tokens:,} tokens, about {time_left(left)}",
-    )
 
 
 def time_left(seconds: float) -> str:

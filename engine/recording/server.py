@@ -60,7 +60,10 @@ class Server:
 
     def get_object(self, path: str) -> dict[str, Any]:
         """The JSON object that GET answers. Raises InputError."""
-        return self._object(path, self.get(path))
+        data = self._json(path, self.get(path))
+        if not isinstance(data, dict):
+            raise InputError(f"{self.url}{path}: answers something other than a JSON object")
+        return data
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """The body that POST of a JSON object answers. Raises InputError; ServerError for a status of 400 and over."""
@@ -69,12 +72,6 @@ class Server:
     def post_for_json(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that POST of a JSON object answers. Raises InputError."""
         return self._json(path, self.post(path, body))
-
-    def _object(self, path: str, body: bytes) -> dict[str, Any]:
-        data = self._json(path, body)
-        if not isinstance(data, dict):
-            raise InputError(f"{self.url}{path}: answers something other than a JSON object")
-        return data
 
     def _json(self, path: str, body: bytes) -> Any:
         try:

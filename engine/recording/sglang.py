@@ -60,17 +60,13 @@ class Recorder:
 
 def read_info(server: Server) -> dict[str, Any]:
     """The server's own account of its arguments and its version. Raises InputError."""
-    try:
-        return server.get_object("/server_info")
-    except ServerError as error:
-        if error.status != 404:
-            raise
-    try:
-        return server.get_object("/get_server_info")  # its name before 2026
-    except ServerError as error:
-        if error.status != 404:
-            raise
-        raise InputError(f"{server.url}: has no /server_info; is this an SGLang server?") from None
+    for path in ("/server_info", "/get_server_info"):  # the second was its name before 2026
+        try:
+            return server.get_object(path)
+        except ServerError as error:
+            if error.status != 404:
+                raise
+    raise InputError(f"{server.url}: has no /server_info; is this an SGLang server?")
 
 
 def recorder_of(server: Server, info: dict[str, Any]) -> Recorder:

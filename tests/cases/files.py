@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from pathlib import Path
 
@@ -28,6 +28,23 @@ def refused(path: Path, *parts: str, read: Callable = read_workload, **options: 
     for part in parts:
         assert part in message, message
     return message
+
+
+def saver(name: str) -> Callable[..., Path]:
+    """Return a function that saves bytes or a text as they are, and anything else as JSON, in a folder: under `name`, or
+    under a third argument."""
+
+    def saved(folder: Path, content: object, name: str = name) -> Path:
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        path = folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return saved
+
+
+def json_lines(records: Iterable[object]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 LEGEND = """

@@ -1,9 +1,5 @@
 """JSON of the studio, configs of models and texts of nvidia-smi that are nearly right: each is read or gets one clear line."""
 
-import json
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,21 +23,16 @@ from engine.plan import Plan
 from engine.schema import Frozen
 from engine.serving.step import ServingStep
 from engine.training import TrainingStep
-from tests.cases.files import BRIDGED, CUBE_MESH, DEEPSEEK_V3, GPT_OSS, LLAMA_4, MIXTRAL, QWEN2_MOE, everywhere, printed
+from tests.cases import files
+from tests.cases.files import BRIDGED, CUBE_MESH, everywhere, printed, saver
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged, json_texts, mutated, values_with
 from tests.cases.plan_files import PLAN
 from tests.costs.device_profiles import device_profile
 
-GPU = {
-    "type": "H100",
-    "memory": 8e10,
-    "memory_bandwidth": 3e12,
-    "flops_fp32": 6e13,
-    "flops_fp16": 9e14,
-    "send_bandwidth": 5e10,
-    "receive_bandwidth": 5e10,
-}
+saved = saver("document.json")
+GPU = {"type": "H100", "memory": 8e10, "memory_bandwidth": 3e12, "flops_fp32": 6e13, "flops_fp16": 9e14}
+GPU |= {"send_bandwidth": 5e10, "receive_bandwidth": 5e10}
 CLUSTER = {
     "name": "two",
     "nodes": [
@@ -53,33 +44,19 @@ CLUSTER = {
 }
 SEND = {"src": [0, 1], "dst": [1, 0], "bytes": [10.0, 20.0], "phase": [0, 1], "duration": [1.0, 2.0]}
 ORDERED = PLAN | {"send_order": {"mode": "matched", "dispatch": [SEND, SEND], "combine": [SEND, SEND]}}
+QKV = {"name": "qkv", "kind": "attention", "gemms": [{"m": 8, "n": 8, "k": 8}], "moved": 64.0}
+DISPATCH = {"name": "dispatch", "kind": "dispatch", "sent": 128.0, "seconds": 1e-3}
 GRAPH = {
     "name": "step",
-    "operators": [
-        {
-            "name": "qkv",
-            "kind": "attention",
-            "phase": "forward",
-            "layer": 0,
-            "gemms": [{"m": 8, "n": 8, "k": 8}],
-            "moved": 64.0,
-        },
-        {"name": "dispatch", "kind": "dispatch", "phase": "forward", "layer": 0, "sent": 128.0, "seconds": 1e-3},
-    ],
+    "operators": [operator | {"phase": "forward", "layer": 0} for operator in (QKV, DISPATCH)],
     "dependencies": [{"before": "qkv", "after": "dispatch", "gradient": True}],
 }
 MODEL = {"name": "m", "layers": 4, "dense_layers": [0], "experts": 8, "experts_per_token": 2, "d_model": 64, "d_ff": 96}
 SERVING = {"phase": "decode", "sequences": 8, "context": 512, "output": 32, "overlap": "two-batch", "kv_dtype": "fp8"}
 TRAINING = {"batch": 2, "sequence_length": 64, "heads": 4, "dense_d_ff": 256, "gate": "top-k", "capacity_factor": 1.25}
 LINE = {"alpha": 1e-5, "beta": 1e-10, "error": 0.1}
-PROFILE = {
-    "name": "ours",
-    "origin": "measured",
-    "gemm": {"H100": LINE},
-    "memory": {"H100": LINE},
-    "network": LINE,
-    "ranks": 2,
-}
+PROFILE = {"name": "ours", "origin": "measured", "gemm": {"H100": LINE}, "memory": {"H100": LINE}, "network": LINE}
+PROFILE |= {"ranks": 2}
 CALIBRATION = device_profile().model_dump(mode="json")
 DOCUMENTS: dict[str, tuple[dict, object]] = {
     "cluster": (CLUSTER, read_cluster),
@@ -97,15 +74,13 @@ DOCUMENTS: dict[str, tuple[dict, object]] = {
 @pytest.mark.parametrize("kind", DOCUMENTS)
 @given(data=st.data())
 @any_input
-def test_any_document(kind, data):
+def test_any_document(tmp_path, kind, data):
     content, read = DOCUMENTS[kind]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "document.json")
-        path.write_bytes(data.draw(damaged(data.draw(json_texts(data.draw(mutated(content)))))))
-        answer_or_one_line(lambda: identify(path))
-        answer_or_one_line(lambda: said_by(read(path)))
-        if read is read_costs:
-            answer_or_one_line(lambda: read_collectives(path))
+    path = saved(tmp_path, data.draw(damaged(data.draw(json_texts(data.draw(mutated(content)))))))
+    answer_or_one_line(lambda: identify(path))
+    answer_or_one_line(lambda: said_by(read(path)))
+    if read is read_costs:
+        answer_or_one_line(lambda: read_collectives(path))
 
 
 def said_by(document: object) -> str:
@@ -125,34 +100,22 @@ def said_by(document: object) -> str:
 
 def test_what_is_mutated_is_right(tmp_path):
     for kind, (content, read) in DOCUMENTS.items():
-        path = tmp_path / f"{kind}.json"
-        path.write_text(json.dumps(content))
+        path = saved(tmp_path, content)
         assert identify(path).name == kind
         assert isinstance(read(path), Frozen)
+    assert "H…" in answer_or_one_line(lambda: read_costs(saved(tmp_path, PROFILE | {"memory": {"H" * 5000: {}}})))
 
 
 NESTED = [
-    {"text_config": QWEN2_MOE, "architectures": ["X"], "model_type": "x"},
-    {"thinker_config": {"text_config": MIXTRAL}, "model_type": "omni"},
-    {"hybrid_override_pattern": "M-E*E", **MIXTRAL},
-    {
-        **DEEPSEEK_V3,
-        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58,
-        "sliding_window": 128,
-        "layer_types": ["sliding_attention"],
-    },
+    {"text_config": files.QWEN2_MOE, "architectures": ["X"], "model_type": "x"},
+    {"thinker_config": {"text_config": files.MIXTRAL}, "model_type": "omni"},
+    {"hybrid_override_pattern": "M-E*E", **files.MIXTRAL},
+    {**files.DEEPSEEK_V3, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58}
+    | {"sliding_window": 128, "layer_types": ["sliding_attention"]},
 ]
-SIZES = {
-    "num_attention_heads": 128,
-    "num_key_value_heads": 8,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "tie_word_embeddings": False,
-}
+SIZES = {"num_attention_heads": 128, "num_key_value_heads": 8, "kv_lora_rank": 512, "q_lora_rank": 1536}
+SIZES |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280}
+SIZES |= {"tie_word_embeddings": False}
 texts = values_with(
     "moe", "dense", "E", "0,1,2", "fp8", "float8_e4m3fn", "torch.bfloat16", "sliding_attention", "mixtral"
 )
@@ -160,17 +123,15 @@ texts = values_with(
 
 @given(
     data=st.data(),
-    config=st.sampled_from([MIXTRAL, DEEPSEEK_V3, QWEN2_MOE, LLAMA_4, GPT_OSS, *NESTED]),
+    config=st.sampled_from([files.MIXTRAL, files.DEEPSEEK_V3, files.QWEN2_MOE, files.LLAMA_4, files.GPT_OSS, *NESTED]),
     sizes=st.booleans(),
 )
 @any_input
-def test_any_config(data, config, sizes):
+def test_any_config(tmp_path, data, config, sizes):
     config = config | SIZES if sizes else config
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "config.json")
-        path.write_bytes(data.draw(damaged(data.draw(json_texts(data.draw(mutated(config, texts)))))))
-        for read in (identify, is_huggingface, read_sizes, read_model):
-            answer_or_one_line(lambda read=read: read(path))
+    path = saved(tmp_path, data.draw(damaged(data.draw(json_texts(data.draw(mutated(config, texts)))))))
+    for read in (identify, is_huggingface, read_sizes, read_model):
+        answer_or_one_line(lambda read=read: read(path))
 
 
 CELLS = (
@@ -188,15 +149,7 @@ TOPOLOGIES = [
 
 @given(data=st.data(), text=st.sampled_from(TOPOLOGIES), types=st.sampled_from([None, "A100-80", ("H100", "H200")]))
 @any_input
-def test_any_topology(data, text, types):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "topology.txt")
-        path.write_bytes(data.draw(damaged(data.draw(changed_text(text, CELLS)).encode())))
-        answer_or_one_line(lambda: identify(path))
-        answer_or_one_line(lambda: said_by(read_topology(path, types).cluster))
-
-
-def test_long_keys_are_cut(tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(PROFILE | {"memory": {"H" * 5000: {}}}))
-    assert "H…" in answer_or_one_line(lambda: read_costs(path))
+def test_any_topology(tmp_path, data, text, types):
+    path = saved(tmp_path, data.draw(damaged(data.draw(changed_text(text, CELLS)).encode())), "topology.txt")
+    answer_or_one_line(lambda: identify(path))
+    answer_or_one_line(lambda: said_by(read_topology(path, types).cluster))

@@ -1,8 +1,6 @@
 """Recordings of serving and training engines that are nearly right: each gives a workload or one clear line."""
 
-import io
 import json
-import tempfile
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,27 +13,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from engine.formats import read_workload
-from tests.cases import mutations
-from tests.cases.files import balance_lines
+from tests.cases import mutations, sglang
+from tests.cases.files import balance_lines, json_lines, saver
 from tests.cases.fuzzing import any_input, workload_or_one_line
 from tests.cases.megatron import run
 from tests.cases.mutations import VALUES, damaged, mutated, npy_files, values_with, zips
-from tests.cases.sglang import (
-    COUNTS_CSV,
-    DECODE,
-    EXTEND,
-    MIXED,
-    ROUTED_MODEL,
-    ROUTED_TEXT,
-    SMALL,
-    VERIFY,
-    generated,
-    pass_record,
-    token_record,
-    traffic_entry,
-)
+from tests.cases.plan_files import saved_tensors
 from tests.cases.vllm import FIRST, FORMS, META, MOVED, ROUTED, ROWS, answer, chunk, npy, route_meta, routes, stats
 
+saved = saver("recording.json")
 ODD_VALUES = values_with("AAAA", "k05VTVBZ", npy(ROWS), "\ud800", "eplb_load_stats", "base64")
 SEEDS = {
     "responses": [
@@ -60,7 +46,7 @@ def documents(draw, kind: str) -> bytes:
     if kind == "bare list":
         text = json.dumps(records[0] if records else records)
     elif form == "lines":
-        text = "".join(json.dumps(record) + "\n" for record in records)
+        text = json_lines(records)
     elif form == "events":
         text = "".join(f"data: {json.dumps(record)}\n\n" for record in records) + "data: [DONE]\n"
     else:
@@ -71,11 +57,8 @@ def documents(draw, kind: str) -> bytes:
 @pytest.mark.parametrize("kind", SEEDS)
 @given(data=st.data())
 @any_input
-def test_any_bytes(kind, data):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "recording.json")
-        path.write_bytes(data.draw(documents(kind)))
-        workload_or_one_line(path)
+def test_any_bytes(tmp_path, kind, data):
+    workload_or_one_line(saved(tmp_path, data.draw(documents(kind))))
 
 
 @given(data=st.data(), prompt=st.booleans())
@@ -87,8 +70,8 @@ def test_any_archive_of_a_request(data, prompt):
         f"{name}.npy": data.draw(npy_files(array)) if name in changed else mutations.npy(array)
         for name, array in members.items()
     }
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "request-1.npz").write_bytes(data.draw(zips(files)))
+    with TemporaryDirectory() as folder:
+        saved(Path(folder), data.draw(zips(files)), "request-1.npz")
         np.savez(Path(folder, "request-2.npz"), **members)
         workload_or_one_line(Path(folder))
 
@@ -107,43 +90,38 @@ def test_other_shapes_of_a_request(tmp_path, experts):
     flips=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=3),
 )
 @any_input
-def test_any_tensor(numbers, shape, dtype, flips):
+def test_any_tensor(tmp_path, numbers, shape, dtype, flips):
     known = -int(np.prod(shape))
-    values = torch.tensor((numbers * known)[: len(numbers) // known * known or known], dtype=torch.float64).reshape(
-        shape
-    )
-    file = io.BytesIO()
-    torch.save(values.to(dtype), file)
-    data = bytearray(file.getvalue())
+    whole = (numbers * known)[: len(numbers) // known * known or known]
+    values = torch.tensor(whole, dtype=torch.float64).reshape(shape)
+    data = bytearray(saved_tensors(values.to(dtype)))
     for at, byte in flips:
         data[at % len(data)] = byte
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "loads.pt")
-        path.write_bytes(data)
-        workload_or_one_line(path)
+    workload_or_one_line(saved(tmp_path, bytes(data), "loads.pt"))
 
 
-def a_map(*rows):
-    return torch.tensor(rows)
+a_map = torch.tensor
 
 
 TOKENS = [
-    token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [traffic_entry(1, [1, 2])])
+    sglang.token_record(
+        number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])]
+    )
     for number, mode, positions, extended in (
-        (1, EXTEND, [0, 1], [2]),
-        (2, DECODE, [2, 0], None),
-        (3, MIXED, [3, 1], [1, 1]),
-        (4, VERIFY, [4, 5], None),
+        (1, sglang.EXTEND, [0, 1], [2]),
+        (2, sglang.DECODE, [2, 0], None),
+        (3, sglang.MIXED, [3, 1], [1, 1]),
+        (4, sglang.VERIFY, [4, 5], None),
     )
 ]
 DUMPS = {
     "stat": {"rank": 0, "logical_count": torch.tensor([[[0, 0], [1, 2], [3, 4]], [[0, 0], [0, 0], [0, 0]]])},
     "by rank": {"logical_count": torch.ones(2, 3, 2), "logical_count_layout": "rank_layer_expert"},
     "per_pass": {
-        "records": [pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
-        "last_physical_to_logical_map": a_map([0, 1, 2, 0], [2, 0, 1, 0]),
+        "records": [sglang.pass_record(number, 0, [[0] * 4, [1, 2, 4, 8]]) for number in (1, 2)],
+        "last_physical_to_logical_map": a_map([[0, 1, 2, 0], [2, 0, 1, 0]]),
     },
-    "per_token": {"records": TOKENS, "last_physical_to_logical_map": a_map([0, 1, 2, 3, 0], [3, 2, 1, 0, 0])},
+    "per_token": {"records": TOKENS, "last_physical_to_logical_map": a_map([[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]])},
 }
 shapes = st.lists(st.integers(0, 5), max_size=4)
 tensors = st.builds(
@@ -159,37 +137,31 @@ views = st.builds(lambda size: torch.zeros(1, dtype=torch.int32).expand(size, si
 @given(data=st.data(), member=st.sampled_from([None, None, "routing", "traffic"]), with_model=st.booleans())
 @any_input
 def test_any_dump(kind, data, member, with_model):
-    file = io.BytesIO()
-    torch.save(data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views))), file)
-    read = partial(read_workload, member=member, model=SMALL if with_model else None)
-    with tempfile.TemporaryDirectory() as folder:
-        names = [f"expert_distribution_recorder_1.5_{rank}.pt" for rank in range(data.draw(st.integers(1, 2)))]
-        for name in names:
-            Path(folder, name).write_bytes(data.draw(damaged(file.getvalue())))
+    content = saved_tensors(data.draw(mutated(DUMPS[kind], st.one_of(VALUES, tensors, views))))
+    read = partial(read_workload, member=member, model=sglang.SMALL if with_model else None)
+    with TemporaryDirectory() as folder:
+        for rank in range(data.draw(st.integers(1, 2))):
+            saved(Path(folder), data.draw(damaged(content)), f"expert_distribution_recorder_1.5_{rank}.pt")
         workload_or_one_line(Path(folder), read)
 
 
 @given(data=st.data(), lines=st.booleans(), with_model=st.booleans())
 @any_input
-def test_any_answer(data, lines, with_model):
-    text = st.sampled_from([ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", ROUTED_TEXT[:32]])
-    answers = [generated(), {"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]}]
+def test_any_answer(tmp_path, data, lines, with_model):
+    text = st.sampled_from([sglang.ROUTED_TEXT, "AAAA", "k05VTVBZ", "\ud800", "=", sglang.ROUTED_TEXT[:32]])
+    answers = [sglang.generated(), {"sglext": {"routed_experts": sglang.ROUTED_TEXT}, "choices": [{}]}]
     answers = data.draw(mutated(answers, st.one_of(VALUES, text)))
     written = "\n".join(map(json.dumps, answers)) if lines and isinstance(answers, list) else json.dumps(answers)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "answers.json")
-        path.write_bytes(data.draw(damaged(written.encode())))
-        workload_or_one_line(path, partial(read_workload, model=ROUTED_MODEL if with_model else None))
+    path = saved(tmp_path, data.draw(damaged(written.encode())))
+    workload_or_one_line(path, partial(read_workload, model=sglang.ROUTED_MODEL if with_model else None))
 
 
 @given(data=st.data())
 @any_input
-def test_any_statistics_in_json(data):
+def test_any_statistics_in_json(tmp_path, data):
     counts = {"logical_count": [[[0, 0], [1, 2]], [[0, 0], [3, 4]]], "logical_count_layout": "rank_layer_expert"}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "counts.json")
-        path.write_bytes(data.draw(damaged(json.dumps(data.draw(mutated(counts))).encode())))
-        workload_or_one_line(path, partial(read_workload, model=SMALL))
+    path = saved(tmp_path, data.draw(damaged(json.dumps(data.draw(mutated(counts))).encode())))
+    workload_or_one_line(path, partial(read_workload, model=sglang.SMALL))
 
 
 cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", "2.5", '"1"', "99999999999999999999"]))
@@ -197,13 +169,12 @@ cells = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "x", "1e3", 
 
 @given(rows=st.lists(st.lists(cells, min_size=2, max_size=4), max_size=4), data=st.data())
 @any_input
-def test_any_counts_in_csv(rows, data):
-    text = COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
-    with tempfile.TemporaryDirectory() as folder:
-        for rank in range(2):
-            path = Path(folder, f"expert_distribution_rank{rank}_timestamp1.5.csv")
-            path.write_bytes(data.draw(damaged(text.encode())))
-        workload_or_one_line(Path(folder))
+def test_any_counts_in_csv(tmp_path, rows, data):
+    text = sglang.COUNTS_CSV + "".join(",".join(row) + "\n" for row in rows)
+    for rank in range(2):
+        name = f"expert_distribution_rank{rank}_timestamp1.5.csv"
+        saved(tmp_path, data.draw(damaged(text.encode())), name)
+    workload_or_one_line(tmp_path)
 
 
 ODD = st.sampled_from(
@@ -224,22 +195,19 @@ CHANGES = st.lists(
 )
 @any_input
 def test_any_trace(layers, changes, edits, compact):
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        ranks = [run(own, rank, seed=rank, steps=1, tokens=3) for rank, own in enumerate(layers)]
-        records = [record for rank in ranks for record in rank]
-        for place, name, value in changes:
-            records[place % len(records)][name] = value
+    ranks = [run(own, rank, seed=rank, steps=1, tokens=3) for rank, own in enumerate(layers)]
+    records = [record for rank in ranks for record in rank]
+    for place, name, value in changes:
+        records[place % len(records)][name] = value
+    separators = (",", ":") if compact else None
+    with TemporaryDirectory() as folder:
         for rank, own in enumerate(ranks):
-            text = "".join(
-                json.dumps(record, separators=(",", ":") if compact else None) + "\n" for record in own
-            ).encode()
-            if not rank:
-                for place, inserted in edits:
-                    at = place % len(text)
-                    text = text[:at] + inserted + text[at + 1 :]
-            (folder / f"router_trace_rank{rank}.jsonl").write_bytes(text)
-        workload_or_one_line(folder)
+            text = "".join(json.dumps(record, separators=separators) + "\n" for record in own).encode()
+            for place, inserted in edits if not rank else ():
+                at = place % len(text)
+                text = text[:at] + inserted + text[at + 1 :]
+            saved(Path(folder), text, f"router_trace_rank{rank}.jsonl")
+        workload_or_one_line(Path(folder))
 
 
 IN_RANGE = st.tuples(st.integers(0, 3), st.integers(0, 4)).map(lambda key: f"{key[0]}_{key[1]}")
@@ -263,10 +231,6 @@ TENSORRT_TOKENS = st.dictionaries(KEYS, st.sampled_from([0, 1, 4, -1, 2**70, 1.5
 EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=9)), max_size=3)
 
 
-def written(tensors: dict[str, tuple]) -> bytes:
-    return save({key: np.full(shape, value).astype(kind) for key, (kind, shape, value) in tensors.items()})
-
-
 def edited(data: bytes, edits: list[tuple[int, bytes]]) -> bytes:
     for place, put in edits:
         at = place % (len(data) + 1)
@@ -279,11 +243,12 @@ def edited(data: bytes, edits: list[tuple[int, bytes]]) -> bytes:
 def test_any_recording(ranks, meta, tokens, edits):
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        (folder / "meta_info.json").write_text(json.dumps({"num_experts": 4, "num_experts_per_token": 2} | meta))
+        saved(folder, {"num_experts": 4, "num_experts_per_token": 2} | meta, "meta_info.json")
         for rank, tensors in enumerate(ranks):
-            (folder / f"rank{rank}.safetensors").write_bytes(edited(written(tensors), edits if not rank else []))
+            content = save({key: np.full(shape, value).astype(kind) for key, (kind, shape, value) in tensors.items()})
+            saved(folder, content if rank else edited(content, edits), f"rank{rank}.safetensors")
         if tokens:
-            (folder / "rank0_numtokens.json").write_text(json.dumps(tokens))
+            saved(folder, tokens, "rank0_numtokens.json")
         workload_or_one_line(folder)
 
 
@@ -303,10 +268,8 @@ HEADER = st.dictionaries(
 
 @given(HEADER, st.sampled_from([0, 0, 0, 1, -1, 2**31, 2**63]), st.sampled_from([32, 64, 96, 31, 0]))
 @any_input
-def test_any_header(header, further, size):
+def test_any_header(tmp_path, header, further, size):
     """A header with any claims, its length included, over so many bytes of counts."""
     text = json.dumps(header).encode()
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rank0.safetensors"
-        path.write_bytes((len(text) + further).to_bytes(8, "little") + text + b"\1" + bytes(size)[1:])
-        workload_or_one_line(path)
+    content = (len(text) + further).to_bytes(8, "little") + text + b"\1" + bytes(size)[1:]
+    workload_or_one_line(saved(tmp_path, content, "rank0.safetensors"))

@@ -4,10 +4,10 @@ import base64
 import io
 import json
 import tarfile
-import tempfile
 import zipfile
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from engine.formats import members, parts, read_workload
 from engine.formats.routed_experts import decode_int32, decode_lists, decode_npy
+from tests.cases.files import json_lines, saver
 from tests.cases.fuzzing import answer_or_one_line, any_input, workload_or_one_line
 from tests.cases.mutations import PIECES, VALUES, changed_text, damaged, json_texts, mutated, npy, npy_files, zips
 
-LINES = "".join(
-    json.dumps({"layer": layer, "batch_id": 0, "origin_rows": [], "topk_experts": [[0, 1], [2, 3]]}) + "\n"
-    for layer in (0, 1)
+saved = saver("trace.npz")
+LINES = json_lines(
+    {"layer": layer, "batch_id": 0, "origin_rows": [], "topk_experts": [[0, 1], [2, 3]]} for layer in (0, 1)
 )
 FILES = {
     "README.md": b"What this is",
@@ -67,7 +68,7 @@ def test_any_archive(form, data, names):
     files = {
         name: data.draw(st.sampled_from(sorted(FILES.values()))) if name not in FILES else FILES[name] for name in names
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         path, scratch, again = Path(folder, "packed"), Path(folder, "scratch"), Path(folder, "again")
         for into in (scratch, again):
             into.mkdir()
@@ -77,21 +78,30 @@ def test_any_archive(form, data, names):
         assert {inside.name for inside in Path(folder).iterdir()} == {"packed", "scratch", "again"}
 
 
-def test_names_with_line_ends(tmp_path):
+def test_finds(tmp_path):
     path = tmp_path / "packed.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("loads.json", "é\n.json"):
             archive.writestr(name, FILES["loads.json"])
     assert workload_or_one_line(path, partial(read_workload, scratch=tmp_path)).startswith("2 recordings (loads and é)")
-
-
-def test_a_file_without_a_name(tmp_path):
-    path = tmp_path / "packed.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("nameless", b"1")
         archive.infolist()[0].filename = ""  # in the directory at the end, which counts
         archive.writestr("loads.json", FILES["loads.json"])
     assert not isinstance(workload_or_one_line(path, partial(read_workload, scratch=tmp_path)), str)
+    path = tmp_path / "trace.npz"
+    for count in (2_000_000, 2**31, 2**62):  # more experts than any model has
+        np.savez(path, experts=np.zeros((1, 1000, 1), int), num_experts=count)
+        assert "num_experts" in workload_or_one_line(path)
+    np.savez(path, experts=np.full((1, 1000, 1), 4095))  # the largest id in many layers
+    assert not isinstance(workload_or_one_line(path), str)
+    for header in ("{'descr': '<i8', 'fortran_order': False, 'shape': (True, 3, 2)}", "{[]: 0}", "{'shape': (-1,)}"):
+        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(48)
+        assert "damaged" in workload_or_one_line(saved(tmp_path, data, "array.npy"))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("experts.npy", npy(EXPERTS))
+    data = path.read_bytes()
+    assert isinstance(workload_or_one_line(saved(tmp_path, data[:60] + bytes(20) + data[80:])), str)
 
 
 EXPERTS = np.array(
@@ -130,7 +140,7 @@ def read_all(path: Path, **options: object) -> None:
 @pytest.mark.parametrize("kind", SEEDS)
 @given(data=st.data(), num_experts=st.sampled_from([None, None, 8]))
 @any_input
-def test_any_archive_of_arrays(kind, data, num_experts):
+def test_any_archive_of_arrays(tmp_path, kind, data, num_experts):
     arrays = dict(SEEDS[kind])
     if data.draw(st.booleans()):
         arrays["findings"] = np.frombuffer(data.draw(json_texts(data.draw(mutated(FINDINGS)))), np.uint8)
@@ -140,10 +150,7 @@ def test_any_archive_of_arrays(kind, data, num_experts):
     files = {
         f"{name}.npy": data.draw(npy_files(array)) if name in changed else npy(array) for name, array in arrays.items()
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.npz")
-        path.write_bytes(data.draw(zips(files or {"notes.txt": b""})))
-        read_all(path, num_experts=num_experts)
+    read_all(saved(tmp_path, data.draw(zips(files or {"notes.txt": b""}))), num_experts=num_experts)
 
 
 ARRAYS = [EXPERTS, EXPERTS[:, :, 0], EXPERTS[:, :, :1].astype(np.uint8), SEEDS["traffic"]["traffic_bytes"], np.eye(3)]
@@ -151,11 +158,8 @@ ARRAYS = [EXPERTS, EXPERTS[:, :, 0], EXPERTS[:, :, :1].astype(np.uint8), SEEDS["
 
 @given(data=st.data(), array=st.sampled_from(ARRAYS))
 @any_input
-def test_any_array(data, array):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "array.npy")
-        path.write_bytes(data.draw(damaged(data.draw(npy_files(array)))))
-        read_all(path)
+def test_any_array(tmp_path, data, array):
+    read_all(saved(tmp_path, data.draw(damaged(data.draw(npy_files(array)))), "array.npy"))
 
 
 @given(
@@ -180,38 +184,6 @@ def test_any_routed_experts(data, form, layers, k):
     for decode in (decode_npy, partial(decode_int32, layers=layers, k=k, dtype=dtype), decode_lists):
         choices = answer_or_one_line(lambda decode=decode: decode(content))
         assert isinstance(choices, str) or (choices.dtype == np.int16 and choices.ndim == 3)
-
-
-@pytest.mark.parametrize("count", [2_000_000, 2**31, 2**62])
-def test_more_experts_than_any_model_has(tmp_path, count):
-    path = tmp_path / "trace.npz"
-    np.savez(path, experts=np.zeros((1, 1000, 1), int), num_experts=count)
-    assert "num_experts" in workload_or_one_line(path)
-
-
-def test_the_largest_id_in_many_layers(tmp_path):
-    path = tmp_path / "trace.npz"
-    np.savez(path, experts=np.full((1, 1000, 1), 4095))
-    assert not isinstance(workload_or_one_line(path), str)
-
-
-@pytest.mark.parametrize(
-    "header", ["{'descr': '<i8', 'fortran_order': False, 'shape': (True, 3, 2)}", "{[]: 0}", "{'shape': (-1,)}"]
-)
-def test_odd_headers(tmp_path, header):
-    path = tmp_path / "array.npy"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(48))
-    assert "damaged" in workload_or_one_line(path)
-
-
-def test_damaged_lzma(tmp_path):
-    path = tmp_path / "trace.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("experts.npy", npy(EXPERTS))
-    data = bytearray(path.read_bytes())
-    data[60:80] = bytes(20)
-    path.write_bytes(data)
-    assert isinstance(workload_or_one_line(path), str)
 
 
 ROUTING = {
@@ -246,18 +218,12 @@ WORDS = (
 )
 
 
-def read(path: Path, num_experts: int | None) -> None:
-    workload_or_one_line(path, partial(read_workload, num_experts=num_experts))
-
-
 @pytest.mark.parametrize("kind", TEXTS)
 @given(data=st.data(), num_experts=st.sampled_from([None, None, 4]))
 @any_input
-def test_any_csv(kind, data, num_experts):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "table.csv")
-        path.write_bytes(data.draw(damaged(data.draw(changed_text(TEXTS[kind], WORDS)).encode())))
-        read(path, num_experts)
+def test_any_csv(tmp_path, kind, data, num_experts):
+    path = saved(tmp_path, data.draw(damaged(data.draw(changed_text(TEXTS[kind], WORDS)).encode())), "table.csv")
+    workload_or_one_line(path, partial(read_workload, num_experts=num_experts))
 
 
 TYPES = (pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.string(), pa.bool_(), pa.decimal128(38, 2))
@@ -298,17 +264,15 @@ def changed_columns(draw: st.DrawFn, columns: dict[str, list]) -> pa.Table:
     rows=st.sampled_from([1, 3, 1000]),
 )
 @any_input
-def test_any_parquet(kind, data, num_experts, compression, rows):
+def test_any_parquet(tmp_path, kind, data, num_experts, compression, rows):
     file = io.BytesIO()
     pq.write_table(data.draw(changed_columns(COLUMNS[kind])), file, row_group_size=rows, compression=compression)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "table.parquet")
-        path.write_bytes(data.draw(damaged(file.getvalue())))
-        read(path, num_experts)
+    path = saved(tmp_path, data.draw(damaged(file.getvalue())), "table.parquet")
+    workload_or_one_line(path, partial(read_workload, num_experts=num_experts))
 
 
 @pytest.mark.parametrize("layers", [3, 16, 1001])
 def test_few_rows_that_name_the_largest_cluster(tmp_path, layers):
-    path = tmp_path / "traffic.csv"
-    path.write_text("layer,src,dst,bytes\n" + "".join(f"{layer},0,4095,1\n" for layer in range(layers)))
-    assert f"[{layers}, 4096, 4096], at most 33,554,432 numbers are read" in workload_or_one_line(path)
+    text = "layer,src,dst,bytes\n" + "".join(f"{layer},0,4095,1\n" for layer in range(layers))
+    said = workload_or_one_line(saved(tmp_path, text, "traffic.csv"))
+    assert f"[{layers}, 4096, 4096], at most 33,554,432 numbers are read" in said

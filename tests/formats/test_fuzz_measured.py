@@ -1,6 +1,7 @@
 """Files of times that are nearly right: each gives times or one clear line."""
 
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -15,10 +16,22 @@ from engine.costs import AlphaBeta, CostProfile, MeasuredTimes, Profiled
 from engine.costs.pair_cluster import draw_pairs
 from engine.formats import findings_of_times, read_costs
 from engine.formats.measured.nccl_pairs import pairs_in, read_pairs
-from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, collective, kernel, operator, pair_log, waits_log
+from tests.cases.files import (
+    SLOW_WAITS,
+    STEADY_WAITS,
+    TIMES_TABLE,
+    collective,
+    kernel,
+    operator,
+    pair_log,
+    saver,
+    waits_log,
+)
 from tests.cases.files import nccl_test_log as printed
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged
+
+saved = saver("times")
 
 
 def read_all(path: Path) -> None:
@@ -45,8 +58,7 @@ TESTS = [
 @given(st.data(), st.lists(st.sampled_from(TESTS), min_size=1, max_size=4))
 @any_input
 def test_logs_of_nccl_tests(tmp_path, data, tests):
-    path = tmp_path / "run.log"
-    path.write_text(data.draw(changed_text("".join(tests))))
+    path = saved(tmp_path, data.draw(changed_text("".join(tests))), "run.log")
     read_all(path)
     pairs = answer_or_one_line(lambda: read_pairs([path])[0])
     if not isinstance(pairs, str):
@@ -58,9 +70,7 @@ def test_logs_of_nccl_tests(tmp_path, data, tests):
 @given(st.data(), st.lists(st.sampled_from([STEADY_WAITS, SLOW_WAITS]), min_size=1, max_size=3), st.booleans())
 @any_input
 def test_logs_of_deepxtrace(tmp_path, data, windows, bare):
-    path = tmp_path / "diagnose.log"
-    path.write_text(data.draw(changed_text("".join(waits_log("Dispatch", rows, bare) for rows in windows))))
-    read_all(path)
+    read_all(saved(tmp_path, data.draw(changed_text("".join(waits_log("Dispatch", rows, bare) for rows in windows)))))
 
 
 WORDS = (
@@ -72,9 +82,7 @@ WORDS = (
 @given(st.data())
 @any_input
 def test_tables_of_measured_times(tmp_path, data):
-    path = tmp_path / "times.csv"
-    path.write_bytes(data.draw(damaged(data.draw(changed_text(TIMES_TABLE, WORDS)).encode())))
-    read_all(path)
+    read_all(saved(tmp_path, data.draw(damaged(data.draw(changed_text(TIMES_TABLE, WORDS)).encode()))))
 
 
 odd = st.sampled_from([None, -1, 0, 1, 2.5, 1e400, 10**30, "", "x", [], {}, [1], [[1, 2], [2, 3]], True, "float", "8"])
@@ -110,9 +118,7 @@ def events(draw: st.DrawFn) -> object:
 def test_traces_of_the_profiler(tmp_path, some, about, cut, packed):
     text = json.dumps({"schemaVersion": 1} | about | {"traceEvents": some}).encode()
     text = text if cut > 100 else text[: len(text) - cut]
-    path = tmp_path / "trace.json"
-    path.write_bytes(gzip.compress(text) if packed else text)
-    read_all(path)
+    read_all(saved(tmp_path, gzip.compress(text) if packed else text, "trace.json"))
 
 
 COLUMNS = {
@@ -149,19 +155,16 @@ cells = st.sampled_from([None, float("nan"), float("inf"), -1.0, 0.0, 1e308, 5.0
 @any_input
 def test_tables_of_aiconfigurator(tmp_path, needed, more, other, flip, damage):
     columns = {name: COLUMNS[name] for name in {*needed, *more}} | other
-    path = tmp_path / "perf.parquet"
-    pq.write_table(pa.table(columns), path)
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    content = bytearray(file.getvalue())
     if damage == 0:
-        content = bytearray(path.read_bytes())
         content[flip[0] % len(content)] = flip[1]
-        path.write_bytes(content)
-    read_all(path)
+    read_all(saved(tmp_path, bytes(content), "perf.parquet"))
 
 
 @pytest.mark.parametrize(
     "text", [b"# Collective test starting:", b'{"traceEvents": [', b"#  Rank  0 ", b"PAR1", b"\x1f\x8b"]
 )
 def test_bare_beginnings(tmp_path, text):
-    path = tmp_path / "file"
-    path.write_bytes(text)
-    read_all(path)
+    read_all(saved(tmp_path, text))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -15,8 +15,8 @@ from engine.formats.json_lines import columns, line_of_row, records
 from engine.formats.number_lists import BULK, UNREAD, array_of_lists, loads
 from engine.model import MoEModel
 from tests.cases.examples import examples
-from tests.cases.files import balance_line, balance_lines, refused
-from tests.cases.files import balance_lines as batches
+from tests.cases.files import balance_line, balance_lines, refused, saver
+from tests.cases.files import json_lines as lines_of
 from tests.cases.fuzzing import EXAMPLES
 from tests.cases.vllm import FIRST, META, MOVED, ROWS, SECOND, answer, stats
 
@@ -83,11 +83,20 @@ def test_other_texts_are_left_to_the_parser(text):
     assert loads(text, most_lists=3) is None
 
 
-def test_the_last_of_equal_keys_counts_and_texts_stay():
+def test_what_becomes_an_array_and_what_does_not(monkeypatch):
     text = b'{"origin_rows": [1], "a": "\\"origin_rows\\": \\\\", "b": [NaN], "origin_rows": [2], "c": {"topk_experts": [[7]]}}'
     record = as_lists(loads(text, MANY))
     assert record.pop("b")[0] != 0
     assert record == {"origin_rows": [2], "a": '"origin_rows": \\', "c": {"topk_experts": [[7]]}}
+    ids = np.array([[1, 2]], np.int32)
+    assert array_of_lists(ids, 3) is None
+    np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
+    monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
+    records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
+    assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
+    monkeypatch.setattr(number_lists, "SHORTEST", 30)
+    assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
+    assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
 
 
 @pytest.mark.parametrize(
@@ -104,24 +113,6 @@ def test_the_last_of_equal_keys_counts_and_texts_stay():
 def test_what_nobody_reads_is_checked_alone(weights, numbers):
     text = b'{"topk_weights": %b, "layer": 3}' % weights
     assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
-
-
-def test_short_texts_are_left_to_the_parser(monkeypatch):
-    monkeypatch.setattr(number_lists, "SHORTEST", 30)
-    assert loads(b'{"origin_rows": [1, 2, 3]}', MANY) is None
-    assert loads(b'{"origin_rows": [1, 2, 3, 4, 5]}', MANY) is not None
-
-
-def test_so_many_arrays_and_no_more(monkeypatch):
-    monkeypatch.setattr(number_lists, "_MOST_ARRAYS", 2)
-    records = loads(b'[{"p2l_map": [1]}, {"p2l_map": [[1], 2]}, {"p2l_map": [3]}]', MANY)
-    assert [type(record["p2l_map"]) for record in records] == [np.ndarray, list, list]
-
-
-def test_arrays_are_held_to_the_axes_asked_for():
-    ids = np.array([[1, 2]], np.int32)
-    assert array_of_lists(ids, 3) is None
-    np.testing.assert_array_equal(array_of_lists(ids, 2), ids)
 
 
 NUMBERS = st.one_of(
@@ -182,38 +173,24 @@ def outcome(path: Path) -> object:
 
 FORMS = {
     "answers": [answer(ROWS), answer(ROWS[2:], prompt_routed_experts=ROWS[:2])],
-    "batches": [record | {"topk_weights": [[0.5, 0.25]]} for record in batches()],
+    "batches": [record | {"topk_weights": [[0.5, 0.25]]} for record in balance_lines()],
     "loads": [META, stats(1, FIRST), stats(2, SECOND, MOVED)],
     "statistics": [{"logical_count": [FIRST, SECOND]}],
 }
 ODD = st.sampled_from(
     [
-        [[[1, 2], [3]]],
-        [[[1, 2.0]]],
-        [[["1"]]],
-        [[[None]]],
-        [[[2**70]]],
-        [[[40000, 1]]],
-        [[[-2, 1]]],
-        [[1]],
-        [[40000]],
-        [],
-        None,
-        3,
+        *([[[1, 2], [3]]], [[[1, 2.0]]], [[["1"]]], [[[None]]], [[[2**70]]], [[[40000, 1]]], [[[-2, 1]]]),
+        *([[1]], [[40000]], [], None, 3),
     ]
 )
-CHANGES = st.lists(
-    st.tuples(
-        st.integers(0, 9), st.sampled_from([key for key in (*BULK, *UNREAD) if key != "prompt_routed_experts"]), ODD
-    ),
-    max_size=2,
-)
+CHANGED = st.sampled_from([key for key in (*BULK, *UNREAD) if key != "prompt_routed_experts"])
+CHANGES = st.lists(st.tuples(st.integers(0, 9), CHANGED, ODD), max_size=2)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @given(changes=CHANGES, edits=EDITS, indented=st.booleans())
-@settings(max_examples=EXAMPLES, deadline=None)
-def test_recordings_read_alike_either_way(form, changes, edits, indented, tmp_path_factory):
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_recordings_read_alike_either_way(tmp_path, form, changes, edits, indented):
     records = json.loads(json.dumps(FORMS[form]))
     for place, key, value in changes:
         record = records[place % len(records)]
@@ -223,8 +200,7 @@ def test_recordings_read_alike_either_way(form, changes, edits, indented, tmp_pa
     for place, inserted in edits:
         at = place % (len(data) + 1)
         data = data[:at] + inserted + data[at + 1 :]
-    path = tmp_path_factory.mktemp("either") / "recording.jsonl"
-    path.write_bytes(data)
+    path = saved(tmp_path, data, "recording.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         for module in (format, json_lines, source):
             patch.setattr(module, "loads", lambda *_: None)
@@ -232,10 +208,7 @@ def test_recordings_read_alike_either_way(form, changes, edits, indented, tmp_pa
     assert outcome(path) == strict
 
 
-def saved(folder, rows):
-    path = folder / "counts.json"
-    path.write_text(json.dumps(rows))
-    return path
+saved = saver("counts.json")
 
 
 def test_counts_with_what_was_assumed(tmp_path):
@@ -248,11 +221,11 @@ def test_counts_with_what_was_assumed(tmp_path):
     assert (finding.code, finding.severity) == ("assumed-counts", "warning")
     assert "3 rows" in finding.message
     assert "3 columns" in finding.message
-
-
-def test_rows_are_the_open_models_moe_layers_where_there_are_as_many(tmp_path):
     model = MoEModel(name="m", layers=4, dense_layers=(0, 1), experts=3, experts_per_token=1, d_model=8, d_ff=8)
-    assert read_workload(saved(tmp_path, [[1, 2, 3], [3, 2, 1]]), model=model).model_layers == (2, 3)
+    known = read_workload(saved(tmp_path, [[1, 2, 3], [3, 2, 1]]), model=model)
+    assert known.model_layers == (2, 3)  # the open model's MoE layers, as there are as many
+    low_counts = [[0, 1, 2, 0], [2, 1, 1, 1]]
+    assert read_workload(saved(tmp_path, low_counts)).layers == 2  # and no placement
 
 
 @pytest.mark.parametrize(
@@ -268,24 +241,15 @@ def test_rows_are_the_open_models_moe_layers_where_there_are_as_many(tmp_path):
         ([[1, float("nan")]], ("layer 0, expert 1", "nan")),
         ([[0, 0]], ("every load is 0",)),
         ([[0, 1, 2, 0], [2, 1, 0, 1]], ("every row holds each number from 0 to 2", "a placement")),
+        ([1, 2, 3], ("JSON that Switchyard does not recognise",)),
     ],
 )
 def test_other_lists(tmp_path, rows, parts):
     refused(saved(tmp_path, rows), *parts)
 
 
-def test_low_counts_are_no_placement(tmp_path):
-    assert read_workload(saved(tmp_path, [[0, 1, 2, 0], [2, 1, 1, 1]])).layers == 2
-
-
-def test_a_list_of_numbers_alone_is_nothing_that_is_read(tmp_path):
-    refused(saved(tmp_path, [1, 2, 3]), "JSON that Switchyard does not recognise")
-
-
 def saved_batches(folder: Path, records: list[dict]) -> Path:
-    path = folder / "trace.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return saved(folder, lines_of(records), "trace.jsonl")
 
 
 def test_batches_and_their_rows(tmp_path):
@@ -296,9 +260,6 @@ def test_batches_and_their_rows(tmp_path):
     assert trace.sequence.tolist() == [0, 0, 1]
     assert trace.source_rank.tolist() == [1, 0, 3]
     assert trace.origin.findings == ()
-
-
-def test_rows_may_be_open(tmp_path):
     assert read_workload(saved_batches(tmp_path, balance_lines(rows=False))).source_rank is None
     mixed = [record | ({"origin_rows": []} if record["batch_id"] == "b" else {}) for record in balance_lines()]
     assert read_workload(saved_batches(tmp_path, mixed)).source_rank is None
@@ -315,12 +276,12 @@ def test_a_request_written_for_every_row_counts_once(tmp_path):
     (finding,) = trace.origin.findings
     assert finding.code == "copies-left-out"
     assert finding.message.startswith("6 of 8 batches")
-
-
-def test_the_same_name_with_other_tokens_is_another_batch(tmp_path):
     records = [balance_line(1, 7, [[row, 4]], [row], origin_row=row) for row in range(3)]
-    trace = read_workload(saved_batches(tmp_path, records))
-    assert trace.experts[:, 0, 0].tolist() == trace.source_rank.tolist() == [0, 1, 2]
+    others = read_workload(saved_batches(tmp_path, records))  # the same name with other tokens
+    assert others.experts[:, 0, 0].tolist() == others.source_rank.tolist() == [0, 1, 2]
+
+
+LAYERS = [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1]])]
 
 
 @pytest.mark.parametrize(
@@ -339,14 +300,8 @@ def test_the_same_name_with_other_tokens_is_another_batch(tmp_path):
         ([balance_line(1, 0, [[1]], [5000])], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]], "x")], ("'origin_rows'",)),
         ([balance_line(1, 0, [[1]])] * 2, ("line 2", "layer 1 of batch '0' is there twice")),
-        (
-            [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1]]), balance_line(1, 1, [[1]])],
-            ("batch '1' has no line of layer 2",),
-        ),
-        (
-            [balance_line(1, 0, [[1]]), balance_line(2, 0, [[1], [2]])],
-            ("line 2", "2 tokens", "layer 1", "1 with k = 1"),
-        ),
+        ([*LAYERS, balance_line(1, 1, [[1]])], ("batch '1' has no line of layer 2",)),
+        ([LAYERS[0], balance_line(2, 0, [[1], [2]])], ("line 2", "2 tokens", "layer 1", "1 with k = 1")),
         ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]], [1])], ("line 2", "differ from those of layer 1")),
         ([balance_line(1, 0, [[1]], [0]), balance_line(2, 0, [[1]])], ("line 2", "differ from those of layer 1")),
         ([balance_line(1, 0, [[1]]), balance_line(1, 1, [[1, 2]])], ("line 2", "k = 2, the first batch 1")),
@@ -356,22 +311,26 @@ def test_bad_traces(tmp_path, records, parts):
     refused(saved_batches(tmp_path, records), *parts)
 
 
-def written(folder: Path, data: bytes) -> Path:
-    path = folder / "lines.jsonl"
-    path.write_bytes(data)
-    return path
+written = saver("lines.jsonl")
 
 
-def test_objects_with_their_line_numbers(tmp_path):
+def test_objects_with_their_line_numbers_of_so_many_bytes_and_lists_and_no_more(tmp_path, monkeypatch):
     path = written(tmp_path, b'\xef\xbb\xbf{"a": 1}\r\n\n  {"a": [2, 3]}\n{"a": "\xc3\xa9"}')
     assert list(records(path)) == [(1, {"a": 1}), (3, {"a": [2, 3]}), (4, {"a": "é"})]
-
-
-def test_lines_before_a_broken_one_are_read(tmp_path):
     lines = records(written(tmp_path, b'{"a": 1}\n{"a": '))
     assert next(lines) == (1, {"a": 1})
     with pytest.raises(InputError, match=r"^lines.jsonl, line 2: is not valid JSON, or was cut short"):
         next(lines)
+    path = written(tmp_path, b'{"a": 1}\n{"a": 22}\n')
+    assert len(records_of(path, longest=10)) == 2
+    refused(path, "line 2: has more than", read=records_of, longest=9)
+    monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
+    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
+    refused(path, "line 2: has more than 4 lists", read=records_of)
+
+
+def records_of(path: Path, **options: int) -> list:
+    return list(records(path, **options))
 
 
 @pytest.mark.parametrize(
@@ -388,16 +347,7 @@ def test_lines_before_a_broken_one_are_read(tmp_path):
     ],
 )
 def test_broken_lines(tmp_path, data, part):
-    with pytest.raises(InputError) as caught:
-        list(records(written(tmp_path, data)))
-    assert part in str(caught.value)
-
-
-def test_a_line_may_be_so_long_and_no_longer(tmp_path):
-    path = written(tmp_path, b'{"a": 1}\n{"a": 22}\n')
-    assert len(list(records(path, longest=10))) == 2
-    with pytest.raises(InputError, match="line 2: has more than"):
-        list(records(path, longest=9))
+    refused(written(tmp_path, data), part, read=records_of)
 
 
 SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(pa.int64()))])
@@ -406,9 +356,8 @@ SCHEMA = pa.schema([("name", pa.string()), ("at", pa.int64()), ("ids", pa.list_(
 @pytest.mark.parametrize("odd", ["", ', "odd": 1, "odd": 2'])
 def test_columns_whichever_parser_reads_them(tmp_path, odd):
     """pyarrow refuses a key that stands twice."""
-    path = written(
-        tmp_path, f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'.encode()
-    )
+    text = f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'
+    path = written(tmp_path, text)
     assert columns(path, SCHEMA).to_pylist() == [
         {"name": None, "at": 1, "ids": [3, 4]},
         {"name": "x", "at": None, "ids": None},
@@ -430,14 +379,5 @@ def test_columns_whichever_parser_reads_them(tmp_path, odd):
     ],
 )
 def test_columns_of_another_type(tmp_path, line, part):
-    with pytest.raises(InputError) as caught:
-        columns(written(tmp_path, b'{"at": 1}\n\n' + line.encode() + b"\n"), SCHEMA)
-    assert "line 3" in str(caught.value)
-    assert part in str(caught.value)
-
-
-def test_more_lists_than_memory_may_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "MAX_CONTAINERS", 4)
-    path = written(tmp_path, b'{"a": [[], []]}\n{"a": [[], [], []]}\n')
-    with pytest.raises(InputError, match="line 2: has more than 4 lists"):
-        list(records(path))
+    path = written(tmp_path, b'{"at": 1}\n\n' + line.encode() + b"\n")
+    refused(path, "line 3", part, read=lambda path: columns(path, SCHEMA))

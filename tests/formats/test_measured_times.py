@@ -9,7 +9,7 @@ import pytest
 from engine.costs import Profiled
 from engine.formats import findings_of_times, identify, read_costs, read_workload
 from engine.formats.measured.deepxtrace import read_waits
-from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, WAITS_HEAD, waits_log
+from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, WAITS_HEAD, saver, waits_log
 from tests.cases.files import refused as refused_by
 from tests.strategies import cluster_of, make_gpu
 
@@ -76,44 +76,39 @@ def test_sizes_of_collectives_are_elements_of_two_bytes(tmp_path):
     assert float(Profiled(measured).all_to_all(cluster, 1536)) == pytest.approx(25e-6)
 
 
-def test_devices_that_are_not_named_or_not_known(tmp_path):
+def test_tables_say_nothing_of_rows_that_are_empty_damaged_or_without_a_time(tmp_path):
     assert {gemm.gpu for gemm in read_costs(gemms(tmp_path, device=["NVIDIA GB200"] * 5)).gemm} == {"NVIDIA GB200"}
     path = gemms(tmp_path)
     pq.write_table(pq.read_table(path).drop_columns("device"), path)
     assert {gemm.gpu for gemm in read_costs(path).gemm} == {"GPU"}
+    measured = read_costs(gemms(tmp_path, latency=[0.01, None, float("nan"), 0.02, float("inf")]))
+    assert "left out: 3 rows without a time" in measured.notes
+    assert sum(len(gemm.points) for gemm in measured.gemm) == 2
+    path = gemms(tmp_path)
+    whole = path.read_bytes()
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    refused_by(path, "has 0 rows", read=read_costs)
+    for end in (10, len(whole) // 2, len(whole) - 3):
+        path.write_bytes(whole[:end])
+        refused_by(path, read=read_costs)
+
+
+MOE = "moe_dtype num_tokens hidden_size inter_size topk num_experts moe_ep_size distribution latency"
+EXCHANGE = "op_name moe_dtype num_tokens topk moe_ep_size latency"
 
 
 @pytest.mark.parametrize(
     ("columns", "name", "says"),
     [
-        (
-            (
-                *("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size"),
-                *("distribution", "latency"),
-            ),
-            "moe",
-            "a step of serving",
-        ),
-        (
-            ("node_num", "num_token", "dispatch_transmit_us", "combine_transmit_us"),
-            "deepep-normal",
-            "cost source deepep",
-        ),
-        (
-            ("node_num", "num_token", "dispatch_avg_t_us", "combine_avg_t_us"),
-            "deepep-low-latency",
-            "cost source deepep",
-        ),
-        (
-            ("op_name", "moe_dtype", "num_tokens", "topk", "moe_ep_size", "latency"),
-            "trtllm-exchange",
-            "TensorRT-LLM's exchanges over NVLink",
-        ),
-        (("op_name", "kernel_source", "isl", "latency"), "other", "another operation"),
+        (MOE, "moe", "a step of serving"),
+        ("node_num num_token dispatch_transmit_us combine_transmit_us", "deepep-normal", "cost source deepep"),
+        ("node_num num_token dispatch_avg_t_us combine_avg_t_us", "deepep-low-latency", "cost source deepep"),
+        (EXCHANGE, "trtllm-exchange", "TensorRT-LLM's exchanges over NVLink"),
+        ("op_name kernel_source isl latency", "other", "another operation"),
     ],
 )
 def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name, says):
-    path = saved(tmp_path, **{column: [1.0] for column in columns})
+    path = saved(tmp_path, **{column: [1.0] for column in columns.split()})
     assert identify(path).name == f"aiconfigurator-{name}"
     refused_by(path, "is a table of", says, read=read_costs)
     refused_by(path, "not a recording; use it as costs on the Cluster page", read=read_workload)
@@ -137,36 +132,13 @@ def test_tables_that_say_nothing_are_refused(tmp_path, make, other, parts):
     refused_by(make(tmp_path, **other), *parts, read=read_costs)
 
 
-def test_rows_without_a_time_are_counted(tmp_path):
-    measured = read_costs(gemms(tmp_path, latency=[0.01, None, float("nan"), 0.02, float("inf")]))
-    assert "left out: 3 rows without a time" in measured.notes
-    assert sum(len(gemm.points) for gemm in measured.gemm) == 2
-
-
-def test_empty_and_damaged_tables_are_refused(tmp_path):
-    path = gemms(tmp_path)
-    whole = path.read_bytes()
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
-    refused_by(path, "has 0 rows", read=read_costs)
-    for end in (10, len(whole) // 2, len(whole) - 3):
-        path.write_bytes(whole[:end])
-        refused_by(path, read=read_costs)
-
-
-def saved_log(folder: Path, text: str) -> Path:
-    path = folder / "diagnose_rank0.log"
-    path.write_text(text)
-    return path
+saved_log = saver("diagnose_rank0.log")
 
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_windows_and_who_is_waited_for(tmp_path, bare):
-    path = saved_log(
-        tmp_path,
-        waits_log("Dispatch", STEADY_WAITS, bare)
-        + waits_log("Combine", STEADY_WAITS, bare)
-        + waits_log("Dispatch", SLOW_WAITS, bare),
-    )
+    logged = (("Dispatch", STEADY_WAITS), ("Combine", STEADY_WAITS), ("Dispatch", SLOW_WAITS))
+    path = saved_log(tmp_path, "".join(waits_log(part, waits, bare) for part, waits in logged))
     assert identify(path).name == "deepxtrace"
     windows = read_waits(path)
     assert [window.part for window in windows] == ["dispatch", "combine", "dispatch"]
@@ -175,11 +147,8 @@ def test_windows_and_who_is_waited_for(tmp_path, bare):
     ((rank, times),) = windows[2].slow()
     assert (rank, times) == (3, pytest.approx(4 * 4570 / (4570 + 57 + 68 + 49)))
     assert not windows[2].waiting()
-
-
-def test_a_rank_that_waits_for_all(tmp_path):
-    (window,) = read_waits(saved_log(tmp_path, waits_log("Combine", list(zip(*SLOW_WAITS, strict=True)))))
-    assert [rank for rank, _ in window.waiting()] == [3]
+    (window,) = read_waits(saved_log(tmp_path, waits_log("Combine", list(zip(*SLOW_WAITS, strict=True)), bare)))
+    assert [rank for rank, _ in window.waiting()] == [3]  # which waits for all
 
 
 def test_it_is_no_time_to_plan_with_but_says_who_is_slow(tmp_path):
@@ -204,10 +173,7 @@ def test_damaged_logs_are_refused(tmp_path, text, says):
     refused_by(saved_log(tmp_path, text), says, read=read_costs)
 
 
-def saved_table(folder, text):
-    path = folder / "times.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
+saved_table = saver("times.csv")
 
 
 def test_a_table_is_read(tmp_path):
@@ -224,11 +190,8 @@ def test_a_table_is_read(tmp_path):
     assert float(cost.gemm(card, 16, 64, 32, "bf16")) == 1.5e-5
     assert float(cost.memory_pass(card, 5e5)) == 1e-3
     assert float(cost.all_to_all(cluster_of(*[card] * 4), 2560)) == pytest.approx(1.5e-4)
-
-
-def test_columns_nobody_needs_may_be_absent(tmp_path):
     measured = read_costs(saved_table(tmp_path, "seconds,operation,bytes,ranks\n1,all_reduce,10,2\n"))
-    assert measured.collectives[0].points == ((10, 1),)
+    assert measured.collectives[0].points == ((10, 1),)  # columns nobody needs may be absent
 
 
 @pytest.mark.parametrize(

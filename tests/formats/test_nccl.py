@@ -1,6 +1,7 @@
 """Logs of nccl-tests: times of collectives, pairs of GPUs drawn as a cluster, and the choice between both."""
 
 import zipfile
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -9,27 +10,18 @@ import pytest
 
 from engine.costs import Profiled, fit_profile
 from engine.costs.pair_cluster import draw_pairs
-from engine.errors import InputError
 from engine.formats import Part, findings_of_pairs, findings_of_times, parts, read_costs, single_files
 from engine.formats.measured import nccl_pairs
 from engine.formats.measured.nccl_pairs import read_pairs
 from engine.network import Network
-from tests.cases.files import ALPHA, NODES, logs, nccl_test_log, pair_log, two_nodes
-from tests.cases.files import nccl_test_log as printed
+from tests.cases.files import ALPHA, NODES, logs, nccl_test_log, pair_log, saver, two_nodes
 from tests.cases.files import refused as refused_by
+from tests.cases.refusals import refusal
 from tests.strategies import cluster_of, make_gpu
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "measurements"
-
-
-def refused(path: Path, *parts: str) -> str:
-    return refused_by(path, *parts, read=read_costs)
-
-
-def saved(folder: Path, text: str, name: str = "bench.txt") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
+refused = partial(refused_by, read=read_costs)
+saved = saver("bench.txt")
 
 
 def test_out_of_place_times_are_read_in_seconds(tmp_path):
@@ -39,17 +31,23 @@ def test_out_of_place_times_are_read_in_seconds(tmp_path):
     assert times.points == ((1024, pytest.approx(10e-6)), (1048576, pytest.approx(50e-6)))
     assert measured.name == "bench"
     assert measured.origin == "nccl-tests on NVIDIA H100 80GB HBM3, 1 node"
+    cluster = cluster_of(*[make_gpu()] * 4)
+    assert float(Profiled(measured).all_to_all(cluster, 1024)) == pytest.approx(10e-6)
+    line = fit_profile(measured).network
+    assert float(line.seconds(1048576 * 3 / 4)) == pytest.approx(50e-6)
 
 
-def test_both_collectives_may_stand_in_one_file(tmp_path):
+def test_several_collectives_and_prints_of_old_versions(tmp_path):
     text = nccl_test_log(nodes=2) + nccl_test_log("all_reduce_perf", redop="sum", rows=((2048, 20.0), (4096, 30.0)))
     measured = read_costs(saved(tmp_path, text, "both.log"))
     assert [collective.operation for collective in measured.collectives] == ["all_to_all", "all_reduce"]
     assert measured.collectives[1].points[0] == (2048, pytest.approx(20e-6))
     assert "2 nodes" in measured.origin
-
-
-def test_prints_of_old_versions_are_recognised(tmp_path):
+    text = nccl_test_log("sendrecv_perf", redop="none") + nccl_test_log(gpus=8)
+    read = read_costs(saved(tmp_path, text)).collectives
+    assert [times.operation for times in read] == ["send_receive", "all_to_all"]
+    unnamed = saved(tmp_path, nccl_test_log(None), "send_recv-4.log")
+    assert read_costs(unnamed).collectives[0].operation == "send_receive"
     reduced = nccl_test_log(None, redop="sum", root="", rows=((1048576, 10.0), (2097152, 20.0)))
     assert read_costs(saved(tmp_path, reduced)).collectives[0].operation == "all_reduce"
     exchanged = nccl_test_log(None)
@@ -58,24 +56,9 @@ def test_prints_of_old_versions_are_recognised(tmp_path):
     refused(saved(tmp_path, nccl_test_log(None, redop="sum", share=0.75)), "by its bandwidths no all-reduce")
 
 
-def test_sends_to_the_next_rank_are_read(tmp_path):
-    text = nccl_test_log("sendrecv_perf", redop="none") + nccl_test_log(gpus=8)
-    assert [times.operation for times in read_costs(saved(tmp_path, text)).collectives] == [
-        "send_receive",
-        "all_to_all",
-    ]
-    unnamed = saved(tmp_path, nccl_test_log(None), "send_recv-4.log")
-    assert read_costs(unnamed).collectives[0].operation == "send_receive"
-
-
 def test_other_binaries_in_a_log_are_left_out_with_a_note(tmp_path):
-    text = (
-        nccl_test_log("all_gather_perf")
-        + nccl_test_log()
-        + nccl_test_log("reduce_scatter_perf", redop="sum")
-        + nccl_test_log("all_gather_perf")
-    )
-    measured = read_costs(saved(tmp_path, text))
+    gathered, scattered = nccl_test_log("all_gather_perf"), nccl_test_log("reduce_scatter_perf", redop="sum")
+    measured = read_costs(saved(tmp_path, gathered + nccl_test_log() + scattered + gathered))
     assert [times.operation for times in measured.collectives] == ["all_to_all"]
     assert measured.notes == (
         "left out, from line 2 and 1 more: 'all_gather_perf' is not used for planning",
@@ -89,35 +72,38 @@ def test_other_binaries_in_a_log_are_left_out_with_a_note(tmp_path):
     [
         (nccl_test_log("sendrecv_perf", rows=()), "no rows of sizes and times"),
         (nccl_test_log("sendrecv_perf", gpus=1), "one GPU talks to nobody"),
-        (
-            nccl_test_log("sendrecv_perf").replace("Group  0 Pid 4002", "Group  1 Pid 4002"),
-            "several groups side by side",
-        ),
+        (nccl_test_log("sendrecv_perf").replace("Group  0 Pid 4002", "Group  1 Pid 4002"), "several groups side by side"),
         (nccl_test_log(None, redop="sum", share=0.75), "by its bandwidths no all-reduce"),
         (nccl_test_log(None), "does not say which collective"),
     ],
-)
+)  # fmt: skip
 def test_tests_that_say_nothing_are_left_out_beside_good_ones(tmp_path, other, says):
     (note,) = read_costs(saved(tmp_path, nccl_test_log() + other)).notes
     assert says in note
     refused(saved(tmp_path, other), says)
 
 
-def test_rows_after_a_tests_end_are_not_its_own(tmp_path):
-    stray = "       4096      1024    float    none      -1   99.00    1.00    1.00      0\n"
-    text = nccl_test_log() + "# Collective test concluded: alltoall_perf\n" + stray
-    assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == 2
+STRAY = "       4096      1024    float    none      -1   99.00    1.00    1.00      0\n"
+BETWEEN = "host0:1:1 [0] NCCL INFO Bootstrap : Using eth0\nWarning: 3 of 4\n# Using"
 
 
-@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "0: ", " 3: "])
-def test_labels_of_launchers_do_not_matter(tmp_path, label):
-    text = "".join(label + line + "\n" for line in nccl_test_log().splitlines())
-    assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == 2
-
-
-def test_the_first_test_may_stand_far_down(tmp_path):
-    text = "host0:1:1 [0] NCCL INFO Channel 00/16 : 0 1 2 3\n" * 20_000 + nccl_test_log()
-    assert read_costs(saved(tmp_path, text)).collectives
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        (nccl_test_log() + "# Collective test concluded: alltoall_perf\n" + STRAY, 2),  # a row after the test's end
+        *(
+            ("".join(label + line + "\n" for line in nccl_test_log().splitlines()), 2)
+            for label in ("[1,0]<stdout>:", "0: ", " 3: ")  # of launchers
+        ),
+        ("host0:1:1 [0] NCCL INFO Channel 00/16 : 0 1 2 3\n" * 20_000 + nccl_test_log(), 2),
+        (nccl_test_log("./build/alltoall_perf"), 2),
+        (nccl_test_log().replace("# Using", BETWEEN), 2),
+        (nccl_test_log(rows=((0, 0.0), (1024, 10.0))), 1),  # a size too small to be sent
+    ],
+    ids=["after", *"abc", "far down", "path", "between", "small"],
+)
+def test_what_does_not_matter_around_the_rows(tmp_path, text, points):
+    assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == points
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
@@ -131,37 +117,10 @@ def test_published_logs_of_several_binaries():
     assert two.notes is None
 
 
-def test_paths_in_front_of_the_test_do_not_matter(tmp_path):
-    assert read_costs(saved(tmp_path, nccl_test_log("./build/alltoall_perf"))).collectives
-
-
-def test_log_lines_between_do_not_matter(tmp_path):
-    text = nccl_test_log().replace(
-        "# Using", "host0:1:1 [0] NCCL INFO Bootstrap : Using eth0\nWarning: 3 of 4\n# Using"
-    )
-    assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == 2
-
-
-def test_sizes_too_small_to_be_sent_are_left_out(tmp_path):
-    text = nccl_test_log(rows=((0, 0.0), (1024, 10.0)))
-    assert len(read_costs(saved(tmp_path, text)).collectives[0].points) == 1
-
-
-def test_a_cost_model_and_a_profile_come_of_it(tmp_path):
-    measured = read_costs(saved(tmp_path, nccl_test_log()))
-    cluster = cluster_of(*[make_gpu()] * 4)
-    assert float(Profiled(measured).all_to_all(cluster, 1024)) == pytest.approx(10e-6)
-    line = fit_profile(measured).network
-    assert float(line.seconds(1048576 * 3 / 4)) == pytest.approx(50e-6)
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (
-            nccl_test_log("all_gather_perf"),
-            ("line 2", "'all_gather_perf' is not a test of alltoall_perf or all_reduce_perf"),
-        ),
+        (nccl_test_log("all_gather_perf"), ("line 2", "'all_gather_perf' is not a test of alltoall_perf or all_reduce_perf")),
         (nccl_test_log(rows=()), ("test from line 2", "no rows")),
         (nccl_test_log(gpus=1), ("one GPU talks to nobody",)),
         (nccl_test_log().replace("Rank  1", "Rank  0"), ("4 processes", "MPI=1")),
@@ -171,32 +130,20 @@ def test_a_cost_model_and_a_profile_come_of_it(tmp_path):
         (nccl_test_log().replace("   10.00", "   -1.00"), ("the time is '-1.00'",)),
         (nccl_test_log() + "        1024     256    float    none\n", ("a row needs size",)),
         (nccl_test_log() + nccl_test_log(), ("two entries for all_to_all 4 ranks",)),
+        ("\n".join(line for line in nccl_test_log().splitlines() if "Rank" not in line), ("how many GPUs were there",)),
+        (b"\0\1\2", ("binary file",)),
+        (b"", ("empty",)),
+        (b"# Rank 0 \xff on h device 0 [0] x\n" * 3, ()),
     ],
-)
+)  # fmt: skip
 def test_other_texts_are_refused_with_the_place(tmp_path, text, parts):
     refused(saved(tmp_path, text), *parts)
 
 
 def test_logs_of_nothing_but_heads_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(nccl_pairs, "MAX_RANKS", 1000)
-    refused(
-        saved(tmp_path, nccl_test_log() + "# Collective test starting: x\n" * 1001), "more than 1,000 ranks and tests"
-    )
-
-
-def test_rows_without_ranks_are_refused(tmp_path):
-    text = "\n".join(line for line in nccl_test_log().splitlines() if "Rank" not in line)
-    refused(saved(tmp_path, text), "how many GPUs were there")
-
-
-def test_binary_and_empty_files_are_refused(tmp_path):
-    path = tmp_path / "x.txt"
-    path.write_bytes(b"\0\1\2")
-    refused(path, "binary file")
-    path.write_bytes(b"")
-    refused(path, "empty")
-    path.write_bytes(b"# Rank 0 \xff on h device 0 [0] x\n" * 3)
-    refused(path)
+    text = nccl_test_log() + "# Collective test starting: x\n" * 1001
+    refused(saved(tmp_path, text), "more than 1,000 ranks and tests")
 
 
 def drawn_from(paths, kind=None):
@@ -244,24 +191,33 @@ def test_what_no_port_can_hold_is_said(tmp_path):
     assert drawn.measured[0, 1] == pytest.approx(40e9, rel=1e-3)
 
 
-def test_pairs_of_a_node_that_differ_share_one_number(tmp_path):
+def test_pairs_of_a_node_share_one_number_and_unknown_devices_need_a_type(tmp_path):
     ends = [("host", bus) for bus in ("0000:1b:00", "0000:43:00", "0000:52:00")]
     drawn, notes = drawn_from(logs(tmp_path, lambda a, b: 80e9 if "0000:1b:00" in (*a, *b) else 20e9, ends))
     assert drawn.cluster.nodes[0].link_bandwidth == pytest.approx((80 * 80 * 20) ** (1 / 3) * 1e9, rel=1e-3)
     assert any("a node has one number" in note for note in notes)
     assert any(note.startswith("no GPU was measured with one of another host: ports") for note in notes)
     assert drawn.cluster.gpus[0].send_bandwidth == 50e9  # the catalogue's
+    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI300X")
+    assert "'AMD Instinct MI300X' of node2 is not in the catalogue" in refusal(drawn_from, paths)
+    drawn, _ = drawn_from(paths, "H200")
+    assert {gpu.type for gpu in drawn.cluster.gpus} == {"H200"}
 
 
-def test_an_all_to_all_of_two_sends_half_of_its_buffer(tmp_path):
+def test_other_logs_of_pairs(tmp_path):
     drawn, _ = drawn_from(logs(tmp_path, two_nodes, NODES, binary="alltoall_perf"))
     assert drawn.cluster.gpus[0].send_bandwidth == pytest.approx(40e9, rel=1e-3)
-
-
-def test_gpus_are_told_by_their_bus_not_by_their_number(tmp_path):
-    """CUDA_VISIBLE_DEVICES makes both of them device 0."""
+    # GPUs are told by their bus, not by their number: CUDA_VISIBLE_DEVICES makes both of them device 0.
     drawn, _ = drawn_from(logs(tmp_path, two_nodes, NODES[:2]))
     assert len(drawn.cluster.gpus) == 2
+    _, notes = drawn_from(logs(tmp_path, two_nodes, NODES, sizes=(1 << 25, 1 << 26)))
+    assert any("32 MiB and more" in note for note in notes)
+    path = tmp_path / "all.log"
+    text = "".join(pair_log((a, b), two_nodes(a, b)) for a, b in combinations(NODES, 2))
+    path.write_text(text + pair_log(NODES[:2], 1e9, binary="all_gather_perf") + pair_log(NODES, 1e9))
+    drawn, notes = drawn_from([path])
+    assert notes[0].startswith("2 tests left out")
+    assert drawn.mean_error < 1e-3
 
 
 def test_pairs_that_are_missing_are_counted(tmp_path):
@@ -278,48 +234,20 @@ def test_pairs_that_are_missing_are_counted(tmp_path):
     assert any("drawn without links of their own" in note for note in notes)
 
 
-def test_other_tests_among_the_pairs_are_left_out(tmp_path):
-    path = tmp_path / "all.log"
-    text = "".join(pair_log((a, b), two_nodes(a, b)) for a, b in combinations(NODES, 2))
-    path.write_text(text + pair_log(NODES[:2], 1e9, binary="all_gather_perf") + pair_log(NODES, 1e9))
-    drawn, notes = drawn_from([path])
-    assert notes[0].startswith("2 tests left out")
-    assert drawn.mean_error < 1e-3
-
-
-def test_large_sizes_say_little_of_start_ups(tmp_path):
-    _, notes = drawn_from(logs(tmp_path, two_nodes, NODES, sizes=(1 << 25, 1 << 26)))
-    assert any("32 MiB and more" in note for note in notes)
-
-
-def test_unknown_devices_need_a_type(tmp_path):
-    paths = logs(tmp_path, two_nodes, NODES, device="AMD Instinct MI300X")
-    with pytest.raises(InputError, match="'AMD Instinct MI300X' of node2 is not in the catalogue"):
-        drawn_from(paths)
-    drawn, _ = drawn_from(paths, "H200")
-    assert {gpu.type for gpu in drawn.cluster.gpus} == {"H200"}
-
-
-def test_logs_without_pairs_are_refused(tmp_path):
-    path = tmp_path / "four.log"
-    path.write_text(pair_log(NODES, 1e9))
-    with pytest.raises(InputError, match="no test of sendrecv_perf or alltoall_perf between two GPUs in 1 file"):
-        read_pairs([path])
-    path.write_text(pair_log((NODES[0], NODES[0]), 1e9))
-    refused_by(path, "test from line 2", "both ranks are on one GPU", read=lambda path: read_pairs([path]))
-    path.write_text(pair_log(NODES[:2], 1e9).replace("double none -1", "double none -1 x"))
-    refused_by(path, "line 10", "a row needs", read=lambda path: read_pairs([path]))
-    path.write_text(pair_log(NODES[:2], 1e30))  # only start-ups
-    with pytest.raises(InputError, match="do not grow with the bytes"):
-        read_pairs([path])
-
-
-def test_an_unnamed_sum_of_one_gpu_is_no_pair(tmp_path):
-    """Old versions do not name their test, and the ratio by which an all-reduce is told needs two GPUs."""
-    path = tmp_path / "old.log"
-    path.write_text(printed(None, redop="sum", root="", gpus=1, share=1.0))
-    with pytest.raises(InputError, match="between two GPUs"):
-        read_pairs([path])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (pair_log(NODES, 1e9), ("no test of sendrecv_perf or alltoall_perf between two GPUs in 1 file",)),
+        (pair_log((NODES[0], NODES[0]), 1e9), ("bench.txt, test from line 2", "both ranks are on one GPU")),
+        (pair_log(NODES[:2], 1e9).replace("double none -1", "double none -1 x"), ("bench.txt, line 10", "a row needs")),
+        (pair_log(NODES[:2], 1e30), ("do not grow with the bytes",)),  # only start-ups
+        # Old versions do not name their test, and the ratio by which an all-reduce is told needs two GPUs.
+        (nccl_test_log(None, redop="sum", root="", gpus=1, share=1.0), ("between two GPUs",)),
+    ],
+)
+def test_logs_without_pairs_are_refused(tmp_path, text, said):
+    message = refusal(read_pairs, [saved(tmp_path, text)])
+    assert all(part in message for part in said), message
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
@@ -336,38 +264,29 @@ def told(recognised: list[Part]) -> list[tuple[str, list[str]]]:
     return [(part.format.name, [path.name for path in part.paths]) for part in recognised]
 
 
-def test_logs_of_several_pairs_are_a_set(tmp_path):
+def test_logs_of_several_pairs_are_a_set_in_the_place_of_the_first_and_others_are_times(tmp_path):
     paths = logs(tmp_path, two_nodes, NODES)
     assert told(parts(paths)) == [("nccl-pairs", [f"{number}.log" for number in range(6)])]
     assert told(single_files(tmp_path)) == [("nccl-tests", [path.name]) for path in paths]
-
-
-def test_a_log_alone_and_logs_of_one_pair_are_times(tmp_path):
+    every = saved(tmp_path, "".join(path.read_text() for path in paths), "all.log")
+    assert told(parts([every])) == [("nccl-pairs", ["all.log"])]
+    refused(every, "two entries for send_receive 2 ranks")  # for one number of GPUs, as times
     first, *_ = logs(tmp_path, two_nodes, NODES)
-    again = tmp_path / "again.log"
-    again.write_text(pair_log(NODES[1::-1], 290e9))  # the same pair, the other GPU first
+    again = saved(tmp_path, pair_log(NODES[1::-1], 290e9), "again.log")  # the same pair, the other GPU first
     assert told(parts([first])) == [("nccl-tests", ["0.log"])]
     assert told(parts([first, again])) == [("nccl-tests", ["0.log"]), ("nccl-tests", ["again.log"])]
-
-
-def test_a_log_that_holds_several_pairs_is_a_set(tmp_path):
-    """As times it would be two entries for one number of GPUs."""
-    path = tmp_path / "all.log"
-    path.write_text("".join(pair_log(ends, two_nodes(*ends)) for ends in combinations(NODES, 2)))
-    assert told(parts([path])) == [("nccl-pairs", ["all.log"])]
-    with pytest.raises(InputError, match="two entries for send_receive 2 ranks"):
-        read_costs(path)
+    cluster = saved(tmp_path, {"nodes": []}, "cluster.json")
+    paths: list[Path] = logs(tmp_path, two_nodes, NODES[:3])
+    assert [part.format.kind for part in parts([cluster, *paths])] == ["cluster", "pairs"]
+    assert [part.format.kind for part in parts([paths[2], cluster, *paths])] == ["pairs", "cluster"]
 
 
 def test_logs_of_other_tests_stay_out_of_the_set(tmp_path):
     logs(tmp_path, two_nodes, NODES)
-    for name, text in (
-        ("all.log", ALL_TO_ALL),
-        ("gather.log", pair_log(NODES[:2], 1e9, binary="all_gather_perf")),
-        ("unended.log", pair_log(NODES[:2], 1e9, sizes=())),
-    ):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "cluster.json").write_text('{"nodes": []}')
+    saved(tmp_path, ALL_TO_ALL, "all.log")
+    saved(tmp_path, pair_log(NODES[:2], 1e9, binary="all_gather_perf"), "gather.log")
+    saved(tmp_path, pair_log(NODES[:2], 1e9, sizes=()), "unended.log")
+    saved(tmp_path, {"nodes": []}, "cluster.json")
     assert told(parts([tmp_path])) == [
         ("nccl-pairs", [f"{number}.log" for number in range(6)]),
         ("nccl-tests", ["all.log"]),
@@ -394,16 +313,7 @@ def test_a_folder_a_pair_is_one_set(tmp_path, form):
     assert told(parts([packed], scratch)) == [("nccl-pairs", ["out.log"] * 6)]
 
 
-def test_a_damaged_log_belongs_to_the_set_and_its_place_is_named(tmp_path):
-    first, *others = logs(tmp_path, two_nodes, NODES)
-    first.write_text(first.read_text().replace("double none -1", "double none -1 x"))
-    (part,) = parts([first, *others])
-    assert part.paths[0] == first
-    (finding,) = findings_of_pairs(part.paths)
-    assert finding.severity == "error" and finding.message.startswith("0.log, line 10: a row needs size")
-
-
-def test_what_is_said_of_a_set(tmp_path):
+def test_what_is_said_of_a_set_and_of_a_damaged_log_in_it(tmp_path):
     paths = logs(tmp_path, two_nodes, NODES)
     (covers,) = findings_of_pairs(paths)
     assert (covers.severity, covers.message) == ("ok", "6 of the 6 pairs of 4 GPUs on 2 hosts were measured")
@@ -412,6 +322,12 @@ def test_what_is_said_of_a_set(tmp_path):
     covers, left_out = findings_of_pairs(paths[:3])  # the first GPU with all others
     assert (covers.severity, covers.message) == ("warning", "3 of the 6 pairs of 4 GPUs on 2 hosts were measured")
     assert left_out.message.startswith("1 test left out")
+    first, *others = logs(tmp_path, two_nodes, NODES)
+    first.write_text(first.read_text().replace("double none -1", "double none -1 x"))
+    (part,) = parts([first, *others])
+    assert part.paths[0] == first
+    (finding,) = findings_of_pairs(part.paths)
+    assert finding.severity == "error" and finding.message.startswith("0.log, line 10: a row needs size")
 
 
 def test_what_is_said_of_a_log_alone(tmp_path):
@@ -419,14 +335,4 @@ def test_what_is_said_of_a_log_alone(tmp_path):
     (finding,) = findings_of_times(pair)
     assert finding.severity == "ok"
     assert "drop all of them together on any page, or give them to detect --pairs" in finding.message
-    eight = tmp_path / "eight.log"
-    eight.write_text(ALL_TO_ALL)
-    assert findings_of_times(eight) == []
-
-
-def test_the_place_of_a_set_is_that_of_its_first_log(tmp_path):
-    cluster = tmp_path / "cluster.json"
-    cluster.write_text('{"nodes": []}')
-    paths: list[Path] = logs(tmp_path, two_nodes, NODES[:3])
-    assert [part.format.kind for part in parts([cluster, *paths])] == ["cluster", "pairs"]
-    assert [part.format.kind for part in parts([paths[2], cluster, *paths])] == ["pairs", "cluster"]
+    assert findings_of_times(saved(tmp_path, ALL_TO_ALL, "eight.log")) == []

@@ -1,5 +1,6 @@
 """Output of `nvidia-smi topo -m` on machines of several kinds, and other texts."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,11 @@ from hypothesis import strategies as st
 from engine.catalogue import gpu_types, node_types
 from engine.catalogue.nvidia import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
 from engine.formats.nvidia_topo import parse_topology, read_topology
-from tests.cases.files import BRIDGED, CUBE_MESH, LEGEND, everywhere, printed
+from tests.cases.files import BRIDGED, CUBE_MESH, LEGEND, everywhere, printed, saver
 from tests.cases.files import refused as refused_by
 
-
-def saved(folder: Path, text: str, name: str = "dgx.txt") -> Path:
-    path = folder / name
-    path.write_text(text, newline="")
-    return path
-
-
-def refused(path: Path, *parts: str, types: str | None = "A100-80") -> str:
-    return refused_by(path, *parts, read=read_topology, types=types)
+saved = saver("dgx.txt")
+refused = partial(refused_by, read=read_topology, types="A100-80")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +73,11 @@ def test_layouts(tmp_path, layout):
     assert (topology.names, topology.across) == ((), True)
 
 
-def test_one_gpu_has_no_links(tmp_path):
+def test_one_gpu_and_texts_as_terminals_copy_them(tmp_path):
     for layout in ({}, {"nics": 1}, {"affinity": ""}):
         drawn = read_topology(saved(tmp_path, printed(["X"], **layout)), "H200")
         assert drawn.cluster.nodes[0].link_bandwidth is None and len(drawn.cluster.gpus) == 1
-
-
-def test_blanks_that_were_lost_and_lines_around(tmp_path):
+    # Blanks that were lost, and lines around.
     text = printed(everywhere("NV18", 2), nics=2).replace("NIC0\tNIC1", "NIC0NIC1").replace("PXB\tPXB", "PXBPXB")
     text = "$ nvidia-smi topo -m\n" + text.replace("\n", "\r\n") + "$ exit\n"
     assert "NIC0NIC1" in text and "PXBPXB" in text
@@ -105,37 +97,30 @@ def test_names_listed_in_the_same_file(tmp_path):
     other = listed.replace("A100-SXM4-40GB", "A100-PG509-200")
     refused(saved(tmp_path, other + printed(everywhere("NV12", 2))), "'NVIDIA A100-PG509-200'", "choose", types=None)
     refused(saved(tmp_path, listed + printed(everywhere("NV12", 4))), "2 of the 4 GPUs", types=None)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80"),
-        ("A100-SXM-80GB", "A100-80"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40"),
-        ("Tesla V100-SXM2-32GB", "V100-32"),
-        ("Tesla V100-SXM2-16GB", "V100-16"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA L40S-48Q", None),
-        ("NVIDIA L40", None),
-        ("Tesla V100-PCIE-32GB", None),
-        ("NVIDIA A100-SXM-64GB", None),
-        ("", None),
-    ],
-)
-def test_names(name, kind):
-    assert type_of(name) == kind
-
-
-def test_the_text_does_not_name_the_gpus(tmp_path):
     message = refused(saved(tmp_path, printed(everywhere("NV12", 8))), "8 GPUs", "choose", "nvidia-smi -L", types=None)
     assert all(kind in message for kind in gpu_types())
+
+
+TYPES = {
+    "H200": ["NVIDIA H200"],
+    "A100-80": ["NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"],
+    "A100-40": ["NVIDIA A100-SXM4-40GB"],
+    "V100-32": ["Tesla V100-SXM2-32GB"],
+    "V100-16": ["Tesla V100-SXM2-16GB"],
+    "H100": ["NVIDIA H100 80GB HBM3"],
+    "B200": ["NVIDIA B200"],
+    "L40S": ["NVIDIA L40S"],
+    "RTX 2080 Ti": ["NVIDIA GeForce RTX 2080 Ti"],
+    None: [
+        *("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA L40S-48Q", "NVIDIA L40", "Tesla V100-PCIE-32GB"),
+        *("NVIDIA A100-SXM-64GB", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_by_the_names_of_devices(kind):
+    assert [type_of(name) for name in TYPES[kind]] == [kind] * len(TYPES[kind])
 
 
 MATRIX = printed(everywhere("NV4", 4), nics=2)
@@ -159,20 +144,21 @@ MATRIX = printed(everywhere("NV4", 4), nics=2)
         (MATRIX.replace("\tGPU3\t", "\tNIC7\tGPU3\t", 1), ("begins with every GPU",)),
         (MATRIX.replace("NV4", "NV13"), ("13 NVLinks", "A100-80 has only 12", "H100")),
         (MATRIX.replace("NV4", "NV99"), ("99 NVLinks", "none in the catalogue")),
+        ("", ("empty",)),
+        ("a\0b", ("UTF-8",)),
+        ("x" * (4 * 1024**2 + 1), ("too large",)),
     ],
+    ids=lambda value: "",
 )
 def test_damaged_text(tmp_path, text, parts):
     refused(saved(tmp_path, text), *parts)
 
 
-def test_other_files(tmp_path):
-    refused(saved(tmp_path, ""), "empty")
-    refused(saved(tmp_path, "a\0b"), "UTF-8")
+def test_other_files_and_types(tmp_path):
     refused(saved(tmp_path, MATRIX, "topo.csv"), "extension")
     refused(tmp_path / "none.txt", "no such file")
-    refused(saved(tmp_path, "x" * (4 * 1024**2 + 1)), "too large")
     refused(saved(tmp_path, MATRIX), "no NVLinks", "A100-80", types="L40S")
-    refused_by(saved(tmp_path, MATRIX), "3 types", "4 GPUs", read=read_topology, types=["H100"] * 3)
+    refused(saved(tmp_path, MATRIX), "3 types", "4 GPUs", types=["H100"] * 3)
 
 
 def test_every_type_of_the_catalogue_has_its_links():

@@ -19,20 +19,27 @@ EVENTS = [
 ]
 
 
-@pytest.fixture
-def trace():
+def test_events_in_microseconds_on_named_threads_where_slices_do_not_overlap():
     events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
-    return json.loads(write_trace(Timeline(events, ("GPU 0 · A", "GPU 1 · B"), "simulated", "datasheet")))
-
-
-def test_events_in_microseconds(trace):
-    first = next(event for event in trace["traceEvents"] if event["ph"] == "X" and event["name"].startswith("dispatch"))
+    timeline = Timeline(events, ("GPU 0 · A", "GPU 1 · B"), "simulated", "datasheet")
+    written = json.loads(write_trace(timeline))["traceEvents"]
+    slices = [event for event in written if event["ph"] == "X"]
+    assert len(slices) == len(EVENTS)
+    first = next(event for event in slices if event["name"].startswith("dispatch"))
     assert (first["ts"], first["dur"], first["pid"]) == pytest.approx((2000, 2000, 0))
     assert first["args"] == {"layer": 0, "model": 0, "peer": 1, "bytes": 100.0}
-    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(EVENTS)
+    labels = [event for event in written if event["ph"] == "M"]
+    assert {event["args"]["name"] for event in labels if event["name"] == "process_name"} == {"GPU 0 · A", "GPU 1 · B"}
+    threads = defaultdict(list)
+    for event in slices:
+        threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert {(event["pid"], event["tid"]) for event in labels if event["name"] == "thread_name"} == set(threads)
+    assert len(threads) == 4
+    for spans in threads.values():
+        assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(sorted(spans)))
 
 
-def test_operators_of_a_training_step_go_by_their_own_names():
+def test_operators_of_a_training_step_go_by_their_own_names_and_no_events_make_no_slices():
     events = pd.DataFrame(EVENTS[:3], columns=list(COLUMNS)).iloc[::-1]
     labels = ("1.dispatch · part 1 of 2", "1.gate", "0.qkv")
     timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
@@ -42,27 +49,6 @@ def test_operators_of_a_training_step_go_by_their_own_names():
         ("1.gate", "gate", 1),
         ("0.qkv", "gate", 0),
     }
-
-
-def test_every_thread_and_process_is_named(trace):
-    labels = [event for event in trace["traceEvents"] if event["ph"] == "M"]
-    assert {event["args"]["name"] for event in labels if event["name"] == "process_name"} == {"GPU 0 · A", "GPU 1 · B"}
-    named = {(event["pid"], event["tid"]) for event in labels if event["name"] == "thread_name"}
-    assert named == {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["ph"] == "X"}
-
-
-def test_slices_of_a_thread_do_not_overlap(trace):
-    threads = defaultdict(list)
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    for spans in threads.values():
-        spans.sort()
-        assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(spans))
-    assert len(threads) == 4
-
-
-def test_no_events():
     timeline = Timeline(pd.DataFrame(columns=list(COLUMNS)), ("GPU 0",), "measured", "this machine")
     assert [event["ph"] for event in json.loads(write_trace(timeline))["traceEvents"]] == ["M"]
 

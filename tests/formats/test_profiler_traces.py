@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.costs import Profiled
-from engine.errors import InputError
 from engine.formats import read_costs
 from engine.formats.measured import kineto
 from engine.formats.measured.deepxtrace import kernel_of
@@ -19,27 +19,23 @@ from engine.formats.measured.kineto import read_members
 from tests.cases.examples import examples
 from tests.cases.files import collective, kernel, operator, profiler_trace, saved_trace
 from tests.cases.files import refused as refused_by
+from tests.cases.refusals import refusal
 from tests.strategies import cluster_of, make_gpu
 
+refused = partial(refused_by, read=read_costs)
 
-def refused(path: Path, *parts: str) -> str:
-    return refused_by(path, *parts, read=read_costs)
+
+def read(folder: Path, *events: dict, **more: object) -> object:
+    return read_costs(saved_trace(folder, profiler_trace(*events, **more)))
 
 
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_gemms_take_the_time_of_their_kernels(tmp_path, name):
     events = [
-        operator(id=1),
-        kernel(1, 10.0),
-        kernel(1, 5.0),  # a split-k GEMM has two kernels
-        operator(id=2),
-        kernel(2, 20.0),
-        operator(id=3),
-        kernel(3, 14.0),
-        operator("aten::addmm", ((64,), (48, 32), (32, 64)), id=4),
-        kernel(4, 30.0),
-        operator("aten::relu", ((16, 32), (32, 64)), id=5),
-        kernel(5, 77.0),
+        *(operator(id=1), kernel(1, 10.0), kernel(1, 5.0)),  # a split-k GEMM has two kernels
+        *(operator(id=2), kernel(2, 20.0), operator(id=3), kernel(3, 14.0)),
+        *(operator("aten::addmm", ((64,), (48, 32), (32, 64)), id=4), kernel(4, 30.0)),
+        *(operator("aten::relu", ((16, 32), (32, 64)), id=5), kernel(5, 77.0)),
         operator(id=6),  # without a kernel
     ]
     measured = read_costs(saved_trace(tmp_path, profiler_trace(*events), name))
@@ -51,18 +47,13 @@ def test_gemms_take_the_time_of_their_kernels(tmp_path, name):
 
 def test_collectives_have_bytes_and_ranks(tmp_path):
     events = [
-        collective(dur=50.0),
-        collective(dur=70.0),
-        collective(dur=60.0),
+        *(collective(dur=dur) for dur in (50.0, 70.0, 60.0)),
         collective(count=2048, dur=90.0),
         collective("allreduce", 512, "Float", dur=33.0),
         collective("allreduce", 512, "Float", ranks=2, dur=11.0),
-        collective("allgather"),
-        collective(ranks=1),
-        collective(count=0),
-        collective(dtype="Unknown"),
+        *(collective("allgather"), collective(ranks=1), collective(count=0), collective(dtype="Unknown")),
     ]
-    measured = read_costs(saved_trace(tmp_path, profiler_trace(*events)))
+    measured = read(tmp_path, *events)
     points_of = {(times.operation, times.ranks): times.points for times in measured.collectives}
     assert points_of == {
         ("all_to_all", 8): ((2048, pytest.approx(60e-6)), (4096, pytest.approx(90e-6))),
@@ -73,17 +64,14 @@ def test_collectives_have_bytes_and_ranks(tmp_path):
     assert float(Profiled(measured).all_to_all(cluster, 3072)) == pytest.approx(75e-6)
 
 
-def test_other_collectives_are_counted(tmp_path):
-    events = [collective(), *[collective("_allgather_base")] * 3, collective("broadcast")]
-    (note,) = read_costs(saved_trace(tmp_path, profiler_trace(*events))).notes
+def test_other_collectives_are_counted_and_the_device_may_come_last(tmp_path):
+    (note,) = read(tmp_path, collective(), *[collective("_allgather_base")] * 3, collective("broadcast")).notes
     assert note == "left out, as not used for planning: 3 × '_allgather_base', 1 × 'broadcast'"
-    assert read_costs(saved_trace(tmp_path, profiler_trace(collective()))).notes is None
-
-
-def test_what_the_trace_says_of_itself_may_come_last(tmp_path):
+    assert read(tmp_path, collective()).notes is None
+    # What the trace says of itself may come last.
     data = profiler_trace(operator(), kernel())
-    ordered = {"schemaVersion": 1, "traceEvents": data["traceEvents"], "deviceProperties": data["deviceProperties"]}
-    assert read_costs(saved_trace(tmp_path, ordered)).gemm[0].gpu == "H100"
+    data["deviceProperties"] = data.pop("deviceProperties")
+    assert read_costs(saved_trace(tmp_path, data)).gemm[0].gpu == "H100"
 
 
 def test_memory_stays_small_beside_a_large_trace(tmp_path, monkeypatch):
@@ -99,37 +87,25 @@ def test_memory_stays_small_beside_a_large_trace(tmp_path, monkeypatch):
 
 
 def test_dtypes_are_kept_apart(tmp_path):
-    events = [
-        operator(id=1),
-        kernel(1),
-        operator(kind="float", id=2),
-        kernel(2),
-        operator(kind="long int", id=3),
-        kernel(3),
-    ]
-    measured = read_costs(saved_trace(tmp_path, profiler_trace(*events)))
+    operators = [operator(id=1), operator(kind="float", id=2), operator(kind="long int", id=3)]
+    measured = read(tmp_path, *operators, *map(kernel, (1, 2, 3)))
     assert sorted(times.dtype for times in measured.gemm) == ["bf16", "fp32"]
 
 
 @pytest.mark.parametrize(
     ("device", "kind"),
     [
-        ("NVIDIA A100-SXM4-80GB", "A100-80"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40"),
         ("NVIDIA H200", "H200"),
-        ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "NVIDIA GB200"),
         ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("NVIDIA L40S", "L40S"),
-        ("Tesla V100-SXM2-32GB", "V100-32"),
         ("AMD Instinct MI300X", "AMD Instinct MI300X"),
         ("", "GPU"),
         (7, "GPU"),
     ],
 )
 def test_devices_have_the_catalogues_names_where_they_are_the_same(tmp_path, device, kind):
-    assert read_costs(saved_trace(tmp_path, profiler_trace(operator(), kernel(), device=device))).gemm[0].gpu == kind
+    assert read(tmp_path, operator(), kernel(), device=device).gemm[0].gpu == kind
 
 
 def test_a_trace_made_here_is_read(tmp_path):
@@ -154,35 +130,18 @@ def test_gloo_ranges_are_read_without_a_gpu(tmp_path):
 
     def gloo(name, dims, dur, kind="float"):
         args = {"External id": 513, "Input type": [kind], "Input Strides": [[1]], "Input Dims": dims, "Ev Idx": 0}
-        return {
-            "ph": "X",
-            "cat": "user_annotation",
-            "name": name,
-            "ts": 1.0,
-            "dur": dur,
-            "pid": 1,
-            "tid": 2,
-            "args": args,
-        }
+        event = {"ph": "X", "cat": "user_annotation", "name": name, "ts": 1.0, "dur": dur, "pid": 1, "tid": 2}
+        return event | {"args": args}
 
-    events = [
-        gloo("gloo:all_reduce", [[64, 64]], 11.0),
-        gloo("gloo:all_to_all", [[4096]], 4.0),
-        gloo("gloo:barrier", [], 9),
-    ]
-    data = profiler_trace(*events, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2}) | {
-        "deviceProperties": []
-    }
-    collectives = {
-        times.operation: (times.ranks, times.points) for times in read_costs(saved_trace(tmp_path, data)).collectives
-    }
+    reduced, exchanged = gloo("gloo:all_reduce", [[64, 64]], 11.0), gloo("gloo:all_to_all", [[4096]], 4.0)
+    data = profiler_trace(reduced, exchanged, gloo("gloo:barrier", [], 9)) | {"deviceProperties": []}
+    data |= {"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}}
+    measured = read_costs(saved_trace(tmp_path, data))
+    collectives = {times.operation: (times.ranks, times.points) for times in measured.collectives}
     assert collectives == {
         "all_reduce": (2, ((16384, pytest.approx(11e-6)),)),
         "all_to_all": (2, ((16384, pytest.approx(4e-6)),)),
     }
-
-
-# Faults
 
 
 @pytest.mark.parametrize(
@@ -204,7 +163,7 @@ def test_traces_with_nothing_to_use_are_refused(tmp_path, events):
     refused(saved_trace(tmp_path, profiler_trace(*events)), "no GEMMs with shapes", "record_shapes=True")
 
 
-def test_damaged_traces_are_refused(tmp_path):
+def test_damaged_traces_are_refused(tmp_path, monkeypatch):
     refused(saved_trace(tmp_path, {"traceEvents": {}}), "'traceEvents' is not a list")
     refused(saved_trace(tmp_path, [1], "x.json.gz"), "a gzip file that holds nothing that is read here")
     path = saved_trace(tmp_path, profiler_trace(operator(), kernel()), "y.json.gz")
@@ -215,11 +174,7 @@ def test_damaged_traces_are_refused(tmp_path):
     path.write_bytes(gzip.compress(b'{"traceEvents": ['))
     refused(path, "not valid JSON, or cut off")
     refused(saved_trace(tmp_path, {"kind": "other"}), "kind")
-
-
-def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(kineto, "MAX_TRACE_BYTES", 10**6)
-    path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 10**7))
     refused(path, "unpacks to more than")
 
@@ -227,65 +182,42 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        ("intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", ("intranode", "dispatch", 8, None, None)),
+        ("intranode::dispatch<(int)4, (int)768, (int)8192>(int4 *, float *)", ("intranode", "dispatch", 4, None, None)),
+        ("intranode::combine<__nv_bfloat16, 8, 768, 4096>(float*)", ("intranode", "combine", 8, None, None)),
+        ("intranode::cached_notify_combine<8>(void**, int*)", ("intranode", "notify", 8, None, None)),
+        ("internode::notify_dispatch<false, 4>(int const*, int*)", ("internode", "notify", None, 4, None)),
         (
-            "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)",
-            ("intranode", "dispatch", 8, None, None),
-        ),
-        (
-            "void deep_ep::intranode::dispatch<(int)4, (int)768, (int)8192>(int4 *, float *)",
-            ("intranode", "dispatch", 4, None, None),
-        ),
-        (
-            "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*, float*)",
-            ("intranode", "combine", 8, None, None),
-        ),
-        ("void deep_ep::intranode::cached_notify_combine<8>(void**, int*)", ("intranode", "notify", 8, None, None)),
-        (
-            "void deep_ep::internode::notify_dispatch<false, 4>(int const*, int*)",
-            ("internode", "notify", None, 4, None),
-        ),
-        (
-            "void deep_ep::internode::dispatch<false, 4, false, 7, 4>(int4*, deep_ep::internode::SourceMeta*)",
+            "internode::dispatch<false, 4, false, 7, 4>(int4*, deep_ep::internode::SourceMeta*)",
             ("internode", "dispatch", None, 4, None),
         ),
         (
-            "void deep_ep::internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)",
+            "internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)",
             ("internode", "combine", None, 4, None),
         ),
-        ("void deep_ep::internode::cached_notify<false>(int, int)", ("internode", "notify", None, None, None)),
+        ("internode::cached_notify<false>(int, int)", ("internode", "notify", None, None, None)),
+        ("internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *)", ("low-latency", "dispatch", None, None, 6144)),
         (
-            "void deep_ep::internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *, void *)",
-            ("low-latency", "dispatch", None, None, 6144),
-        ),
-        (
-            "void deep_ep::internode_ll::combine<(bool)0, (int)6144, (int)11, (int)4>(void *, void *)",
+            "internode_ll::combine<(bool)0, (int)6144, (int)11, (int)4>(void *, void *)",
             ("low-latency", "combine", None, None, 6144),
         ),
-        (
-            "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)",
-            ("low-latency", "dispatch", None, None, 7168),
-        ),
-        ("void dpsk::ep::internode::dispatch_ll(void*)", ("low-latency", "dispatch", None, None, None)),
-        ("deep_ep::intranode::dispatch", ("intranode", "dispatch", None, None, None)),
+        ("internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)", ("low-latency", "dispatch", None, None, 7168)),
+        ("intranode::dispatch", ("intranode", "dispatch", None, None, None)),
+        ("internode::get_dispatch_layout<256, 32, 8>(long const*)", None),
+        ("intranode::barrier<8>(int**)", None),
+        ("internode_ll::clean_low_latency_buffer<512>(int*)", None),
     ],
 )
 def test_a_name_says_which_kernel_it_is(name, says):
-    assert tuple(kernel_of(name)) == says
+    for full in (f"void deep_ep::{name}", f"deep_ep::{name}"):
+        assert kernel_of(full) == says
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "void deep_ep::internode::get_dispatch_layout<256, 32, 8>(long const*)",
-        "void deep_ep::intranode::barrier<8>(int**)",
-        "void deep_ep::internode_ll::clean_low_latency_buffer<512>(int*)",
-        "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
-        "void dispatch<8>(int)",
-        "",
-    ],
-)
-def test_other_kernels_are_none(name):
-    assert kernel_of(name) is None
+def test_names_outside_the_library():
+    low_latency = ("low-latency", "dispatch", None, None, None)
+    assert kernel_of("void dpsk::ep::internode::dispatch_ll(void*)") == low_latency
+    for name in ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "void dispatch<8>(int)", ""):
+        assert kernel_of(name) is None
 
 
 DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"
@@ -293,23 +225,16 @@ DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)"
 
 def test_a_trace_says_how_often_and_how_long_but_not_how_much(tmp_path):
     launches = [kernel(id=None, dur=100.0 + 10 * number, name=DISPATCH) for number in range(11)]
-    measured = read_costs(saved_trace(tmp_path, profiler_trace(*launches)))
+    measured = read(tmp_path, *launches)
     (times,) = measured.exchanges
     assert (times.kernels, times.part, times.gpus, times.launches) == ("intranode", "dispatch", 8, 11)
     assert (times.low, times.median, times.high) == pytest.approx((110e-6, 150e-6, 190e-6))
     assert not measured.collectives and not measured.gemm
     assert "11 DeepEP intranode dispatch kernels over 8 GPUs: 150 µs in the median" in measured.notes[0]
     assert "does not say how many tokens" in measured.notes[0]
-
-
-def test_gemms_beside_them_are_still_read(tmp_path):
-    measured = read_costs(saved_trace(tmp_path, profiler_trace(operator(), kernel(), kernel(id=None, name=DISPATCH))))
+    measured = read(tmp_path, operator(), kernel(), kernel(id=None, name=DISPATCH))
     assert len(measured.gemm) == 1
     assert measured.exchanges[0].launches == 1
-
-
-def test_saved_times_with_exchanges_are_read_back(tmp_path):
-    measured = read_costs(saved_trace(tmp_path, profiler_trace(kernel(id=None, name=DISPATCH))))
     path = tmp_path / "times.json"
     path.write_text(measured.to_json())
     assert read_costs(path) == measured
@@ -358,26 +283,16 @@ def test_members_and_elements_are_those_of_the_whole(other, events, piece, space
     ],
 )
 def test_other_texts_are_refused(text, says):
-    with pytest.raises(InputError, match=r"^trace\.json: ") as caught:
-        members(text)
-    assert says in str(caught.value)
+    assert refusal(members, text).startswith("trace.json: ") and says in refusal(members, text)
 
 
-def test_more_than_is_read_is_refused():
-    with pytest.raises(InputError, match="unpacks to more than is read"):
-        members('{"events": [' + " " * 2_000_000, most=10**6)
-
-
-def test_one_endless_value_is_refused(monkeypatch):
+def test_more_than_is_read_and_one_endless_value_are_refused_and_nothing_taken_is_kept(monkeypatch):
+    assert "unpacks to more than is read" in refusal(members, '{"events": [' + " " * 2_000_000, most=10**6)
     monkeypatch.setattr(kineto, "PIECE", 100)
     monkeypatch.setattr(kineto, "MAX_VALUE", 1000)
     file = io.StringIO('{"a": "' + "x" * 100_000)
-    with pytest.raises(InputError, match="cut off"):
-        list(read_members(file, PATH, "events", 10**6))
+    assert "cut off" in refusal(list, read_members(file, PATH, "events", 10**6))
     assert file.tell() < 10_000
-
-
-def test_nothing_is_kept_of_what_was_taken(monkeypatch):
     monkeypatch.setattr(kineto, "PIECE", 1000)
     file = io.StringIO('{"events": [' + ",".join(["1"] * 50_000) + "]}")
     reader = read_members(file, PATH, "events", 10**6)

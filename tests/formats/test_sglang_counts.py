@@ -13,16 +13,11 @@ import torch
 from engine.formats import identify, parts, read_workload
 from engine.model import MoEModel
 from engine.workload import DECODE, PREFILL
-from tests.cases.files import refused
+from tests.cases.files import json_lines, refused, saver
 from tests.cases.sglang import COUNTS_CSV, ROUTED_IDS, ROUTED_MODEL, ROUTED_TEXT, SMALL, codes, generated
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
-
-
-def statistics(folder, data):
-    path = folder / "loads.json"
-    path.write_text(data if isinstance(data, str) else json.dumps(data))
-    return path
+statistics = saver("loads.json")
 
 
 def dumped(folder, counts, name="expert_distribution_recorder_1764000000.5.pt", **more):
@@ -39,24 +34,37 @@ def test_dense_layers_are_left_out(tmp_path):
     assert load.model_layers == (1, 2)
     assert load.by_step is None
     assert load.origin.format == "sglang-statistics"
+    missed = read_workload(statistics(tmp_path, {"logical_count": [[0, 0], [1, 2], [0, 0]]}), model=SMALL)
+    assert missed.model_layers == (1,)
+    assert "Layer 2 without any tokens" in missed.origin.findings[0].message
+    dense = read_workload(statistics(tmp_path, {"logical_count": [[9, 9], [1, 2], [3, 4]]}), model=SMALL)
+    assert dense.model_layers == (1, 2)
+    assert codes(dense) == ["counts-in-dense-layers"]
+    other_model = statistics(tmp_path, {"logical_count": [[1, 2, 3], [1, 2, 3], [1, 2, 3]]})
+    assert read_workload(other_model, model=SMALL).model_layers == (0, 1, 2)
 
 
-def test_steps_are_kept_in_their_order(tmp_path):
+def test_steps_are_kept_in_their_order_and_many_become_spans_of_equal_length(tmp_path):
     load = read_workload(statistics(tmp_path, {"logical_count": [[[1, 2]], [[3, 4]]]}))
     np.testing.assert_array_equal(load.load, [[4, 6]])
     np.testing.assert_array_equal(load.by_step, [[[1, 2]], [[3, 4]]])
     assert codes(load) == ["step-order"]
+    load = read_workload(dumped(tmp_path, [[[step + 1, 1]] for step in range(640)]))
+    assert load.by_step.shape == (64, 1, 2)
+    np.testing.assert_array_equal(load.by_step[:, 0, 1], 10)
+    assert load.by_step[0, 0, 0] == sum(range(1, 11))
+    np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
 
 
-def test_the_recorders_dump(tmp_path):
-    load = read_workload(dumped(tmp_path, [[[0, 0], [1, 2]], [[0, 0], [3, 4]]]))
+def test_dumps_of_the_recorder_and_of_a_table_alone(tmp_path):
+    path = dumped(tmp_path, [[[0, 0], [1, 2]], [[0, 0], [3, 4]]])
+    load = read_workload(path)
     np.testing.assert_array_equal(load.load, [[4, 6]])
     assert load.model_layers == (1,)
-
-
-def test_a_table_alone_in_a_torch_file(tmp_path):
-    torch.save({"logical_count": torch.tensor([[0.0, 0.0], [1.0, 2.5]])}, tmp_path / "counts.pt")
-    load = read_workload(tmp_path / "counts.pt")
+    dumped(tmp_path, [[[1, 2]]], "expert_distribution_recorder_1764000099.5.pt")
+    assert len(parts([tmp_path])) == 2  # recordings of their own
+    torch.save({"logical_count": torch.tensor([[0.0, 0.0], [1.0, 2.5]])}, path)
+    load = read_workload(path)
     np.testing.assert_array_equal(load.load, [[1, 2.5]])
     assert load.by_step is None
 
@@ -76,14 +84,6 @@ def test_ring_buffers_begin_after_what_was_not_filled(tmp_path, steps, in_time, 
     np.testing.assert_array_equal(load.by_step, [[[step, 0], [0, step]] for step in in_time])
     assert codes(load) == [code]
     assert load.origin.findings[0].severity == severity
-
-
-def test_many_steps_become_spans_of_equal_length(tmp_path):
-    load = read_workload(dumped(tmp_path, [[[step + 1, 1]] for step in range(640)]))
-    assert load.by_step.shape == (64, 1, 2)
-    np.testing.assert_array_equal(load.by_step[:, 0, 1], 10)
-    assert load.by_step[0, 0, 0] == sum(range(1, 11))
-    np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
 
 
 def test_ranks_in_the_place_of_steps(tmp_path):
@@ -109,29 +109,6 @@ def test_what_follows_the_models_layers_is_its_mtp_layer(tmp_path):
     assert "Layer 3 left out" in load.origin.findings[0].message
 
 
-def test_counts_in_dense_layers_are_left_out_with_the_reason(tmp_path):
-    load = read_workload(statistics(tmp_path, {"logical_count": [[9, 9], [1, 2], [3, 4]]}), model=SMALL)
-    assert load.model_layers == (1, 2)
-    assert codes(load) == ["counts-in-dense-layers"]
-
-
-def test_layers_that_the_recorder_missed(tmp_path):
-    load = read_workload(statistics(tmp_path, {"logical_count": [[0, 0], [1, 2], [0, 0]]}), model=SMALL)
-    assert load.model_layers == (1,)
-    assert "Layer 2 without any tokens" in load.origin.findings[0].message
-
-
-def test_another_models_recording_is_read_as_it_is(tmp_path):
-    path = statistics(tmp_path, {"logical_count": [[1, 2, 3], [1, 2, 3], [1, 2, 3]]})
-    assert read_workload(path, model=SMALL).model_layers == (0, 1, 2)
-
-
-def test_dumps_of_one_folder_are_recordings_of_their_own(tmp_path):
-    for time in ("1764000000.5", "1764000099.5"):
-        dumped(tmp_path, [[[1, 2]]], f"expert_distribution_recorder_{time}.pt")
-    assert len(parts([tmp_path])) == 2
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -154,16 +131,7 @@ def test_bad_statistics(tmp_path, data, words):
     refused(statistics(tmp_path, data), *words)
 
 
-def test_a_long_text_among_the_counts_takes_no_memory(tmp_path):
-    path = statistics(tmp_path, {"logical_count": [["x" * 10**6, *[1] * 63]]})
-    tracemalloc.start()
-    refused(path, "numbers only")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 32 * 1024**2
-
-
-def test_bad_dumps(tmp_path):
+def test_bad_dumps_and_long_texts_among_the_counts(tmp_path):
     path = dumped(tmp_path, [[[1, -2]]])
     refused(path, "step 0, layer 0, expert 1")
     refused(dumped(tmp_path, [[[1, 2]]]), "leave out '::x'", member="x")
@@ -171,6 +139,12 @@ def test_bad_dumps(tmp_path):
     refused(path, "logical_count", "must be a tensor, not list")
     torch.save([{"logical_count": 1}], path)
     refused(path, "'logical_count'")
+    path = statistics(tmp_path, {"logical_count": [["x" * 10**6, *[1] * 63]]})
+    tracemalloc.start()
+    refused(path, "numbers only")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * 1024**2
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
@@ -189,27 +163,18 @@ SECOND = "layer_id,expert_id,count\n2,0,2\n1,1,2\n"
 
 
 def counts(folder, text, rank=0, time="1744000000.5"):
-    path = folder / f"expert_distribution_rank{rank}_timestamp{time}.csv"
-    path.write_text(text)
-    return path
+    return statistics(folder, text, f"expert_distribution_rank{rank}_timestamp{time}.csv")
 
 
-def test_one_rank(tmp_path):
+def test_one_rank_and_several_are_sources(tmp_path):
     path = counts(tmp_path, COUNTS_CSV)
     assert identify(path).name == "sglang-counts-csv"
     load = read_workload(path)
     np.testing.assert_array_equal(load.load, [[5, 0, 1], [0, 6, 0]])
     assert load.model_layers == (1, 2)
     assert load.by_source is None
-
-
-def test_experts_that_nobody_chose_come_from_the_model(tmp_path):
-    np.testing.assert_array_equal(
-        read_workload(counts(tmp_path, COUNTS_CSV), model=MODEL).load, [[5, 0, 1, 0], [0, 6, 0, 0]]
-    )
-
-
-def test_ranks_are_sources(tmp_path):
+    load = read_workload(path, model=MODEL)  # with experts that nobody chose
+    np.testing.assert_array_equal(load.load, [[5, 0, 1, 0], [0, 6, 0, 0]])
     counts(tmp_path, COUNTS_CSV, 0)
     counts(tmp_path, SECOND, 2)
     load = read_workload(tmp_path)
@@ -255,9 +220,7 @@ EXPERTS = [[[3, 7], [255, 1]], [[0, 4], [2, 0]], [[9, 8], [7, 6]]]
 
 
 def saved(folder, *answers, name="answers.jsonl"):
-    path = folder / name
-    path.write_text("\n".join(json.dumps(answer) for answer in answers), encoding="utf-8")
-    return path
+    return statistics(folder, json_lines(answers), name)
 
 
 def test_an_answer_is_a_sequence(tmp_path):
@@ -268,6 +231,11 @@ def test_an_answer_is_a_sequence(tmp_path):
     assert trace.sequence.tolist() == [0, 0, 0]
     assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE]  # 2 + 2 - 1 tokens were forwarded
     assert codes(trace) == []
+    # routed_experts_start_len is not in the answer: the prompt has fewer rows than tokens.
+    trace = read_workload(saved(tmp_path, generated(prompt=1000)), model=ROUTED_MODEL)
+    assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE]
+    trace = read_workload(saved(tmp_path, *[generated()] * 3000), model=ROUTED_MODEL)
+    assert (trace.tokens, trace.sequence[-1]) == (9000, 2999)
 
 
 def test_lines_lists_and_folders_of_answers(tmp_path):
@@ -285,64 +253,36 @@ def test_lines_lists_and_folders_of_answers(tmp_path):
         assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE, PREFILL, DECODE, DECODE]
 
 
-def test_a_start_that_was_asked_for_shortens_the_prompt(tmp_path):
-    """routed_experts_start_len is not in the answer: the prompt has fewer rows than tokens."""
-    trace = read_workload(saved(tmp_path, generated(prompt=1000)), model=ROUTED_MODEL)
-    assert trace.phase.tolist() == [PREFILL, PREFILL, DECODE]
-
-
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "openai"),
     [
-        {"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]},
-        {"choices": [{"sgl_ext": {"routed_experts": ROUTED_TEXT}}]},
-        {"engine_data": {"routed_experts": ROUTED_TEXT}},
-        {"token_ids": [1], "disaggregated_params": {"routed_experts": ROUTED_TEXT}},
+        ({"sglext": {"routed_experts": ROUTED_TEXT}, "choices": [{}]}, True),
+        ({"choices": [{"sgl_ext": {"routed_experts": ROUTED_TEXT}}]}, True),
+        ({"engine_data": {"routed_experts": ROUTED_TEXT}}, False),
+        ({"token_ids": [1], "disaggregated_params": {"routed_experts": ROUTED_TEXT}}, False),
     ],
 )
-def test_wrappers(tmp_path, answer):
+def test_wrappers(tmp_path, answer, openai):
     trace = read_workload(saved(tmp_path, answer), model=ROUTED_MODEL)
     assert trace.experts.tolist() == EXPERTS
     assert trace.phase is None
+    if openai:  # whose usage tells the phase
+        answer = answer | {"usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+        assert read_workload(saved(tmp_path, answer), model=ROUTED_MODEL).phase.tolist() == [PREFILL] * 3
 
 
-@pytest.mark.parametrize(
-    "answer", [{"sglext": {"routed_experts": ROUTED_TEXT}}, {"choices": [{"sgl_ext": {"routed_experts": ROUTED_TEXT}}]}]
-)
-def test_the_usage_of_an_openai_answer_tells_the_phase(tmp_path, answer):
-    usage = {"prompt_tokens": 3, "completion_tokens": 1}
-    trace = read_workload(saved(tmp_path, answer | {"usage": usage}), model=ROUTED_MODEL)
-    assert trace.phase.tolist() == [PREFILL] * 3
-
-
-def test_thousands_of_answers(tmp_path):
-    trace = read_workload(saved(tmp_path, *[generated()] * 3000), model=ROUTED_MODEL)
-    assert trace.tokens == 9000
-    assert trace.sequence[-1] == 2999
-
-
-def test_narrower_numbers(tmp_path):
+def test_narrower_numbers_and_what_was_not_captured(tmp_path):
     text = base64.b64encode(bytes(ROUTED_IDS)).decode()
     trace = read_workload(saved(tmp_path, generated(text, routed_experts_dtype="uint8")), model=ROUTED_MODEL)
     assert trace.experts.tolist() == EXPERTS
-
-
-def test_what_was_not_captured(tmp_path):
-    ids = (*[0] * 6, *ROUTED_IDS[6:])
-    text = base64.b64encode(struct.pack("<18i", *ids)).decode()
+    text = base64.b64encode(struct.pack("<18i", *[0] * 6, *ROUTED_IDS[6:])).decode()
     trace = read_workload(saved(tmp_path, generated(text)), model=ROUTED_MODEL)
     assert trace.experts[0].tolist() == [[-1, -1], [-1, -1]]
     assert codes(trace) == ["tokens-not-captured"]
-
-
-def test_a_layer_that_was_never_captured(tmp_path):
     text = base64.b64encode(struct.pack("<6i", 0, 0, 0, 0, 2, 1)).decode()
     trace = read_workload(saved(tmp_path, generated(text, 1, 1)), model=ROUTED_MODEL)
     assert trace.model_layers == (2,)
     assert codes(trace) == ["layers-missing"]
-
-
-def test_the_model_is_needed(tmp_path):
     refused(saved(tmp_path, generated()), "open the model first, or give --model")
 
 
@@ -367,6 +307,4 @@ def test_bad_answers(tmp_path, answers, words):
     ("line", "part"), [("{", "not valid JSON"), ("9" * 5000, "too many digits"), ("[" * 200_000, "nested too deeply")]
 )
 def test_lines_that_are_no_json(tmp_path, line, part):
-    path = saved(tmp_path, generated())
-    path.write_text(path.read_text(encoding="utf-8") + f"\n{line}", encoding="utf-8")
-    refused(path, "line 2", part, model=ROUTED_MODEL)
+    refused(statistics(tmp_path, json_lines([generated()]) + line), "line 2", part, model=ROUTED_MODEL)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import InputError
 from engine.formats import members, parts, read_workload
 from engine.workload import DECODE as DECODED
 from engine.workload import PREFILL, TrafficMatrix
 from tests.cases.files import refused
+from tests.cases.refusals import refusal
 from tests.cases.sglang import (
     DECODE,
     EXTEND,
@@ -44,56 +44,58 @@ def test_slots_become_experts_of_the_moe_layers(tmp_path):
     assert codes(trace) == []
 
 
-def test_choices_beyond_eight_come_from_the_shape(tmp_path):
+def test_passes_of_other_k(tmp_path):
     path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], [list(range(12))] * 2)
     data = torch.load(path, weights_only=True)
     data["records"][0]["topk_ids_of_layer"] = torch.arange(10, dtype=torch.int32).broadcast_to(2, 1, 10).contiguous()
     torch.save(data, path)
     assert read_workload(path).k == 10
+    records = [tokens(at, EXTEND, [0], [[0, 1]], [1]) for at in (1, 2)]
+    records[1]["topk_ids_of_layer"] = records[1]["topk_ids_of_layer"][:, :, :6].contiguous()
+    refused(dump(tmp_path, records, SLOTS), "6 choices a token in some passes, 8 in others")
 
 
-def test_sequences_are_followed_from_prefill_through_decoding(tmp_path):
-    slots = [[0], [1], [2], [3]]
-    path = dump(
-        tmp_path,
-        [
-            tokens(1, EXTEND, [0, 1, 2, 0, 1], [[0], [1], [2], [3], [0]], [3, 2]),  # two requests
-            tokens(2, DECODE, [3, 2], slots[:2]),
-            tokens(3, EXTEND, [0, 1, 2, 3], slots, [4]),  # a third one joins
-            tokens(4, DECODE, [4, 3, 4], slots[:3]),
-            tokens(5, DECODE, [5, 5], slots[:2]),  # the second one has ended
-        ],
-        SLOTS,
-    )
-    trace = read_workload(path)
-    assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2]
-    assert trace.phase.tolist() == [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5
+ONE_EACH = [[0], [1], [2], [3], [0]]
 
 
-def test_a_prompt_in_chunks_is_one_sequence(tmp_path):
-    path = dump(
-        tmp_path,
-        [
-            tokens(1, EXTEND, [0, 1], [[0], [1]], [2]),
-            tokens(2, EXTEND, [2, 3, 0], [[0], [1], [2]], [2, 1]),
-            tokens(3, MIXED, [4, 5, 1], [[0], [1], [2]], [2, 1]),
-        ],
-        SLOTS,
-    )
-    trace = read_workload(path)
-    assert trace.sequence.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
-    assert trace.phase.tolist() == [PREFILL] * 7 + [DECODED]
-
-
-def test_drafts_under_verification(tmp_path):
+@pytest.mark.parametrize(
+    ("passes", "sequences", "phases", "found"),
+    [
+        (
+            [
+                (EXTEND, [0, 1, 2, 0, 1], [3, 2]),  # two requests
+                (DECODE, [3, 2], None),
+                (EXTEND, [0, 1, 2, 3], [4]),  # a third one joins
+                (DECODE, [4, 3, 4], None),
+                (DECODE, [5, 5], None),  # the second one has ended
+            ],
+            [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, 2],
+            [PREFILL] * 5 + [DECODED] * 2 + [PREFILL] * 4 + [DECODED] * 5,
+            [],
+        ),
+        (  # a prompt in chunks is one sequence
+            [(EXTEND, [0, 1], [2]), (EXTEND, [2, 3, 0], [2, 1]), (MIXED, [4, 5, 1], [2, 1])],
+            [0, 0, 0, 0, 1, 0, 0, 1],
+            [PREFILL] * 7 + [DECODED],
+            [],
+        ),
+        (
+            [(VERIFY, [7, 8, 3, 4], None), (VERIFY, [9, 10, 5, 6], None)],
+            [0, 0, 1, 1, 0, 0, 1, 1],
+            [DECODED] * 8,
+            ["drafts-verified"],
+        ),
+    ],
+)
+def test_sequences_are_followed_through_passes(tmp_path, passes, sequences, phases, found):
     records = [
-        tokens(1, VERIFY, [7, 8, 3, 4], [[0], [1], [2], [3]]),
-        tokens(2, VERIFY, [9, 10, 5, 6], [[0], [1], [2], [3]]),
+        tokens(number, mode, positions, ONE_EACH[: len(positions)], extended)
+        for number, (mode, positions, extended) in enumerate(passes, 1)
     ]
     trace = read_workload(dump(tmp_path, records, SLOTS))
-    assert trace.sequence.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert trace.phase.tolist() == [DECODED] * 8
-    assert codes(trace) == ["drafts-verified"]
+    assert trace.sequence.tolist() == sequences
+    assert trace.phase.tolist() == phases
+    assert codes(trace) == found
 
 
 def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
@@ -107,50 +109,33 @@ def test_ranks_are_sources_in_the_order_of_passes(tmp_path):
     assert trace.sequence.tolist() == [0, 1, 1, 2]
 
 
-def test_tensor_parallel_copies_count_once(tmp_path):
-    for rank in range(2):
-        dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2], rank)], SLOTS, rank)
-    trace = read_workload(tmp_path)
-    assert trace.tokens == 2
-    assert trace.source_rank is None
-    assert codes(trace) == ["copies-dropped"]
-
-
-def test_one_rank_of_several(tmp_path):
-    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2], 3)], SLOTS, 3))
-    assert trace.source_rank is None
-    assert codes(trace) == ["ranks-missing"]
-    assert "rank 0 and 2 more" in trace.origin.findings[0].message
-
-
-def test_a_rank_missing_beside_copies(tmp_path):
-    for rank, slot in ((0, 1), (1, 1), (3, 2)):
+@pytest.mark.parametrize(
+    ("slot_of_rank", "idle", "sources", "found"),
+    [
+        ({0: 1, 1: 1}, (), None, {"copies-dropped": ""}),
+        ({3: 1}, (), None, {"ranks-missing": "rank 0 and 2 more"}),
+        ({0: 1, 1: 1, 3: 2}, (), None, {"copies-dropped": "", "ranks-missing": "rank 2 is missing"}),
+        ({0: 1}, (1, 2), [0, 0], {}),  # idle ranks are no copies
+    ],
+)
+def test_ranks_that_are_copies_missing_or_idle(tmp_path, slot_of_rank, idle, sources, found):
+    for rank, slot in slot_of_rank.items():
         dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [slot]], [2], rank)], SLOTS, rank)
-    trace = read_workload(tmp_path)
-    assert codes(trace) == ["copies-dropped", "ranks-missing"]
-    assert "rank 2 is missing" in trace.origin.findings[1].message
-
-
-def test_idle_ranks_are_no_copies(tmp_path):
-    dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0], [1]], [2])], SLOTS, 0)
-    for rank in (1, 2):
+    for rank in idle:
         dump(tmp_path, [tokens(1, IDLE, [], [], None, rank)], SLOTS, rank)
     trace = read_workload(tmp_path)
-    assert trace.source_rank.tolist() == [0, 0]
-    assert codes(trace) == []
+    assert trace.tokens == 2 * len(set(slot_of_rank.values()))
+    assert (None if trace.source_rank is None else trace.source_rank.tolist()) == sources
+    assert codes(trace) == list(found)
+    assert all(part in finding.message for finding, part in zip(trace.origin.findings, found.values(), strict=True))
 
 
-def test_one_expert_twice_shows_that_the_balancer_moved(tmp_path):
+def test_one_expert_twice_shows_that_the_balancer_moved_and_tokens_without_choices_are_left_out(tmp_path):
     """Slots 3 and 4 are both of expert 0: no router chooses the same expert twice."""
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [3, 4]], [2])], SLOTS)
-    trace = read_workload(path)
+    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1], [[0, 1], [3, 4]], [2])], SLOTS))
     assert codes(trace) == ["balancer-moved"]
     assert trace.origin.findings[0].rows == (1, 2)
-
-
-def test_tokens_without_choices_are_left_out(tmp_path):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 1], [], [2, 3]], [3])], SLOTS)
-    trace = read_workload(path)
+    trace = read_workload(dump(tmp_path, [tokens(1, EXTEND, [0, 1, 2], [[0, 1], [], [2, 3]], [3])], SLOTS))
     assert trace.tokens == 2
     assert codes(trace) == ["tokens-without-choices"]
 
@@ -166,7 +151,7 @@ def dump_traffic(folder, shared):
         dump(folder, records, SLOTS, rank)
 
 
-def test_what_deepep_sent_is_a_traffic_matrix(tmp_path):
+def test_traffic_of_passes(tmp_path):
     dump_traffic(tmp_path, shared=False)
     path = next(tmp_path.iterdir())
     assert members(path) == ()  # a single file does not hold the traffic of all ranks
@@ -176,6 +161,10 @@ def test_what_deepep_sent_is_a_traffic_matrix(tmp_path):
     assert traffic.bytes.tolist() == [[[60, 100], [140, 40]]]
     assert traffic.bytes_per_token == 10
     assert codes(traffic) == []
+    refused(dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS), "holds no traffic", member="traffic")
+    for entry in (3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}):
+        path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
+        refused(path, "misc_objects", "'layer_id'", member="traffic")
 
 
 def test_the_recorder_shares_one_list_over_all_passes(tmp_path):
@@ -183,10 +172,6 @@ def test_the_recorder_shares_one_list_over_all_passes(tmp_path):
     traffic = read_workload(tmp_path, member="traffic")
     assert traffic.bytes.tolist() == [[[3, 5], [7, 2]]]
     assert codes(traffic) == ["traffic-of-last-pass"]
-
-
-def test_traffic_needs_every_rank(tmp_path):
-    dump_traffic(tmp_path, shared=True)
     path = sorted(tmp_path.iterdir())[0]
     refused(path, "rank 1 is missing", member="traffic")
     refused(path, "'bytes'", "routing, traffic", member="bytes")
@@ -197,13 +182,7 @@ def test_two_files_of_a_rank(tmp_path, member):
     """The rank in the file counts, not that in its name."""
     dump_traffic(tmp_path, shared=True)
     dump(tmp_path, [tokens(7, EXTEND, [9], [[1]], [1], misc=[traffic_entry(1, [3, 5])])], SLOTS, 2)
-    with pytest.raises(InputError, match="second file of rank 0"):
-        read_workload(tmp_path, member=member)
-
-
-def test_without_traffic(tmp_path):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1])], SLOTS)
-    refused(path, "holds no traffic", member="traffic")
+    assert "second file of rank 0" in refusal(read_workload, tmp_path, member=member)
 
 
 @pytest.mark.parametrize(
@@ -229,35 +208,18 @@ def test_bad_dumps(tmp_path, change, words):
     refused(path, *words)
 
 
-def test_passes_of_different_k_are_refused(tmp_path):
-    records = [tokens(at, EXTEND, [0], [[0, 1]], [1]) for at in (1, 2)]
-    records[1]["topk_ids_of_layer"] = records[1]["topk_ids_of_layer"][:, :, :6].contiguous()
-    refused(dump(tmp_path, records, SLOTS), "6 choices a token in some passes, 8 in others")
-
-
-@pytest.mark.parametrize("entry", [3, {"layer_id": 1}, {"layer_id": -1, "num_tokens_per_rank": [1, 2]}])
-def test_bad_traffic(tmp_path, entry):
-    path = dump(tmp_path, [tokens(1, EXTEND, [0], [[0]], [1], misc=[entry])], SLOTS)
-    refused(path, "misc_objects", "'layer_id'", member="traffic")
-
-
 # Three experts in four slots, of which expert 0 has two; the first layer is dense.
 PASS_SLOTS = [[0, 1, 2, 0], [2, 0, 1, 0]]
 
 
+def one_pass(number, rank, counts, key="primary"):
+    """A pass. counts: tokens of every slot in the MoE layer"""
+    return pass_record(number, rank, [[0] * 4, counts], key)
+
+
 def test_slots_are_folded_and_ranks_added(tmp_path):
-    dump(
-        tmp_path,
-        [pass_record(7, 0, [[0] * 4, [1, 2, 4, 8]]), pass_record(8, 0, [[0] * 4, [1, 0, 0, 0]])],
-        PASS_SLOTS,
-        0,
-    )
-    dump(
-        tmp_path,
-        [pass_record(7, 1, [[0] * 4, [0, 1, 1, 1]]), pass_record(8, 1, [[0] * 4, [0, 0, 3, 0]])],
-        PASS_SLOTS,
-        1,
-    )
+    for rank, counts in enumerate((([1, 2, 4, 8], [1, 0, 0, 0]), ([0, 1, 1, 1], [0, 0, 3, 0]))):
+        dump(tmp_path, [one_pass(7, rank, counts[0]), one_pass(8, rank, counts[1])], PASS_SLOTS, rank)
     load = read_workload(tmp_path)
     assert load.model_layers == (1,)
     np.testing.assert_array_equal(load.load, [[12, 8, 2]])
@@ -267,14 +229,11 @@ def test_slots_are_folded_and_ranks_added(tmp_path):
     assert load.origin.format == "sglang-passes"
 
 
-def test_passes_stand_in_the_order_of_their_numbers(tmp_path):
-    records = [pass_record(number, 0, [[0] * 4, [number, 1, 1, 0]]) for number in (12, 10, 11)]
+def test_passes_stand_in_the_order_of_their_numbers_and_a_rank_may_miss_some(tmp_path):
+    records = [one_pass(number, 0, [number, 1, 1, 0]) for number in (12, 10, 11)]
     np.testing.assert_array_equal(read_workload(dump(tmp_path, records, PASS_SLOTS)).by_step[:, 0, 2], [10, 11, 12])
-
-
-def test_a_rank_may_miss_passes(tmp_path):
-    dump(tmp_path, [pass_record(number, 0, [[0] * 4, [1, 1, 1, 1]]) for number in (1, 2, 3)], PASS_SLOTS, 0)
-    dump(tmp_path, [pass_record(number, 1, [[0] * 4, [5, 1, 0, 0]]) for number in (0, 3, 4)], PASS_SLOTS, 1)
+    dump(tmp_path, [one_pass(number, 0, [1, 1, 1, 1]) for number in (1, 2, 3)], PASS_SLOTS, 0)
+    dump(tmp_path, [one_pass(number, 1, [5, 1, 0, 0]) for number in (0, 3, 4)], PASS_SLOTS, 1)
     load = read_workload(tmp_path)
     np.testing.assert_array_equal(load.by_step[:, 0, 2], [6, 1, 11])
     np.testing.assert_array_equal(load.by_step.sum(axis=0), load.load)
@@ -282,21 +241,17 @@ def test_a_rank_may_miss_passes(tmp_path):
 
 def test_low_latency_ranks_count_what_they_receive(tmp_path):
     """Each rank knows its own slots alone: their sum is right, by rank they are not sources."""
-    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [3, 4, 0, 0]])], PASS_SLOTS, 0)
-    dump(tmp_path, [pass_record(1, 1, [[0] * 4, [0, 0, 5, 6]])], PASS_SLOTS, 1)
+    path = dump(tmp_path, [one_pass(1, 1, [0, 0, 5, 6])], PASS_SLOTS, 1)
+    refused(path, "low-latency", "that of rank 0 is missing")
+    dump(tmp_path, [one_pass(1, 0, [3, 4, 0, 0])], PASS_SLOTS, 0)
     load = read_workload(tmp_path)
     np.testing.assert_array_equal(load.load, [[10, 5, 3]])
     assert load.by_source is None
 
 
-def test_a_low_latency_rank_alone_is_refused(tmp_path):
-    path = dump(tmp_path, [pass_record(1, 1, [[0] * 4, [0, 0, 5, 6]])], PASS_SLOTS, 1)
-    refused(path, "low-latency", "that of rank 0 is missing")
-
-
 def test_copies_of_passes_count_once(tmp_path):
     for rank in range(4):
-        dump(tmp_path, [pass_record(1, rank, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, rank, f"1764000000.{rank}")
+        dump(tmp_path, [one_pass(1, rank, [1, 2, 4, 8])], PASS_SLOTS, rank, f"1764000000.{rank}")
     load = read_workload(tmp_path)
     np.testing.assert_array_equal(load.load, [[10, 4, 1]])
     assert load.by_source is None
@@ -304,31 +259,33 @@ def test_copies_of_passes_count_once(tmp_path):
     assert "3 of 4 ranks (1, 2, 3)" in load.origin.findings[0].message
 
 
-def test_a_balancer_that_moved_is_found(tmp_path):
-    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, 0)
-    dump(tmp_path, [pass_record(1, 1, [[0] * 4, [2, 2, 4, 8]])], [[0, 1, 2, 0], [2, 0, 1, 1]], 1)
+def test_a_balancer_that_moved_is_found_and_passes_of_a_draft_model_are_left_out(tmp_path):
+    records = [one_pass(1, 0, [1, 2, 4, 8]), pass_record(1, 0, [[9] * 4, [9] * 4], "speculative_draft")]
+    load = read_workload(dump(tmp_path, records, PASS_SLOTS))
+    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
+    assert codes(load) == ["draft-model-left-out"]
+    dump(tmp_path, [one_pass(1, 0, [1, 2, 4, 8])], PASS_SLOTS, 0)
+    dump(tmp_path, [one_pass(1, 1, [2, 2, 4, 8])], [[0, 1, 2, 0], [2, 0, 1, 1]], 1)
     load = read_workload(tmp_path)
     np.testing.assert_array_equal(load.load, [[12, 16, 3]])
     assert codes(load) == ["balancer-moved"]
     assert load.origin.findings[0].severity == "error"
 
 
-def test_passes_of_a_draft_model_are_left_out(tmp_path):
-    records = [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]]), pass_record(1, 0, [[9] * 4, [9] * 4], "speculative_draft")]
-    load = read_workload(dump(tmp_path, records, PASS_SLOTS))
-    np.testing.assert_array_equal(load.load, [[10, 4, 1]])
-    assert codes(load) == ["draft-model-left-out"]
-
-
 def test_two_dumps_in_a_folder_are_two_recordings(tmp_path):
     """The clocks of the ranks differ; a rank that comes again begins another recording."""
     for rank, time in ((0, "100.9"), (1, "101.2"), (1, "160.1"), (0, "160.3")):
-        dump(tmp_path, [pass_record(1, rank, [[0] * 4, [rank, 1, 2, 3]])], PASS_SLOTS, rank, time)
+        dump(tmp_path, [one_pass(1, rank, [rank, 1, 2, 3])], PASS_SLOTS, rank, time)
     recordings = sorted(part.paths for part in parts([tmp_path]))
-    assert [[path.name[len("expert_distribution_recorder_") :] for path in paths] for paths in recordings] == [
-        ["100.9_0.pt", "101.2_1.pt"],
-        ["160.1_1.pt", "160.3_0.pt"],
-    ]
+    names = [[path.name.removeprefix("expert_distribution_recorder_") for path in paths] for paths in recordings]
+    assert names == [["100.9_0.pt", "101.2_1.pt"], ["160.1_1.pt", "160.3_0.pt"]]
+
+
+INT32 = torch.int32
+
+
+def record_of(data):
+    return data["records"][0]
 
 
 @pytest.mark.parametrize(
@@ -338,27 +295,22 @@ def test_two_dumps_in_a_folder_are_two_recordings(tmp_path):
         (lambda data: data.update(records={}), ("'records'",)),
         (lambda data: data.pop("last_physical_to_logical_map"), ("'last_physical_to_logical_map'",)),
         (lambda data: data["records"].append(3), ("record 1", "'forward_pass_id'")),
-        (lambda data: data["records"][0].pop("rank"), ("record 0", "'rank'")),
-        (lambda data: data["records"][0].update(forward_pass_id=2**60), ("record 0", "'forward_pass_id'")),
-        (lambda data: data["records"].append(data["records"][0] | {"rank": 1}), ("several ranks",)),
-        (lambda data: data["records"][0].update(gatherer_key="draft"), ("passes of 'draft' alone",)),
-        (lambda data: data["records"][0].update(global_physical_count=[1]), ("must be a tensor, not list",)),
-        (
-            lambda data: data["records"][0].update(global_physical_count=torch.ones(2, 3, dtype=torch.int32)),
-            ("rank 0, forward pass 1, global_physical_count", "[2, 4]", "[2, 3]"),
-        ),
-        (lambda data: data["records"][0].update(global_physical_count=torch.ones(2, 4)), ("whole numbers", "float32")),
-        (
-            lambda data: data["records"][0].update(global_physical_count=-torch.ones(2, 4, dtype=torch.int32)),
-            ("at least 0",),
-        ),
-        (lambda data: data["records"][0]["global_physical_count"].zero_(), ("every load is 0",)),
+        (lambda data: record_of(data).pop("rank"), ("record 0", "'rank'")),
+        (lambda data: record_of(data).update(forward_pass_id=2**60), ("record 0", "'forward_pass_id'")),
+        (lambda data: data["records"].append(record_of(data) | {"rank": 1}), ("several ranks",)),
+        (lambda data: record_of(data).update(gatherer_key="draft"), ("passes of 'draft' alone",)),
+        (lambda data: record_of(data).update(global_physical_count=[1]), ("must be a tensor, not list",)),
+        (lambda data: record_of(data).update(global_physical_count=torch.ones(2, 3, dtype=INT32)),
+         ("rank 0, forward pass 1, global_physical_count", "[2, 4]", "[2, 3]")),
+        (lambda data: record_of(data).update(global_physical_count=torch.ones(2, 4)), ("whole numbers", "float32")),
+        (lambda data: record_of(data).update(global_physical_count=-torch.ones(2, 4, dtype=INT32)), ("at least 0",)),
+        (lambda data: record_of(data)["global_physical_count"].zero_(), ("every load is 0",)),
         (lambda data: data["last_physical_to_logical_map"].fill_(-1), ("last_physical_to_logical_map", "0 … 4095")),
         (lambda data: data.update(last_physical_to_logical_map=torch.ones(2)), ("[layers, slots]",)),
     ],
-)
+)  # fmt: skip
 def test_bad_dumps_of_passes(tmp_path, change, words):
-    path = dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS)
+    path = dump(tmp_path, [one_pass(1, 0, [1, 2, 4, 8])], PASS_SLOTS)
     data = torch.load(path, weights_only=True)
     change(data)
     torch.save(data, path)
@@ -366,9 +318,7 @@ def test_bad_dumps_of_passes(tmp_path, change, words):
 
 
 def test_ranks_of_different_models_are_refused(tmp_path):
-    dump(tmp_path, [pass_record(1, 0, [[0] * 4, [1, 2, 4, 8]])], PASS_SLOTS, 0)
+    dump(tmp_path, [one_pass(1, 0, [1, 2, 4, 8])], PASS_SLOTS, 0)
     path = dump(tmp_path, [pass_record(1, 1, [[0] * 2, [1, 2]])], [[0, 1], [1, 0]], 1)
-    with pytest.raises(
-        InputError, match=f"{path.name}: has 2 layers, 2 slots and 2 experts, but .*_0.pt has 2, 4 and 3"
-    ):
-        read_workload(tmp_path)
+    said = refusal(read_workload, tmp_path)
+    assert said.startswith(f"{path.name}: has 2 layers, 2 slots and 2 experts, but ") and "_0.pt has 2, 4 and 3" in said

@@ -1,6 +1,5 @@
 """Expert loads of vLLM and vLLM-Ascend, and the routing logs of its forks."""
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -14,15 +13,16 @@ from engine.formats import check_recording, identify, read_workload
 from engine.formats.step_spans import StepSpans
 from engine.model import MoEModel
 from tests.cases.examples import examples
-from tests.cases.files import refused
+from tests.cases.files import json_lines, refused, saver
+from tests.cases.refusals import refusal
 from tests.cases.sglang import codes
 from tests.cases.vllm import FIRST, META, MOVED, ROUTED, ROUTED_AT, SECOND, route_meta, routes, stats
 
+saved_text = saver("stats.jsonl")
+
 
 def saved(folder: Path, *records: dict, name: str = "stats.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return saved_text(folder, json_lines(records), name)
 
 
 @pytest.mark.parametrize("form", ["older", "newer"])
@@ -36,17 +36,13 @@ def test_both_forms(tmp_path, form):
     np.testing.assert_array_equal(load.load, [[17, 1, 5], [8, 16, 2]])
     assert load.model_layers == (0, 1)
     assert codes(load) == []
-
-
-def test_layers_are_moe_layers_of_the_open_model(tmp_path):
     model = MoEModel(name="m", layers=3, dense_layers=(0,), experts=3, experts_per_token=1, d_model=8, d_ff=8)
-    assert read_workload(saved(tmp_path, stats(1, FIRST)), model=model).model_layers == (1, 2)
+    assert read_workload(path, model=model).model_layers == (1, 2)  # MoE layers of the open model
 
 
 def test_every_line_is_folded_by_its_own_map(tmp_path):
-    load = read_workload(
-        saved(tmp_path, stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST))
-    )
+    records = [stats(1, FIRST), stats(2, FIRST, MOVED), stats(3, FIRST, MOVED), stats(4, FIRST)]
+    load = read_workload(saved(tmp_path, *records))
     np.testing.assert_array_equal(load.by_step[:, 1], [[1, 11, 2], [1, 8, 5], [1, 8, 5], [1, 11, 2]])
     (finding,) = load.origin.findings
     assert (finding.code, finding.layers) == ("balancer-moved", (1,))
@@ -60,21 +56,14 @@ def test_markers_are_left_out_with_a_note(tmp_path):
     assert "'bench_run_start' (2), 'session_metadata' (1)" in note.message
     (note,) = read_workload(saved(tmp_path, stats(1, FIRST), {"record_type": "eplb_hints"})).origin.findings
     assert note.severity == "warning"
-
-
-def test_types_of_lines_are_made_readable(tmp_path):
     (note,) = read_workload(saved(tmp_path, stats(1, FIRST), {"record_type": "\x1b[2J\n\ud800"})).origin.findings
     assert "'\ufffd[2J \ufffd' (1)" in note.message
 
 
-def test_idle_lines_and_steps_that_restart(tmp_path):
-    idle = [[0] * 4] * 2
-    load = read_workload(saved(tmp_path, stats(5, FIRST), stats(6, idle), stats(1, SECOND)))
+def test_counts_of_idle_lines_restarts_and_copies(tmp_path):
+    load = read_workload(saved(tmp_path, stats(5, FIRST), stats(6, [[0] * 4] * 2), stats(1, SECOND)))
     assert len(load.by_step) == 2
     assert codes(load) == ["steps-restart", "idle-steps"]
-
-
-def test_copies_of_data_parallel_ranks(tmp_path):
     counts = np.random.default_rng(1).integers(1, 500, (2, 64))
     identity = [list(range(64))] * 2
     for recorded, copies in ((counts * 8, True), (counts, False), (np.full((2, 64), 8), False)):
@@ -111,10 +100,7 @@ def test_no_spans_of_huge_loads():
         ([stats(1, [[0] * 4] * 2)], ("no eplb_load_stats line with any tokens",)),
         ([META, META, stats(1, FIRST)], ("line 2", "as the first line")),
         ([stats(1, FIRST), META], ("line 2", "as the first line")),
-        (
-            [META | {"num_redundant_experts": 2}, stats(1, FIRST)],
-            ("line 2", "3 experts on 4 slots", "2 of them are redundant"),
-        ),
+        ([META | {"num_redundant_experts": 2}, stats(1, FIRST)], ("line 2", "3 experts on 4 slots", "2 of them are")),
         ([stats("one", FIRST)], ("line 1", "'step'", "'one'")),
         ([stats(1, FIRST[0])], ("line 1", "'expert_load'", "[layers][slots]")),
         ([stats(1, [[1, 2], [3]])], ("'expert_load'", "as many slots")),
@@ -133,14 +119,10 @@ def test_bad_files(tmp_path, records, parts):
     refused(saved(tmp_path, *records), *parts)
 
 
-def test_a_line_that_was_cut_when_the_server_stopped(tmp_path):
+def test_a_line_that_was_cut_when_the_server_stopped_and_another_models_loads(tmp_path):
     path = saved(tmp_path, META, stats(1, FIRST))
-    path.write_text(path.read_text() + '{"record_type": "eplb_load_st')
-    refused(path, "line 3", "was cut short")
-
-
-def test_another_number_of_experts_than_the_models(tmp_path):
-    refused(saved(tmp_path, stats(1, FIRST)), "3 experts", "model has 4", num_experts=4)
+    refused(path, "3 experts", "model has 4", num_experts=4)
+    refused(saved_text(tmp_path, path.read_text() + '{"record_type": "eplb_load_st'), "line 3", "was cut short")
 
 
 def saved_loads(folder, tensor):
@@ -173,19 +155,15 @@ def test_other_tensors(tmp_path, tensor, parts):
     refused(saved_loads(tmp_path, tensor), *parts)
 
 
-def test_other_things_that_torch_saves_are_not_taken_for_loads(tmp_path):
+def test_other_things_that_torch_saves_and_a_damaged_structure(tmp_path):
     assert "tensor of" not in refused(saved_loads(tmp_path, {"a": torch.ones(2, 3)}))
-
-
-def test_a_damaged_structure(tmp_path):
-    """An operation that no unpickler knows (found by fuzzing)."""
+    # An operation that no unpickler knows (found by fuzzing).
     with zipfile.ZipFile(saved_loads(tmp_path, torch.tensor([[9, 2, 3]]))) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(tmp_path / "damaged.pt", "w") as archive:
         for name, data in members.items():
-            archive.writestr(
-                name, data.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb") if ".pkl" in name else data
-            )
+            unknown = data.replace(b"ctorch\nLongStorage\n", b"ctorch\nLongStorage\nb")
+            archive.writestr(name, unknown if ".pkl" in name else data)
     refused(tmp_path / "damaged.pt", "is damaged")
 
 
@@ -194,16 +172,15 @@ def saved_routes(folder: Path, records: list[dict], name: str = "routes-layer0.j
 
 
 def logged(folder: Path, layer: int, **more: object) -> Path:
-    return saved_routes(
-        folder, [route_meta(layers_logged=[layer], **more), *routes(layer, ROUTED[layer])], f"routes-layer{layer}.jsonl"
-    )
+    records = [route_meta(layers_logged=[layer], **more), *routes(layer, ROUTED[layer])]
+    return saved_routes(folder, records, f"routes-layer{layer}.jsonl")
 
 
 def severities(trace) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity) for finding in trace.origin.findings]
 
 
-def test_one_layer(tmp_path):
+def test_files_are_layers_of_one_recording(tmp_path):
     path = logged(tmp_path, 0, num_experts=16)
     assert identify(path).name == "route-log"
     trace = read_workload(path)
@@ -211,9 +188,6 @@ def test_one_layer(tmp_path):
     assert (trace.num_experts, trace.sequence, trace.model_layers) == (16, None, None)
     assert severities(trace) == [("layers-logged", "ok")]
     assert trace.origin.findings[0].message.startswith("Layer 0 was logged")
-
-
-def test_files_are_layers_of_one_recording(tmp_path):
     for layer in (3, 0):
         logged(tmp_path, layer)
     trace = read_workload(tmp_path)
@@ -223,14 +197,11 @@ def test_files_are_layers_of_one_recording(tmp_path):
     assert "2 layers were logged: 0, 3" in trace.origin.findings[0].message
 
 
-def test_layers_together_in_one_file(tmp_path):
+def test_routes_of_layers_together_in_one_file_and_of_other_passes(tmp_path):
     records = [record for pair in zip(routes(1, ROUTED[0]), routes(0, ROUTED[3]), strict=True) for record in pair]
     trace = read_workload(saved_routes(tmp_path, [route_meta(), *records]))
     assert trace.experts[:, 1].tolist() == ROUTED[0]
     assert severities(trace) == [("layers-logged", "ok")]
-
-
-def test_layers_of_other_passes(tmp_path):
     logged(tmp_path, 0)
     saved_routes(tmp_path, [route_meta(), *routes(3, ROUTED[3], [0, 1, 0, 1])], "routes-layer3.jsonl")
     finding = read_workload(tmp_path).origin.findings[1]
@@ -251,23 +222,25 @@ def test_numbers_of_layers(tmp_path, dense, numbers):
     assert read_workload(paths, model=model).model_layers == numbers
 
 
-def test_lines_between_and_blank_ones(tmp_path):
-    path = saved_routes(tmp_path, [route_meta(), *routes(0, ROUTED[0])])
-    path.write_text(path.read_text().replace("\n", '\n\n{"type": "flush"}\n', 2))
-    assert read_workload(path).tokens == 4
-
-
-def test_numbers_that_pyarrow_does_not_read_but_python_does(tmp_path):
-    records = routes(0, ROUTED[0])
-    path = saved_routes(tmp_path, [route_meta(seed=1), *records])
-    path.write_text(path.read_text().replace('"token_idx": 1,', '"token_idx": 1, "token_idx": 1,'))
-    assert read_workload(path).experts[:, 0].tolist() == ROUTED[0]
+def test_lines_between_and_numbers_that_pyarrow_does_not_read_but_python_does(tmp_path):
+    text = saved_routes(tmp_path, [route_meta(seed=1), *routes(0, ROUTED[0])]).read_text()
+    for before, after, most in (
+        ("\n", '\n\n{"type": "flush"}\n', 2),
+        ('"token_idx": 1,', '"token_idx": 1, "token_idx": 1,', -1),
+    ):
+        trace = read_workload(saved_text(tmp_path, text.replace(before, after, most)))
+        assert trace.experts[:, 0].tolist() == ROUTED[0]
+    refused(saved_text(tmp_path, text[:-20]), "line 5", "was cut short")
 
 
 def with_ids(ids: object) -> list[dict]:
     records = [route_meta(), *routes(0, ROUTED[0])]
     records[2]["topk_ids"] = ids
     return records
+
+
+def with_all(**other: object) -> list[dict]:
+    return [route_meta(), *(record | other for record in routes(0, ROUTED[0]))]
 
 
 @pytest.mark.parametrize(
@@ -285,11 +258,8 @@ def with_ids(ids: object) -> list[dict]:
         (with_ids([1, 2**70]), ("line 3", "'topk_ids'")),
         ([route_meta(top_k=4), *routes(0, ROUTED[0])], ("top_k is 4",)),
         ([route_meta(), *routes(-1, ROUTED[0])], ("count from 0", "'-1'")),
-        ([route_meta(), *(record | {"layer": None} for record in routes(0, ROUTED[0]))], ("line 2", "'layer'")),
-        (
-            [route_meta(), *(record | {"token_idx": "0"} for record in routes(0, ROUTED[0]))],
-            ("line 2", "'token_idx'", "whole number"),
-        ),
+        (with_all(layer=None), ("line 2", "'layer'")),
+        (with_all(token_idx="0"), ("line 2", "'token_idx'", "whole number")),
         ([route_meta(), *routes(0, [[], [], [], []])], ("line 2", "1 … 64")),
     ],
 )
@@ -297,24 +267,17 @@ def test_bad_logs(tmp_path, records, parts):
     refused(saved_routes(tmp_path, records), *parts)
 
 
-def test_a_line_that_was_cut_short(tmp_path):
-    path = saved_routes(tmp_path, [route_meta(), *routes(0, ROUTED[0])])
-    path.write_text(path.read_text()[:-20])
-    refused(path, "line 5", "was cut short")
-
-
-def test_layers_with_other_numbers_of_tokens(tmp_path):
-    paths = [
-        logged(tmp_path, 0),
-        saved_routes(tmp_path, [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])], "routes-layer3.jsonl"),
-    ]
-    with pytest.raises(
-        ValueError, match=r"routes-layer3.jsonl: has 3 tokens .* layer 3, but layer 0 \(routes-layer0.jsonl\) 4"
-    ):
-        read_workload(paths)
-
-
-def test_one_layer_twice(tmp_path):
-    paths = [logged(tmp_path, 0), saved_routes(tmp_path, [route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl")]
-    with pytest.raises(ValueError, match=r"routes-layer1.jsonl: holds layer 0, and so does routes-layer0.jsonl"):
-        read_workload(paths)
+@pytest.mark.parametrize(
+    ("records", "name", "said"),
+    [
+        (
+            [route_meta(), *routes(3, ROUTED[3][:3], ROUTED_AT[:3])],
+            "routes-layer3.jsonl",
+            ("has 3 tokens", " layer 3, but layer 0 (routes-layer0.jsonl) 4"),
+        ),
+        ([route_meta(), *routes(0, ROUTED[0])], "routes-layer1.jsonl", ("holds layer 0, and so does routes-layer0.jsonl",)),
+    ],
+)  # fmt: skip
+def test_layers_with_other_numbers_of_tokens_or_there_twice(tmp_path, records, name, said):
+    message = refusal(read_workload, [logged(tmp_path, 0), saved_routes(tmp_path, records, name)])
+    assert message.startswith(f"{name}: {said[0]}") and said[-1] in message

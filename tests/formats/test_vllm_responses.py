@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InputError
 from engine.formats import identify, members, parts, read_workload
 from engine.formats.vllm.responses import decode
 from engine.model import MoEModel
 from tests.cases.examples import examples
-from tests.cases.files import refused
+from tests.cases.files import json_lines, refused, saver
+from tests.cases.refusals import refusal
 from tests.cases.vllm import FORMS, ROWS, USAGE, answer, bare, chunk, forms_of, npy
+
+saved_text = saver("answers.jsonl")
 
 
 def saved(folder: Path, *answers: dict, name: str = "answers.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(record) + "\n" for record in answers))
-    return path
+    return saved_text(folder, json_lines(answers), name)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,22 +45,15 @@ def test_all_forms_carry_the_same_choices(rows, layers, k, random):
         assert decode(value, None).experts.tolist() == ids, form
 
 
-@pytest.mark.parametrize("form", ["object over several lines", "list", "one line"])
-def test_files(tmp_path, form):
+def test_files(tmp_path):
     one = answer(npy(ROWS))
-    text = {
-        "object over several lines": json.dumps(one, indent=1),
-        "list": json.dumps([one, one]),
-        "one line": json.dumps(one),
-    }
-    (tmp_path / "answer.json").write_text(text[form])
-    trace = read_workload(tmp_path / "answer.json")
-    assert trace.sequence.tolist() == ([0, 0, 0, 1, 1, 1] if form == "list" else [0, 0, 0])
-
-
-def test_several_files_are_one_recording(tmp_path):
+    for text in (json.dumps(one, indent=1), json.dumps(one)):  # an object over several lines, or on one
+        assert read_workload(saved_text(tmp_path, text)).sequence.tolist() == [0, 0, 0]
+    path = saved_text(tmp_path, [one, one])
+    assert read_workload(path).sequence.tolist() == [0, 0, 0, 1, 1, 1]
+    path.unlink()
     for request in (1, 2, 10):
-        saved(tmp_path, answer(npy(ROWS)), name=f"answer-{request}.json")
+        saved(tmp_path, one, name=f"answer-{request}.json")
     trace = read_workload(tmp_path)
     assert (trace.name, trace.tokens, trace.sequence.max()) == ("answer", 9, 2)
 
@@ -72,32 +65,30 @@ def test_older_lists_in_two_places(tmp_path):
     assert trace.experts.tolist() == [*ROWS, [[7, 1], [0, 3]]]
     assert trace.sequence.tolist() == [0, 0, 0, 1]
     assert trace.phase.tolist() == [0, 0, 1, 1]
-
-
-def test_older_lists_without_those_of_the_prompt(tmp_path):
-    """There is a place for the prompt's rows, and it is empty: the rows of the choice were generated."""
+    # There is a place for the prompt's rows, and it is empty: the rows of the choice were generated.
     record = answer(ROWS[:2], usage={"prompt_tokens": 5, "completion_tokens": 2}, prompt_routed_experts=None)
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [1, 1]
 
 
-def test_routing_beside_the_choices(tmp_path):
-    record = {"choices": [{"index": 0, "text": "Yes"}], "routed_experts": FORMS["LightLLM"], "usage": USAGE}
-    assert read_workload(saved(tmp_path, record)).experts.tolist() == ROWS
-    record = {"generated_text": ["Yes"], "routed_experts": FORMS["LightLLM"]}
-    assert read_workload(saved(tmp_path, record)).experts.tolist() == ROWS
+def test_routing_beside_the_choices_and_answers_without(tmp_path):
+    for record in ({"choices": [{"index": 0, "text": "Yes"}], "usage": USAGE}, {"generated_text": ["Yes"]}):
+        path = saved(tmp_path, record | {"routed_experts": FORMS["LightLLM"]})
+        assert read_workload(path).experts.tolist() == ROWS
+    trace = read_workload(saved(tmp_path, answer(None), answer(npy(ROWS)), answer([])))
+    assert trace.tokens == 3
+    (finding,) = trace.origin.findings
+    assert finding.code == "answers-without-routing"
+    assert finding.message.startswith("2 of 3 answers")
 
 
-def test_a_prompt_that_every_choice_repeats_counts_once(tmp_path):
+def test_prompts_that_choices_share_or_do_not(tmp_path):
     several = answer(npy(ROWS), {"prompt_tokens": 2, "completion_tokens": 4})
     several["choices"].append({"index": 1, "routed_experts": npy([*ROWS[:2], [[4, 3], [7, 6]]])})
     trace = read_workload(saved(tmp_path, several))
     assert trace.experts.tolist() == [*ROWS, [[4, 3], [7, 6]]]
     assert trace.phase.tolist() == [0, 0, 1, 1]
     assert [finding.code for finding in trace.origin.findings] == ["prompt-repeated"]
-
-
-def test_prompts_of_several_requests_in_one_answer(tmp_path):
-    """/v1/completions takes a list of prompts, and its usage counts those of all together."""
+    # /v1/completions takes a list of prompts, and its usage counts those of all together.
     both = {"prompt_tokens": 2, "completion_tokens": 5}
     choices = [{"index": index, "text": "", "routed_experts": npy(ROWS[1 - index :])} for index in range(2)]
     record = {"object": "text_completion", "choices": choices, "usage": both}
@@ -112,24 +103,15 @@ def test_rows_of_a_prompt_left_out_in_the_request(tmp_path):
     assert trace.phase.tolist() == [0, 0, 1]
     assert [finding.code for finding in trace.origin.findings] == ["prompt-cut"]
     start = {"shape": [3, 2, 2], "dtype": "uint8", "start": 1, "data": base64.b64encode(bare(ROWS, "B")).decode()}
-    record = {
-        "nvext": {"engine_data": {"routed_experts": start}},
-        "choices": [{"index": 0}],
-        "usage": {"prompt_tokens": 2},
-    }
+    engine_data = {"nvext": {"engine_data": {"routed_experts": start}}}
+    record = engine_data | {"choices": [{"index": 0}], "usage": {"prompt_tokens": 2}}
     assert read_workload(saved(tmp_path, record)).phase.tolist() == [0, 1, 1]
 
 
-def test_prompt_ids_say_how_long_a_prompt_is(tmp_path):
-    offline = {
-        "request_id": "7",
-        "prompt_token_ids": [9, 9],
-        "outputs": [{"token_ids": [1, 2], "routed_experts": ROWS}],
-    }
+def test_prompt_ids_say_how_long_a_prompt_is_and_phases_are_all_known_or_none(tmp_path):
+    outputs = [{"token_ids": [1, 2], "routed_experts": ROWS}]
+    offline = {"request_id": "7", "prompt_token_ids": [9, 9], "outputs": outputs}
     assert read_workload(saved(tmp_path, offline)).phase.tolist() == [0, 0, 1]
-
-
-def test_phases_are_all_known_or_none(tmp_path):
     trace = read_workload(saved(tmp_path, answer(npy(ROWS)), answer(npy(ROWS), usage=None)))
     assert trace.phase is None
     (finding,) = trace.origin.findings
@@ -137,7 +119,7 @@ def test_phases_are_all_known_or_none(tmp_path):
     assert "1 alone of 2 requests" in finding.message
 
 
-def test_parts_of_a_stream_are_put_together(tmp_path):
+def test_streams_and_server_sent_events(tmp_path):
     parts = [
         chunk(0, npy(ROWS[:2])),
         chunk(1, npy(ROWS[:1])),
@@ -149,41 +131,26 @@ def test_parts_of_a_stream_are_put_together(tmp_path):
     assert trace.experts.tolist() == ROWS
     assert trace.sequence.tolist() == [0, 0, 0]  # the second choice only repeats the prompt
     assert trace.phase.tolist() == [0, 1, 1]
-
-
-def test_server_sent_events_as_curl_saves_them(tmp_path):
     parts = [chunk(0, npy(ROWS[:2]), usage=None), chunk(0, npy(ROWS[2:]), usage=USAGE)]
-    path = tmp_path / "stream.txt"
-    path.write_text("".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n")
-    trace = read_workload(path)
+    text = "".join(f"data: {json.dumps(part)}\n\n: ping\n\n" for part in parts) + "data: [DONE]\n\n"
+    trace = read_workload(saved_text(tmp_path, text, "stream.txt"))
     assert trace.experts.tolist() == ROWS
     assert trace.phase.tolist() == [0, 0, 1]
 
 
-def test_answers_without_routing_are_left_out_and_counted(tmp_path):
-    trace = read_workload(saved(tmp_path, answer(None), answer(npy(ROWS)), answer([])))
-    assert trace.tokens == 3
-    (finding,) = trace.origin.findings
-    assert finding.code == "answers-without-routing"
-    assert finding.message.startswith("2 of 3 answers")
-
-
-def model(**sizes: object) -> MoEModel:
-    return MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8, **sizes)
+MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=8, d_ff=8)
 
 
 def test_layers_are_numbered_as_in_the_model(tmp_path):
-    assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=model()).model_layers == (1, 2)
+    assert read_workload(saved(tmp_path, answer(npy(ROWS))), model=MODEL).model_layers == (1, 2)
     all_layers = [[[0, 0], *row] for row in ROWS]
-    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=model())
+    trace = read_workload(saved(tmp_path, answer(npy(all_layers))), model=MODEL)
     assert (trace.model_layers, trace.experts.tolist()) == ((1, 2), ROWS)
-    assert read_workload(saved(tmp_path, answer(npy(all_layers)))).model_layers is None
-
-
-def test_bytes_without_a_shape_need_the_model(tmp_path):
-    text = base64.b64encode(bare([[[0, 0], *row] for row in ROWS])).decode()
+    path = saved(tmp_path, answer(npy(all_layers)))
+    assert read_workload(path).model_layers is None
+    text = base64.b64encode(bare(all_layers)).decode()  # without a shape, which the model tells
     path = saved(tmp_path, {"choices": [{"index": 0}], "nvext": {"routed_experts": text}})
-    assert read_workload(path, model=model()).experts.tolist() == ROWS
+    assert read_workload(path, model=MODEL).experts.tolist() == ROWS
     refused(path, "line 1", "without a shape", "--model")
 
 
@@ -214,36 +181,23 @@ def test_bad_answers(tmp_path, record, parts):
     refused(saved(tmp_path, record), *parts)
 
 
-def test_requests_of_different_models(tmp_path):
-    refused(
-        saved(tmp_path, answer(ROWS), answer([[[1, 2]]])),
-        "line 2",
-        "1 layers and k = 2",
-        "first request 2 layers",
-        "one model",
-    )
-
-
-def test_a_broken_line(tmp_path):
-    path = saved(tmp_path, answer(ROWS))
-    path.write_text(path.read_text() + '{"choices": [')
+def test_requests_of_different_models_broken_lines_and_other_answers(tmp_path):
+    path = saved(tmp_path, answer(ROWS), answer([[[1, 2]]]))
+    refused(path, "line 2", "1 layers and k = 2", "first request 2 layers", "one model")
+    path = saved_text(tmp_path, json_lines([answer(ROWS)]) + '{"choices": [')
     refused(path, "line 2", "not valid JSON, or was cut short")
-    (tmp_path / "list.json").write_text(json.dumps([answer(ROWS), 3], indent=1))
-    refused(tmp_path / "list.json", "entry 1", "JSON object")
+    path = saved_text(tmp_path, json.dumps([answer(ROWS), 3], indent=1), "list.json")
+    refused(path, "entry 1", "JSON object")
+    of_sglang = saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}})
+    assert "routed-experts" not in refused(of_sglang)
 
 
 def test_experts_are_held_against_the_model(tmp_path):
-    saved(tmp_path, answer([[[1, 2], [3, 0]]]), name="answer-1.json")
-    saved(tmp_path, answer([[[1, 2], [3, 0]]]), answer(ROWS[1:]), name="answer-2.json")
-    paths = sorted(tmp_path.iterdir())
-    refused(paths[1], "line 2, token 0, layer 1: expert 6 is out of range, experts are 0 … 5", num_experts=6)
-    with pytest.raises(InputError, match=r"answer-2.json, line 2, token 0, layer 1: expert 6"):
-        read_workload(paths, num_experts=6)
-
-
-def test_sglangs_own_answers_are_not_taken_for_these(tmp_path):
-    path = saved(tmp_path, {"text": "", "meta_info": {"routed_experts": "AAAA"}})
-    assert "routed-experts" not in refused(path)
+    few = answer([[[1, 2], [3, 0]]])
+    paths = [saved(tmp_path, few, name="answer-1.json"), saved(tmp_path, few, answer(ROWS[1:]), name="answer-2.json")]
+    said = "line 2, token 0, layer 1: expert 6 is out of range, experts are 0 … 5"
+    refused(paths[1], said, num_experts=6)
+    assert f"answer-2.json, {said}" in refusal(read_workload, paths, num_experts=6)
 
 
 FIRST = np.array([[[1, 4], [2, 0]], [[7, 3], [5, 6]]], np.uint8)
@@ -257,9 +211,8 @@ def request(folder, name, experts, **more):
 def test_files_are_requests_of_one_recording(tmp_path):
     ids = ("550e8400-e29b-41d4-a716-446655440000", "0b9c1f6e-03aa-4c8e-9d7f-b1e1a2c3d4e5")
     for name, rows in zip(ids, (2, 1), strict=True):
-        path = request(
-            tmp_path, f"{name}.npz", FIRST[:rows], prompt_token_ids=np.arange(1), output_token_ids=np.arange(rows)
-        )
+        tokens = {"prompt_token_ids": np.arange(1), "output_token_ids": np.arange(rows)}
+        path = request(tmp_path, f"{name}.npz", FIRST[:rows], **tokens)
     assert identify(path).name == "npz-requests"
     assert members(path) == ()
     trace = read_workload(tmp_path)
@@ -269,24 +222,20 @@ def test_files_are_requests_of_one_recording(tmp_path):
     assert trace.origin.findings == ()
 
 
-def test_files_come_in_the_order_of_their_numbers(tmp_path):
-    for number in (10, 9, 2):
-        request(tmp_path, f"request-{number}.npz", np.full((1, 1, 1), number))
-    assert read_workload(tmp_path).experts.ravel().tolist() == [2, 9, 10]
-
-
-def test_names_that_differ_in_more_than_numbers_are_recordings_of_their_own(tmp_path):
+def test_archives_of_requests(tmp_path):
+    paths = [request(tmp_path, f"request-{number}.npz", np.full((1, 1, 1), number)) for number in (10, 9, 2)]
+    assert read_workload(paths).experts.ravel().tolist() == [2, 9, 10]
     paths = [request(tmp_path, f"{name}.npz", FIRST) for name in ("code-1", "code-2", "prose-1")]
     assert sorted(len(part.paths) for part in parts(paths)) == [1, 2]
-
-
-def test_without_a_prompt_phases_are_open(tmp_path):
     trace = read_workload(request(tmp_path, "a.npz", FIRST, prompt_token_ids=np.array(None)))
     assert (trace.phase, trace.origin.findings[0].code) == (None, "phase-unknown")
-
-
-def test_top_1(tmp_path):
     assert read_workload(request(tmp_path, "a.npz", FIRST[:, :, 0])).k == 1
+    paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
+    said = refusal(read_workload, paths)
+    assert said.startswith("r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2")
+    paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
+    said = refusal(read_workload, paths, num_experts=8)
+    assert "r2.npz, token 0, layer 0: expert 91 is out of range" in said
 
 
 @pytest.mark.parametrize(
@@ -301,12 +250,3 @@ def test_top_1(tmp_path):
 )
 def test_bad_requests(tmp_path, experts, part):
     refused(request(tmp_path, "a.npz", experts), part)
-
-
-def test_the_file_at_fault_is_named(tmp_path):
-    paths = [request(tmp_path, f"{name}.npz", experts) for name, experts in (("r1", FIRST), ("r2", FIRST[:, :1]))]
-    with pytest.raises(InputError, match=r"r2.npz: has 1 layers and k = 2, but the first request 2 layers and k = 2"):
-        read_workload(paths)
-    paths[1] = request(tmp_path, "r2.npz", FIRST + 90)
-    with pytest.raises(InputError, match=r"r2.npz, token 0, layer 0: expert 91 is out of range"):
-        read_workload(paths, num_experts=8)

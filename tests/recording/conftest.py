@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,20 @@ def record(capsys: pytest.CaptureFixture[str]) -> Record:
         return code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "r.npz"
+
+
+@pytest.fixture
+def from_vllm(vllm: Vllm, prompts: Path, out: Path, record: Record) -> Record:
+    """Records the answers of vLLM to `prompts` in `out`."""
+    return partial(record, "--vllm", vllm.url, "--prompts", prompts, "-o", out)
+
+
+@pytest.fixture
+def from_sglang(sglang: SGLang, prompts: Path, model: Path, out: Path, record: Record) -> Record:
+    """Records the answers of SGLang to `prompts` in `out`."""
+    return partial(record, "--sglang", sglang.url, "--prompts", prompts, "--model", model, "-o", out)

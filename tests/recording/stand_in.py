@@ -44,14 +44,9 @@ class StandIn:
                 stand_in.headers.append(dict(self.headers))
                 make = stand_in.answers.get(self.path)
                 made = make(body) if make else None
-                reply = (
-                    made
-                    if isinstance(made, Reply)
-                    else Reply(404, {"detail": "Not Found"})
-                    if made is None
-                    else Reply(200, made)
-                )
-                reply.send(self)
+                if not isinstance(made, Reply):
+                    made = Reply(404, {"detail": "Not Found"}) if made is None else Reply(200, made)
+                made.send(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -78,9 +73,8 @@ class Reply:
         self, status: int, body: object, headers: dict | None = None, truncated: bool = False, slowly: float = 0
     ) -> None:
         self.status, self.headers, self.truncated, self.slowly = status, headers or {}, truncated, slowly
-        self.body = (
-            body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        )
+        text = body if isinstance(body, str | bytes) else json.dumps(body)
+        self.body = text.encode() if isinstance(text, str) else text
 
     def send(self, handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(self.status)
@@ -130,28 +124,23 @@ class SGLang(StandIn):
         }
         self.answers = {
             "/server_info": lambda body: self.info,
-            "/start_expert_distribution_record": lambda body: self._record(
-                True, "Start recording the expert distribution.\n"
-            ),
-            "/stop_expert_distribution_record": lambda body: self._record(
-                False, "Stop recording the expert distribution.\n"
-            ),
+            "/start_expert_distribution_record": lambda body: self._record(True),
+            "/stop_expert_distribution_record": lambda body: self._record(False),
             "/dump_expert_distribution_record": lambda body: self._dump(),
             "/generate": self.generate,
         }
 
-    def _record(self, recording: bool, text: str) -> str:
+    def _record(self, recording: bool) -> str:
         self.recording = recording
-        return text
+        return f"{'Start' if recording else 'Stop'} recording the expert distribution.\n"
 
     def _dump(self) -> str:
         """The dump of `torch.save`: for all ranks at once in the mode `stat`, by every rank in the others."""
         self.dumps += 1
         if self.info["expert_distribution_recorder_mode"] == "stat":
             counts = torch.full((2, self.layers, self.experts), self.dumps, dtype=torch.int32)
-            torch.save(
-                {"rank": 0, "logical_count": counts}, self.folder / f"expert_distribution_recorder_{time.time()}.pt"
-            )
+            path = self.folder / f"expert_distribution_recorder_{time.time()}.pt"
+            torch.save({"rank": 0, "logical_count": counts}, path)
         else:
             for rank in range(self.ranks):
                 records = {"records": [], "last_physical_to_logical_map": torch.zeros(self.layers, self.experts)}
@@ -159,15 +148,12 @@ class SGLang(StandIn):
         return "Dump expert distribution record.\n"
 
     def generate(self, body: dict) -> object:
-        prompt, completion = (
-            tokens_of(body.get("text", body.get("input_ids"))),
-            body["sampling_params"]["max_new_tokens"],
-        )
+        prompt = tokens_of(body.get("text", body.get("input_ids")))
+        completion = body["sampling_params"]["max_new_tokens"]
         meta = {"prompt_tokens": prompt, "completion_tokens": completion, "finish_reason": {"type": "length"}}
         if body.get("return_routed_experts"):
-            meta["routed_experts"] = base64.b64encode(
-                self.ids(prompt + completion - 1).astype("<i4").tobytes()
-            ).decode()
+            ids = self.ids(prompt + completion - 1).astype("<i4")
+            meta["routed_experts"] = base64.b64encode(ids.tobytes()).decode()
         return {"text": "…", "meta_info": meta}
 
     def ids(self, rows: int) -> np.ndarray:
@@ -185,10 +171,7 @@ class Vllm(StandIn):
         self.layers, self.k, self.experts = layers, k, experts
         self.generated = 0
         self.answers = {
-            "/v1/models": lambda body: {
-                "object": "list",
-                "data": [{"id": "tiny", "object": "model"}, {"id": "an-adapter"}],
-            },
+            "/v1/models": lambda body: {"object": "list", "data": [{"id": "tiny"}, {"id": "an-adapter"}]},
             "/v1/completions": self.complete,
             "/metrics": lambda body: (
                 "# HELP vllm:eplb_balancedness_avg Mean balancedness.\n"
@@ -204,19 +187,10 @@ class Vllm(StandIn):
         self.generated += completion
         file = io.BytesIO()
         np.save(file, self.ids(prompt + completion - 1).astype(np.uint8))
-        return {
-            "object": "text_completion",
-            "model": body["model"],
-            "choices": [
-                {
-                    "index": 0,
-                    "text": "…",
-                    "finish_reason": "length",
-                    "routed_experts": base64.b64encode(file.getvalue()).decode(),
-                }
-            ],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
-        }
+        choice = {"index": 0, "text": "…", "finish_reason": "length"}
+        choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        return {"object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
 
     def ids(self, rows: int) -> np.ndarray:
         """The choices of an answer of so many rows: the same each time."""

@@ -21,11 +21,8 @@ from tests.cases.examples import examples
 from tests.recording.stand_in import Reply, fault
 
 
-def test_sglang_s_answers_become_one_recording(sglang, model, prompts, record, tmp_path):
-    out = tmp_path / "recording.npz"
-    code, text, _ = record(
-        "--sglang", sglang.url, "--prompts", prompts, "--model", model, "--max-tokens", "5", "-o", out, "--json"
-    )
+def test_sglang_s_answers_become_one_recording(sglang, from_sglang, out):
+    code, text, _ = from_sglang("--max-tokens", "5", "--json")
     assert code == 0
     answer = json.loads(text)
     assert (answer["answered"], answer["tokens"], answer["layers"], answer["k"]) == (3, 21, 3, 2)
@@ -42,8 +39,7 @@ def test_sglang_s_answers_become_one_recording(sglang, model, prompts, record, t
     assert trace.num_experts == 8
 
 
-def test_vllm_s_answers_become_one_recording(vllm, prompts, record, tmp_path):
-    out = tmp_path / "recording.npz"
+def test_vllm_s_answers_become_one_recording(vllm, prompts, record, out):
     code, text, err = record("--vllm", vllm.url + "/v1", "--prompts", prompts, "--max-tokens", "4", "-o", out, "--json")
     assert code == 0 and "3 of 3 prompts, 18 tokens" in err
     assert vllm.asked("/v1/completions")[0] == {"model": "tiny", "prompt": "one two three", "max_tokens": 4}
@@ -56,50 +52,39 @@ def test_vllm_s_answers_become_one_recording(vllm, prompts, record, tmp_path):
     }
 
 
-def test_vllm_s_older_lists(vllm, prompts, record, tmp_path):
+def test_vllm_s_older_lists(vllm, from_vllm, out):
     def complete(body: dict) -> dict:
         prompt = len(body["prompt"].split())
         ids = vllm.ids(prompt + 2).tolist()
         return {"prompt_routed_experts": ids[:prompt], "choices": [{"routed_experts": ids[prompt:]}]}
 
     vllm.answers |= {"/v1/completions": complete, "/metrics": lambda body: None}
-    assert record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")[0] == 0
-    np.testing.assert_array_equal(
-        read_workload(tmp_path / "r.npz").experts, np.concatenate([vllm.ids(n + 2) for n in (3, 2, 4)])
-    )
+    assert from_vllm()[0] == 0
+    np.testing.assert_array_equal(read_workload(out).experts, np.concatenate([vllm.ids(n + 2) for n in (3, 2, 4)]))
 
 
 def test_several_at_a_time_give_the_same_recording(vllm, record, tmp_path):
     lines = [json.dumps({"prompt": list(range(1 + number % 7))}) for number in range(20)]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     for concurrency in (1, 8):
-        options = (
-            "--prompts",
-            tmp_path / "p.jsonl",
-            "--concurrency",
-            concurrency,
-            "-o",
-            tmp_path / f"{concurrency}.npz",
-        )
-        assert record("--vllm", vllm.url, *options)[0] == 0
+        options = ("--prompts", tmp_path / "p.jsonl", "--concurrency", concurrency)
+        assert record("--vllm", vllm.url, *options, "-o", tmp_path / f"{concurrency}.npz")[0] == 0
     one, eight = (read_workload(tmp_path / f"{n}.npz") for n in (1, 8))
     np.testing.assert_array_equal(one.experts, eight.experts)
     np.testing.assert_array_equal(one.sequence, eight.sequence)
 
 
-def test_narrow_ids_that_a_newer_sglang_names(sglang, model, prompts, record, tmp_path):
+def test_narrow_ids_that_a_newer_sglang_names(sglang, from_sglang, out):
     def generate(body: dict) -> dict:
         answer = sglang.generate(body)
         ids = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), "<i4").astype(np.uint8)
-        answer["meta_info"] |= {
-            "routed_experts": base64.b64encode(ids.tobytes()).decode(),
-            "routed_experts_dtype": "uint8",
-        }
+        text = base64.b64encode(ids.tobytes()).decode()
+        answer["meta_info"] |= {"routed_experts": text, "routed_experts_dtype": "uint8"}
         return answer
 
     sglang.answers["/generate"] = generate
-    assert record("--sglang", sglang.url, "--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")[0] == 0
-    np.testing.assert_array_equal(read_workload(tmp_path / "r.npz").experts[:66], sglang.ids(66)[:, 1:])
+    assert from_sglang()[0] == 0
+    np.testing.assert_array_equal(read_workload(out).experts[:66], sglang.ids(66)[:, 1:])
 
 
 def without_routing(answer: dict) -> dict:
@@ -124,11 +109,11 @@ def without_routing(answer: dict) -> dict:
         (lambda answer: {"prompt_routed_experts": [[[1]]], "choices": [{"routed_experts": [[[1, 2]]]}]}, "differ in"),
     ],
 )
-def test_a_vllm_that_cannot_be_recorded(vllm, prompts, record, tmp_path, complete, part):
+def test_a_vllm_that_cannot_be_recorded(vllm, from_vllm, out, complete, part):
     vllm.answers["/v1/completions"] = lambda body: complete(vllm.complete(body))
-    message = fault(record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz"))
+    message = fault(from_vllm())
     assert part in message and len(message) < 400
-    assert not (tmp_path / "r.npz").exists() and len(vllm.asked("/v1/completions")) == 1
+    assert not out.exists() and len(vllm.asked("/v1/completions")) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,56 +126,51 @@ def test_a_vllm_that_cannot_be_recorded(vllm, prompts, record, tmp_path, complet
         ({"routed_experts_dtype": "float16"}, "dtype 'float16'"),
     ],
 )
-def test_an_sglang_that_cannot_be_recorded(sglang, model, prompts, record, tmp_path, change, part):
+def test_an_sglang_that_cannot_be_recorded(sglang, from_sglang, change, part):
     def generate(body: dict) -> dict:
         answer = sglang.generate(body)
         answer["meta_info"] |= change
         return answer
 
     sglang.answers["/generate"] = generate
-    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
-    assert part in fault(record("--sglang", sglang.url, *options))
+    assert part in fault(from_sglang())
 
 
-def test_another_model_s_experts(sglang, model, prompts, record, tmp_path):
-    model.write_text(model.read_text().replace('"experts": 8', '"experts": 7'))
-    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
-    assert "chose expert 7, but tiny has only 7" in fault(record("--sglang", sglang.url, *options))
+@pytest.mark.parametrize(
+    ("before", "after", "part"),
+    [
+        ('"experts": 8', '"experts": 7', "chose expert 7, but tiny has only 7"),
+        ('"layers": 4', '"layers": 9', "the model has 8 MoE layers, the recording 3"),
+    ],
+)
+def test_another_model_than_the_server_s(from_sglang, from_vllm, model, before, after, part):
+    model.write_text(model.read_text().replace(before, after))
+    assert part in fault(from_sglang() if "experts" in before else from_vllm("--model", model))
 
 
-def test_a_model_that_vllm_does_not_serve(vllm, model, prompts, record, tmp_path):
-    model.write_text(model.read_text().replace('"layers": 4', '"layers": 9'))
-    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
-    assert "the model has 8 MoE layers, the recording 3" in fault(record("--vllm", vllm.url, *options))
-
-
-def test_a_server_that_says_it_returns_no_routing(sglang, model, prompts, record, tmp_path):
+def test_a_server_that_returns_no_routing_or_zeros_throughout(sglang, from_sglang):
+    sglang.ids = lambda rows: np.zeros((rows, 4, 2), int)
+    assert "it captured nothing" in fault(from_sglang())
+    asked = len(sglang.asked("/generate"))
     sglang.info["enable_return_routed_experts"] = False
-    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
-    assert "--enable-return-routed-experts" in fault(record("--sglang", sglang.url, *options))
-    assert not sglang.asked("/generate")
+    assert "--enable-return-routed-experts" in fault(from_sglang())
+    assert len(sglang.asked("/generate")) == asked
 
 
-def test_the_model_is_asked_for_where_the_server_s_is_unknown(sglang, prompts, record, tmp_path):
-    message = fault(record("--sglang", sglang.url, "--prompts", prompts, "-o", tmp_path / "r.npz"))
+def test_the_model_is_asked_for_where_the_server_s_is_unknown(sglang, prompts, record, out):
+    message = fault(record("--sglang", sglang.url, "--prompts", prompts, "-o", out))
     assert "'/models/tiny'" in message and "--model" in message
 
 
-def test_zeros_throughout_are_no_recording(sglang, model, prompts, record, tmp_path):
-    sglang.ids = lambda rows: np.zeros((rows, 4, 2), int)
-    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
-    assert "it captured nothing" in fault(record("--sglang", sglang.url, *options))
-
-
-def test_a_prompt_that_is_refused_later_is_left_out(vllm, prompts, record, tmp_path):
+def test_a_prompt_that_is_refused_later_is_left_out(vllm, from_vllm, out):
     def complete(body: dict) -> object:
         refused = body["prompt"] == "four five"
         return Reply(400, {"error": {"message": "not this one"}}) if refused else vllm.complete(body)
 
     vllm.answers["/v1/completions"] = complete
-    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "--max-tokens", 1, "-o", tmp_path / "r.npz")
-    assert code == 0 and "2 of 3 prompts" in out and "prompt 2: not this one" in out
-    np.testing.assert_array_equal(read_workload(tmp_path / "r.npz").sequence, [0, 0, 0, 2, 2, 2, 2])
+    code, text, _ = from_vllm("--max-tokens", 1)
+    assert code == 0 and "2 of 3 prompts" in text and "prompt 2: not this one" in text
+    np.testing.assert_array_equal(read_workload(out).sequence, [0, 0, 0, 2, 2, 2, 2])
 
 
 @pytest.mark.parametrize(
@@ -201,33 +181,32 @@ def test_a_prompt_that_is_refused_later_is_left_out(vllm, prompts, record, tmp_p
         (lambda answer: {"choices": [{"routed_experts": [[[1]]]}]}, "must be the same in all"),
     ],
 )
-def test_what_was_recorded_before_a_fault_is_kept(vllm, prompts, record, tmp_path, later, part):
+def test_what_was_recorded_before_a_fault_is_kept(vllm, from_vllm, out, later, part):
     def complete(body: dict) -> object:
         answer = vllm.complete(body)
         return answer if body["prompt"] == "one two three" else later(answer)
 
     vllm.answers["/v1/completions"] = complete
-    code, out, err = record("--vllm", vllm.url, "--prompts", prompts, "--max-tokens", 1, "-o", tmp_path / "r.npz")
-    assert code == 2 and "1 of 3 prompts" in out
+    code, text, err = from_vllm("--max-tokens", 1)
+    assert code == 2 and "1 of 3 prompts" in text
     assert part in err and "what was recorded before is in" in err
-    assert read_workload(tmp_path / "r.npz").tokens == 3
+    assert read_workload(out).tokens == 3
 
 
-def test_seconds_bound_the_prompts(vllm, record, tmp_path):
+def test_seconds_bound_the_prompts(vllm, from_vllm, prompts):
     def complete(body: dict) -> object:
         time.sleep(0.06)
         return vllm.complete(body)
 
     vllm.answers["/v1/completions"] = complete
-    (tmp_path / "p.txt").write_text("a b c\n" * 1000)
-    options = ("--prompts", tmp_path / "p.txt", "--seconds", "0.4", "-o", tmp_path / "r.npz")
-    code, out, _ = record("--vllm", vllm.url, *options)
-    assert code == 0 and "ended before the last prompt: 0.4 s have passed" in out
+    prompts.write_text("a b c\n" * 1000)
+    code, text, _ = from_vllm("--seconds", "0.4")
+    assert code == 0 and "ended before the last prompt: 0.4 s have passed" in text
     assert 1 <= len(vllm.asked("/v1/completions")) <= 8
 
 
 @pytest.mark.clock
-def test_a_signal_ends_a_request_that_hangs_and_keeps_the_rest(vllm, prompts, record, tmp_path):
+def test_a_signal_ends_a_request_that_hangs_and_keeps_the_rest(vllm, from_vllm):
     hanging, released = threading.Event(), threading.Event()
 
     def complete(body: dict) -> object:
@@ -239,16 +218,16 @@ def test_a_signal_ends_a_request_that_hangs_and_keeps_the_rest(vllm, prompts, re
     vllm.answers["/v1/completions"] = complete
     threading.Thread(target=lambda: hanging.wait(10) and os.kill(os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
-    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")
+    code, text, _ = from_vllm()
     released.set()
     assert time.monotonic() - begin < 5
-    assert code == 0 and "1 of 3 prompts" in out and "stopped" in out
+    assert code == 0 and "1 of 3 prompts" in text and "stopped" in text
 
 
-def test_what_would_not_fit_into_a_readable_file_is_not_recorded(vllm, prompts, record, tmp_path, monkeypatch):
+def test_what_would_not_fit_into_a_readable_file_is_not_recorded(from_vllm, monkeypatch):
     monkeypatch.setattr(per_request, "MAX_RECORDED_BYTES", 10)
-    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")
-    assert code == 0 and "1 of 3 prompts" in out and "would not fit" in out
+    code, text, _ = from_vllm()
+    assert code == 0 and "1 of 3 prompts" in text and "would not fit" in text
 
 
 @pytest.mark.parametrize(

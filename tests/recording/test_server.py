@@ -78,30 +78,16 @@ def test_the_key_goes_to_the_server_alone(other: StandIn, monkeypatch):
 
 
 @pytest.mark.clock
-def test_a_server_that_never_answers(other: StandIn):
-    other.answers["/x"] = lambda body: time.sleep(2)
-    begin = time.monotonic()
-    assert "no answer within 0.3 s" in refusal(Server(other.url, 0.3).get, "/x")
-    assert time.monotonic() - begin < 1.5
-
-
-@pytest.mark.clock
-def test_a_server_that_answers_a_byte_at_a_time(other: StandIn):
+def test_a_server_that_never_answers_or_a_byte_at_a_time(other: StandIn):
     """Each byte comes in time; together they do not."""
-    other.answers["/x"] = lambda body: Reply(200, "x" * 1000, slowly=0.05)
-    begin = time.monotonic()
-    assert "not complete within 0.4 s" in refusal(Server(other.url, 0.4).get, "/x")
-    assert time.monotonic() - begin < 1.5
-
-
-def test_an_answer_that_is_cut_short(other: StandIn):
-    other.answers["/x"] = lambda body: Reply(200, "x" * 1000, truncated=True)
-    assert "broke off before the answer was complete" in refusal(Server(other.url, 5).get, "/x")
-
-
-def test_an_answer_that_is_too_large(other: StandIn):
-    other.answers["/x"] = lambda body: "x" * 3_000_000
-    assert "larger than 1 MB" in refusal(lambda: Server(other.url, 5).get("/x", most=1024**2))
+    for answer, said, seconds in (
+        (lambda body: time.sleep(2), "no answer within 0.3 s", 0.3),
+        (lambda body: Reply(200, "x" * 1000, slowly=0.05), "not complete within 0.4 s", 0.4),
+    ):
+        other.answers["/x"] = answer
+        begin = time.monotonic()
+        assert said in refusal(Server(other.url, seconds).get, "/x")
+        assert time.monotonic() - begin < 1.5
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
@@ -119,13 +105,14 @@ def test_a_server_that_hangs_up_or_does_not_speak_http(greeting):
     listening.close()
 
 
-def test_http_where_https_was_asked_for(other: StandIn):
-    assert "does not speak https" in refusal(Server(other.url.replace("http", "https"), 5).get, "/x")
-
-
-def test_nobody_there():
+def test_servers_that_are_not_there_break_off_or_say_too_much(other):
     assert "connection refused" in refusal(Server("http://127.0.0.1:1", 5).get, "/x")
     assert "no host of this name" in refusal(Server("http://nowhere.invalid", 5).get, "/x")
+    other.answers["/x"] = lambda body: Reply(200, "x" * 1000, truncated=True)
+    assert "broke off before the answer was complete" in refusal(Server(other.url, 5).get, "/x")
+    other.answers["/x"] = lambda body: "x" * 3_000_000
+    assert "larger than 1 MB" in refusal(Server(other.url, 5).get, "/x", most=1024**2)
+    assert "does not speak https" in refusal(Server(other.url.replace("http", "https"), 5).get, "/x")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Can a recording be trusted? Findings that a person should know before planning on it, with the remedy of each."""
 
-from collections.abc import Iterator
+from itertools import chain
 
 from engine.formats.checks.copies import (
     check_choices,
@@ -14,9 +14,15 @@ from engine.formats.checks.layers import check_layers, check_numbering
 from engine.formats.checks.profile_rows import check_phases, check_profile_rows, check_ranks
 from engine.formats.checks.totals import check_slots, check_totals, check_traffic
 from engine.model import MoEModel
-from engine.workload import ExpertLoad, Finding, RoutingTrace, TrafficMatrix, Workload
+from engine.workload import Finding, RoutingTrace, TrafficMatrix, Workload
 
 __all__ = ["check_recording", "limited_groups"]
+
+_OF_LOADS = (check_totals, check_layers, check_load_copies)
+_OF_TOKENS = (
+    *(check_choices, check_layers, check_profile_rows, check_token_copies),
+    *(check_phases, check_groups, check_ranks),
+)
 
 
 def check_recording(workload: Workload, model: MoEModel | None = None) -> list[Finding]:
@@ -24,27 +30,13 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
 
     model: the model that was recorded; without it slot ids and the numbering of layers cannot be checked
     """
-    return [*(workload.origin.findings if workload.origin else ()), *_checked(workload, model)]
-
-
-def _checked(workload: Workload, model: MoEModel | None) -> Iterator[Finding]:
     if isinstance(workload, TrafficMatrix):
-        yield from check_traffic(workload)
-        return
-    if isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
-        yield outside
-        return
-    yield from check_slots(workload, model)
-    yield from check_numbering(workload, model)
-    if isinstance(workload, ExpertLoad):
-        yield from check_totals(workload)
-        yield from check_layers(workload)
-        yield from check_load_copies(workload)
-        return
-    yield from check_choices(workload)
-    yield from check_layers(workload)
-    yield from check_profile_rows(workload)
-    yield from check_token_copies(workload)
-    yield from check_phases(workload)
-    yield from check_groups(workload)
-    yield from check_ranks(workload)
+        found = check_traffic(workload)
+    elif isinstance(workload, RoutingTrace) and (outside := ids_outside(workload)):
+        found = [outside]
+    else:
+        own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS
+        found = chain(
+            check_slots(workload, model), check_numbering(workload, model), *(check(workload) for check in own)
+        )
+    return [*(workload.origin.findings if workload.origin else ()), *found]

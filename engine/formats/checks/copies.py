@@ -44,17 +44,18 @@ def is_rounded(loads: ExpertLoad) -> bool:
 
 def ranks_alike(workload: RoutingTrace | ExpertLoad) -> list[list[int]]:
     """Groups of source ranks with exactly the same tokens, or counts, in the order of their first ranks."""
+    groups: dict[object, list[int]] = {}
     if isinstance(workload, ExpertLoad):
-        return _counts_alike(workload)
-    if workload.source_rank is None:
-        return []
-    tokens_of = tokens_of_ranks(workload)
+        for rank, counts in enumerate(() if workload.by_source is None else workload.by_source):
+            if len(np.unique(counts)) >= FEWEST_COUNTS:
+                groups.setdefault(counts.tobytes(), []).append(rank)
+        return [ranks for ranks in groups.values() if len(ranks) > 1]
+    tokens_of = {} if workload.source_rank is None else tokens_of_ranks(workload)
     same_ends: dict[tuple, list[int]] = {}
     for rank, tokens in tokens_of.items():
         if len(tokens) >= FEWEST_TOKENS:
             ends = workload.experts[tokens[[0, len(tokens) // 2, -1]]].tobytes()
             same_ends.setdefault((len(tokens), ends), []).append(rank)
-    groups: dict[tuple, list[int]] = {}
     for key, ranks in same_ends.items():
         for rank in ranks if len(ranks) > 1 else ():
             block = workload.experts[tokens_of[rank]]
@@ -68,14 +69,6 @@ def tokens_of_ranks(trace: RoutingTrace) -> dict[int, np.ndarray]:
     order = np.argsort(trace.source_rank, kind="stable")
     ranks, starts = np.unique(trace.source_rank[order], return_index=True)
     return dict(zip(ranks.tolist(), np.split(order, starts[1:]), strict=True))
-
-
-def _counts_alike(loads: ExpertLoad) -> list[list[int]]:
-    groups: dict[bytes, list[int]] = {}
-    for rank, counts in enumerate(() if loads.by_source is None else loads.by_source):
-        if len(np.unique(counts)) >= FEWEST_COUNTS:
-            groups.setdefault(counts.tobytes(), []).append(rank)
-    return [ranks for ranks in groups.values() if len(ranks) > 1]
 
 
 def blocks_in_turn(trace: RoutingTrace) -> int:
@@ -156,7 +149,17 @@ def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
     """Findings on the sum of every layer, which must be tokens × k, on padding, and on experts chosen twice by one token."""
     expected, padded = trace.tokens * trace.k, trace.experts.min(initial=0) < 0
     padding = (trace.experts < 0).sum(axis=(0, 2)) if padded else np.zeros(trace.layers, dtype=np.int64)
-    yield _conservation(trace.load, expected, padding)
+    off = np.flatnonzero(trace.load.sum(axis=1) != expected - padding)
+    if off.size:
+        yield error(
+            "conservation",
+            f"Layer {off[0]} counts {trace.load[off[0]].sum():,.0f} choices, but tokens × k less padding is "
+            f"{expected - padding[off[0]]:,}; record the layer again.",
+            layers=tuple(off.tolist()),
+        )
+    else:
+        less = " less the padding" if padding.any() else ""
+        yield ok("conservation", f"Every layer's counts add up to tokens × k = {expected:,}{less}.")
     if padded:
         share, worst = padding.sum() / trace.experts.size, int(padding.argmax())
         yield Finding(
@@ -168,59 +171,30 @@ def check_choices(trace: RoutingTrace) -> Iterator[Finding]:
                 + (" Record without capacity limits, or drop the padded tokens." if share > 0.1 else "")
             ),
         )
-    yield from _repeated_choices(trace)
+    written = np.flatnonzero(~never_written(trace))  # the others are left to `check_layers`
+    repeated = _repeats(trace)[:, written]
+    if repeated.any():
+        token, place = np.argwhere(repeated)[0]
+        yield error(
+            "repeated-choices",
+            f"{repeated.sum()} times a token chose the same expert twice in one layer (first: token {token}, layer "
+            f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong.",
+            layers=tuple(written[repeated.any(axis=0)].tolist()),
+        )
 
 
-def _conservation(load: np.ndarray, expected: int, padding: np.ndarray) -> Finding:
-    """The finding on the sums of layers.
-
-    load: float64[layer, expert]
-    expected: tokens × k
-    padding: int64[layer]
-    """
-    off = np.flatnonzero(load.sum(axis=1) != expected - padding)
-    if not off.size:
-        less = " less the padding" if padding.any() else ""
-        return ok("conservation", f"Every layer's counts add up to tokens × k = {expected:,}{less}.")
-    layer = int(off[0])
-    return error(
-        "conservation",
-        f"Layer {layer} counts {load[layer].sum():,.0f} choices, but tokens × k less padding is "
-        f"{expected - padding[layer]:,}; record the layer again.",
-        layers=tuple(off.tolist()),
-    )
-
-
-def _repeated_choices(trace: RoutingTrace) -> Iterator[Finding]:
-    """Findings on experts chosen twice by one token. Layers that nobody wrote, where every choice is expert 0, are left to
-    `check_layers`."""
-    written = np.flatnonzero(~never_written(trace))
+def _repeats(trace: RoutingTrace) -> np.ndarray:
+    """True where a token chose an expert twice in a layer, bool[token, layer]."""
     rows = trace.experts.reshape(-1, trace.k)
-    repeated = np.concatenate(
-        [_repeats(rows[start : start + ROWS_AT_ONCE]) for start in range(0, len(rows), ROWS_AT_ONCE)]
-    ).reshape(trace.tokens, trace.layers)
-    if not repeated[:, written].any():
-        return
-    token, place = np.argwhere(repeated[:, written])[0]
-    layers = written[repeated[:, written].any(axis=0)]
-    yield error(
-        "repeated-choices",
-        f"{repeated[:, written].sum()} times a token chose the same expert twice in one layer (first: token {token}, layer "
-        f"{written[place]}); a top-k router cannot do that, so the axes or the id folding of the recording are wrong.",
-        layers=tuple(layers.tolist()),
-    )
-
-
-def _repeats(rows: np.ndarray) -> np.ndarray:
-    """True for every row (int16[row, k]) that has an expert twice, bool[row]."""
-    choices = np.ascontiguousarray(rows.T)
     twice = np.zeros(len(rows), dtype=bool)
-    for at, choice in enumerate(choices):
-        for earlier in choices[:at]:
-            same = choice == earlier
-            if same.any():
-                twice |= same & (choice >= 0)
-    return twice
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        choices = np.ascontiguousarray(rows[block].T)
+        for at, choice in enumerate(choices):
+            for earlier in choices[:at]:
+                if (same := choice == earlier).any():
+                    twice[block] |= same & (choice >= 0)
+    return twice.reshape(trace.tokens, trace.layers)
 
 
 def never_written(trace: RoutingTrace) -> np.ndarray:

@@ -46,16 +46,7 @@ def check_layers(workload: RoutingTrace | ExpertLoad) -> Iterator[Finding]:
             layers=tuple(unwritten.tolist()),
             remedy=remedy,
         )
-    yield from _single_expert(load, np.setdiff1d(empty, np.concatenate([silent, unwritten])), remedy)
-    yield _idle_experts(load, np.setdiff1d(np.arange(len(load)), empty))
-
-
-def _single_expert(load: np.ndarray, zero: np.ndarray, remedy: str | None) -> Iterator[Finding]:
-    """Findings on layers with all mass on one expert.
-
-    load: float64[layer, expert]
-    zero: int64[...]; layers with all mass on expert 0
-    """
+    zero = np.setdiff1d(empty, np.concatenate([silent, unwritten]))
     if zero.size:
         yield error(
             "expert-zero",
@@ -65,27 +56,19 @@ def _single_expert(load: np.ndarray, zero: np.ndarray, remedy: str | None) -> It
             layers=tuple(zero.tolist()),
             remedy=remedy,
         )
-    rest = load[:, 1:]
-    if (single := np.flatnonzero((rest.sum(axis=1) > 0) & (load.max(axis=1) == load.sum(axis=1)))).size:
+    if (single := np.flatnonzero((load[:, 1:].sum(axis=1) > 0) & (load.max(axis=1) == total))).size:
         yield warning(
             "single-expert",
             f"In {name_of('layer', single)} every token went to a single expert; check the recording first.",
             layers=tuple(single.tolist()),
         )
-
-
-def _idle_experts(load: np.ndarray, written: np.ndarray) -> Finding:
-    """The finding on experts that were never chosen.
-
-    load: float64[layer, expert]
-    written: int64[...]; layers that some router wrote
-    """
-    idle = np.zeros(len(load), dtype=np.int64)
-    idle[written] = (load[written] == 0).sum(axis=1)
+    idle = (load == 0).sum(axis=1)
+    idle[empty] = 0
     if not idle.any():
-        return ok("idle-experts", f"All {load.shape[1]} experts of every layer with tokens were chosen.")
+        yield ok("idle-experts", f"All {load.shape[1]} experts of every layer with tokens were chosen.")
+        return
     worst = int(idle.argmax())
-    return warning(
+    yield warning(
         "idle-experts",
         f"In {np.count_nonzero(idle)} of {len(load)} layers some experts were never chosen (layer {worst}: "
         f"{idle[worst]} of {load.shape[1]}); record more tokens to see how rare they are.",
@@ -122,7 +105,7 @@ def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None)
             layers=(int(written[-1]),),
             remedy="drop-mtp-layer",
         )
-    elif layers < moe and (stages := _stages(layers, model)):
+    elif layers < moe and not moe % layers and (stages := moe // layers) <= MOST_STAGES:
         yield error(
             "local-layers",
             f"The recording has {layers} MoE layers, {model.name} {moe}: as many as one of {stages} pipeline "
@@ -135,12 +118,6 @@ def check_numbering(workload: RoutingTrace | ExpertLoad, model: MoEModel | None)
             f"The recording has {layers} MoE layers, {model.name} {moe}: it is of another model, or layers are missing; "
             "open its model, or record again.",
         )
-
-
-def _stages(layers: int, model: MoEModel) -> int | None:
-    """The number of pipeline stages of so many MoE layers that the model splits into, None unless it does evenly."""
-    stages, rest = divmod(len(model.moe_layers), layers)
-    return stages if not rest and 2 <= stages <= MOST_STAGES else None
 
 
 def _other_numbers(named: tuple[int, ...], model: MoEModel) -> Finding:

@@ -45,12 +45,15 @@ def profile_stretches(trace: RoutingTrace) -> list[Stretch]:
     suspect = (length > min(LONGEST, SHARE * trace.tokens)) & (length >= FEWEST)
     if not suspect.any():
         return []
-    if len(length) < FEWEST_STRETCHES:
+    if len(length) >= FEWEST_STRETCHES:
+        # As many as may well follow one another, if lengths fall off as nine in ten do: e^(-usual / mean) = 1 / 10.
+        usual = np.quantile(length, 0.9, method="lower")
+        suspect &= length > usual * np.log(len(length) / FALSE_ALARM) / np.log(10)
+    else:  # too few stretches to show it: as if every token were like this row as often as those elsewhere are
         for at in np.flatnonzero(suspect):
             elsewhere = np.delete(trace.experts, np.s_[first[at] : first[at] + length[at]], axis=0)
-            suspect[at] = length[at] > _longest_of_row(trace.experts[first[at]], elsewhere, trace.tokens)
-    else:
-        suspect &= length > _longest_by_chance(length)
+            share = (1 + (elsewhere == trace.experts[first[at]]).all(axis=(1, 2)).sum()) / (2 + len(elsewhere))
+            suspect[at] = length[at] > np.log(trace.tokens / FALSE_ALARM) / -np.log(share)
     stretches: list[Stretch] = []
     for start, end in zip(first[suspect].tolist(), (first + length)[suspect].tolist(), strict=True):
         if stretches and stretches[-1].end == start:
@@ -71,23 +74,6 @@ def _same_as_next(trace: RoutingTrace) -> np.ndarray:
         rows = experts[part]
         same[part] = (experts[part + 1] == rows).all(axis=(1, 2)) & (rows >= 0).any(axis=(1, 2))
     return same
-
-
-def _longest_by_chance(lengths: np.ndarray) -> float:
-    """The number of identical rows that may well follow one another, if the lengths of stretches (int64[stretch]) fall off as
-    nine in ten of them do."""
-    usual = np.quantile(lengths, 0.9, method="lower")  # e^(-usual / mean) = 1 / 10
-    return float(usual * np.log(len(lengths) / FALSE_ALARM) / np.log(10))
-
-
-def _longest_of_row(row: np.ndarray, elsewhere: np.ndarray, tokens: int) -> float:
-    """The same for too few stretches to show it, if every token is like `row` as often as the others are.
-
-    row: int16[layer, k]
-    elsewhere: int16[token, layer, k]; the tokens outside of its stretch
-    """
-    share = (1 + (elsewhere == row).all(axis=(1, 2)).sum()) / (2 + len(elsewhere))
-    return float(np.log(tokens / FALSE_ALARM) / -np.log(share))
 
 
 def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:

@@ -37,31 +37,17 @@ _DEEPEP = "the cost source deepep reads such tables from the package aiconfigura
 _SERVING = "experts of a step of serving are timed by such tables of the package aiconfigurator-core"
 _TRUST = "'trust' holds predictions against such tables of the package aiconfigurator-core"
 NAMED = (
-    (
-        "moe",
-        "whole MoE layers on one GPU",
-        _SERVING,
-        {"moe_dtype", "inter_size", "moe_ep_size", "distribution", "latency"},
-    ),
-    (
-        "deepep-normal",
-        "DeepEP's exchanges, the normal kernels",
-        _DEEPEP,
-        {"dispatch_transmit_us", "combine_transmit_us"},
-    ),
+    ("moe", "whole MoE layers on one GPU", _SERVING, "moe_dtype inter_size moe_ep_size distribution latency"),
+    ("deepep-normal", *("DeepEP's exchanges, the normal kernels", _DEEPEP, "dispatch_transmit_us combine_transmit_us")),
     (
         "deepep-low-latency",
-        "DeepEP's exchanges, the low-latency kernels",
-        _DEEPEP,
-        {"dispatch_avg_t_us", "combine_avg_t_us"},
+        *("DeepEP's exchanges, the low-latency kernels", _DEEPEP, "dispatch_avg_t_us combine_avg_t_us"),
     ),
     (
         "trtllm-exchange",
-        "TensorRT-LLM's exchanges over NVLink",
-        _TRUST,
-        {"op_name", "moe_dtype", "num_tokens", "topk", "moe_ep_size", "latency"},
+        *("TensorRT-LLM's exchanges over NVLink", _TRUST, "op_name moe_dtype num_tokens topk moe_ep_size latency"),
     ),
-    ("other", "another operation", "no times here are read off it", {"op_name", "kernel_source"}),
+    ("other", "another operation", "no times here are read off it", "op_name kernel_source"),
 )
 """(name, content, use, columns), the more telling first."""
 
@@ -108,7 +94,7 @@ def read_collectives(path: Path) -> MeasuredTimes:
 def refuse(path: Path) -> MeasuredTimes:
     """Always raise InputError, which names the content of a table of another kind and its use."""
     columns = set(Glance(path).columns)
-    content, use = next((content, use) for _, content, use, telling in NAMED if telling <= columns)
+    content, use = next((content, use) for _, content, use, telling in NAMED if columns.issuperset(telling.split()))
     raise fault(path, f"is a table of {content}, which measured times have no place for; {use}")
 
 
@@ -156,25 +142,18 @@ def _few(values: "pd.Series") -> str:
     return ", ".join(map(quoted, names[:4])) + (" …" if len(names) > 4 else "")
 
 
-def _with(*columns: str):
-    return lambda glance: glance.magic == ".parquet" and set(columns) <= set(glance.columns)
+def _format(name: str, content: str, columns: str) -> Format:
+    telling = set(columns.split())
+    return Format(
+        f"aiconfigurator-{name}",
+        f"AIConfigurator's times of {content}",
+        "measurements",
+        lambda glance: glance.magic == ".parquet" and telling <= set(glance.columns),
+    )
 
 
 FORMATS = (
-    Format(
-        "aiconfigurator-gemm",
-        "AIConfigurator's times of GEMMs",
-        "measurements",
-        _with("gemm_dtype", "m", "n", "k", "latency"),
-    ),
-    Format(
-        "aiconfigurator-nccl",
-        "AIConfigurator's times of collectives",
-        "measurements",
-        _with("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"),
-    ),
-    *(
-        Format(f"aiconfigurator-{name}", f"AIConfigurator's times of {content}", "measurements", _with(*columns))
-        for name, content, _, columns in NAMED
-    ),
+    _format("gemm", "GEMMs", "gemm_dtype m n k latency"),
+    _format("nccl", "collectives", "op_name nccl_dtype num_gpus message_size latency"),
+    *(_format(name, content, columns) for name, content, _, columns in NAMED),
 )

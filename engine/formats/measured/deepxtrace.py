@@ -29,7 +29,7 @@ import numpy as np
 
 from engine import units
 from engine.costs.measured import ExchangeTimes
-from engine.formats.format import Format
+from engine.formats.format import Format, Glance
 from engine.formats.source import fault
 
 MAX_RANKS = 1024
@@ -114,14 +114,11 @@ def refuse(path: Path) -> None:
     raise fault(path, f"is a log of DeepXTrace, whose waits are no times to plan with; {'; '.join(said)}")
 
 
-FORMATS = (
-    Format(
-        "deepxtrace",
-        "a log of DeepXTrace, who waited for whom",
-        "measurements",
-        lambda glance: glance.is_text and MARK.encode() in glance.head,
-    ),
-)
+def _tells(glance: Glance) -> bool:
+    return glance.is_text and MARK.encode() in glance.head
+
+
+FORMATS = (Format("deepxtrace", "a log of DeepXTrace, who waited for whom", "measurements", _tells),)
 
 
 class ExchangeKernel(NamedTuple):

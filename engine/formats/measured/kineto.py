@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from engine.catalogue.nvidia import type_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, medians
@@ -47,12 +47,12 @@ GEMMS = {"aten::mm": 0, "aten::addmm": 1}
 DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
 """`Input type` in lower case."""
 COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoallv": "all_to_all",
+    name: operation
+    for operation, names in (
+        ("all_reduce", "allreduce all_reduce"),
+        ("all_to_all", "alltoall all_to_all all_to_allv alltoallv"),
+    )
+    for name in names.split()
 }
 ELEMENT_BYTES = {
     name: size
@@ -158,7 +158,7 @@ def _separated(text: _Text, end: str) -> Iterator[None]:
 def read_kineto(path: Path) -> MeasuredTimes:
     """The times in a trace; raises InputError if it has neither GEMMs nor collectives nor kernels of DeepEP."""
     trace, about = _Events(), {}
-    with _unpacked(path) as file:
+    with gzip.open(path) if Glance(path).magic == ".gz" else path.open("rb") as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
         for key, value in read_members(text, path, "traceEvents", MAX_TRACE_BYTES):
             if key == "traceEvents":
@@ -187,10 +187,6 @@ def read_kineto(path: Path) -> MeasuredTimes:
     )
 
 
-def _unpacked(path: Path) -> BinaryIO:
-    return gzip.open(path) if Glance(path).magic == ".gz" else path.open("rb")
-
-
 @dataclass
 class _Events:
     """The events so far that count.
@@ -215,18 +211,28 @@ class _Events:
             return
         category, name = event.get("cat"), event.get("name")
         self.on_gpu |= category == "kernel"
-        if not _complete(event) or not isinstance(name, str):
+        duration = event.get("dur")
+        if (
+            not isinstance(event.get("args"), dict)
+            or not isinstance(duration, int | float)
+            or not isinstance(name, str)
+        ):
+            return
+        if event.get("ph") != "X" or not isfinite(duration) or duration <= 0:
             return
         if category == "kernel":
             self._take_kernel(event, name)
         elif category == "cpu_op" and name in GEMMS:
             self._take_operator(event)
         elif name.startswith("gloo:"):
-            about = event["args"]
-            types = about.get("Input type")
+            match event["args"].get("Input Dims"):
+                case [[_, *_] as shape, *_] if all(isinstance(size, int) for size in shape):
+                    count = prod(shape)
+                case _:
+                    count = None
+            types = event["args"].get("Input type")
             dtype = types[0] if isinstance(types, list) and types else None
-            count = _elements(about.get("Input Dims"))
-            self._take_collective(self.on_host, name.removeprefix("gloo:"), 0, count, dtype, event["dur"])
+            self._take_collective(self.on_host, name.removeprefix("gloo:"), 0, count, dtype, duration)
 
     def _take_kernel(self, event: dict, name: str) -> None:
         about = event["args"]
@@ -287,53 +293,33 @@ class _Events:
         return [f"left out, as not used for planning: {names}"]
 
 
-def _complete(event: dict) -> bool:
-    """True for an event with a duration and details."""
-    if event.get("ph") != "X" or not isinstance(event.get("args"), dict):
-        return False
-    duration = event.get("dur")
-    return isinstance(duration, int | float) and isfinite(duration) and duration > 0
-
-
-def _elements(dims: object) -> int | None:
-    """The number of elements of the first tensor, None if its shape is not recorded."""
-    first = dims[0] if isinstance(dims, list) and dims else None
-    if isinstance(first, list) and first and all(isinstance(size, int) for size in first):
-        return prod(first)
-    return None
-
-
 def _world_size(data: dict) -> int:
-    about = data.get("distributedInfo")
-    size = about.get("world_size") if isinstance(about, dict) else None
-    return size if isinstance(size, int) else 0
+    match data.get("distributedInfo"):
+        case {"world_size": int(size)}:
+            return size
+    return 0
 
 
 def _gpu_type(data: dict) -> str:
     """The catalogue's name of the first device, or its own name."""
-    devices = data.get("deviceProperties")
-    first = devices[0] if isinstance(devices, list) and devices else None
-    name = first.get("name") if isinstance(first, dict) else None
-    if not isinstance(name, str) or not name.strip():
-        return "GPU"
-    name = one_line(name)
-    return type_of(name) or name[:80]
+    match data.get("deviceProperties"):
+        case [{"name": str(name)}, *_] if name.strip():
+            return type_of(one_line(name)) or one_line(name)[:80]
+    return "GPU"
 
 
 def _tells(glance: Glance) -> bool:
     if glance.magic != ".gz" and not glance.is_text:
         return False
-    head = _unpacked_head(glance) if glance.magic == ".gz" else glance.head
+    head = glance.head
+    if glance.magic == ".gz":
+        try:
+            with gzip.open(glance.path) as file:
+                head = file.read(len(head))
+        except (OSError, EOFError, zlib.error):
+            return False
     begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     return begins and (b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProperties"' in head))
-
-
-def _unpacked_head(glance: Glance) -> bytes:
-    try:
-        with gzip.open(glance.path) as file:
-            return file.read(len(glance.head))
-    except (OSError, EOFError, zlib.error):
-        return b""
 
 
 FORMATS = (Format("profiler-trace", "a trace of the PyTorch profiler", "profile", _tells),)

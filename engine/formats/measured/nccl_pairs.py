@@ -81,7 +81,7 @@ class NcclTest:
     binary: None if the print is of a version that does not name it
     rows: (bytes of each GPU's buffer, seconds)
     bus_shares: busbw / algbw of rows fast enough to tell
-    damage: the fault of the first damaged row, and its line
+    damage: the fault of the first damaged row, and its place
     """
 
     line: int
@@ -90,7 +90,7 @@ class NcclTest:
     rows: list[tuple[float, float]] = field(default_factory=list)
     redops: set[str] = field(default_factory=set)
     bus_shares: list[float] = field(default_factory=list)
-    damage: tuple[str, int] | None = None
+    damage: tuple[str, str] | None = None
     ended: bool = False
 
     @property
@@ -183,8 +183,7 @@ def usable_tests(path: Path) -> tuple[list[NcclTest], list[str]]:
             key = f"{quoted(test.binary)} is not used for planning" if other else reason
             left_out.setdefault(key, []).append((test, reason))
         elif test.damage is not None:
-            text, line = test.damage
-            raise fault(path, text, f"line {line}")
+            raise fault(path, *test.damage)
         else:
             usable.append(test)
     if not usable:
@@ -232,10 +231,11 @@ def _row(test: NcclTest, number: int, cells: list[str]) -> None:
     try:
         size, (time, algorithm, bus) = float(cells[0]), map(float, cells[4 + with_root : 7 + with_root])
     except ValueError:
-        test.damage = test.damage or ("a row needs size, count, type, redop, root and time, algbw, busbw", number)
+        reason = "a row needs size, count, type, redop, root and time, algbw, busbw"
+        test.damage = test.damage or (reason, f"line {number}")
         return
     if not 0 <= time < float("inf"):
-        test.damage = test.damage or (f"the time is {quoted(cells[4 + with_root])}", number)
+        test.damage = test.damage or (f"the time is {quoted(cells[4 + with_root])}", f"line {number}")
         return
     test.redops.add(cells[3])
     if algorithm >= MIN_BUS_BANDWIDTH:
@@ -257,7 +257,10 @@ def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:
                 if (share := _share(path, test)) is None:
                     left_out += 1
                     continue
-                ranks = _pair(path, test)
+                if test.damage is not None:
+                    raise fault(path, *test.damage)
+                if len(ranks := _gpus(test)) < 2:
+                    raise fault(path, "both ranks are on one GPU, by their host and bus", test.place)
                 gpu_of |= ranks
                 points[frozenset(ranks)] += [(size * share, seconds) for size, seconds in test.rows]
     if not points:
@@ -267,14 +270,10 @@ def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:
         )
     if len(gpu_of) > MOST_GPUS:
         raise InputError(f"{len(gpu_of)} GPUs in the logs, at most {MOST_GPUS} are possible")
-    notes = (
-        [
-            f"{left_out} test{'s' * (left_out > 1)} left out: of more than two GPUs, of other collectives, or without times"
-        ]
-        if left_out
-        else []
+    others = (
+        f"{left_out} test{'s' * (left_out > 1)} left out: of more than two GPUs, of other collectives, or without times"
     )
-    return _times(gpu_of, points), notes
+    return _times(gpu_of, points), [others] if left_out else []
 
 
 def pairs_in(path: Path) -> set[frozenset[Key]]:
@@ -319,17 +318,6 @@ def _share(path: Path, test: NcclTest) -> float | None:
 
 def _gpus(test: NcclTest) -> dict[Key, Rank]:
     return {(rank.host, rank.bus.lower()): rank for rank in test.ranks}
-
-
-def _pair(path: Path, test: NcclTest) -> dict[Key, Rank]:
-    """Both GPUs of a test; raises InputError if they are one, and for damaged rows."""
-    if test.damage is not None:
-        text, line = test.damage
-        raise fault(path, text, f"line {line}")
-    ranks = _gpus(test)
-    if len(ranks) < 2:
-        raise fault(path, "both ranks are on one GPU, by their host and bus", test.place)
-    return ranks
 
 
 def _times(gpu_of: dict[Key, Rank], points: dict[frozenset[Key], list[tuple[float, float]]]) -> PairTimes:

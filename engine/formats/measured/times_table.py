@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import get_args
 
 from engine.costs.measured import CollectiveTimes, Dtype, GemmTimes, MeasuredTimes, MemoryTimes, medians
-from engine.formats.format import Format
+from engine.formats.format import Format, Glance
 from engine.formats.source import fault, quoted
 
 NEEDED = {
@@ -94,11 +94,8 @@ def _number(path: Path, column: str, cell: str, where: str, least: float = 0.0, 
     return number
 
 
-FORMATS = (
-    Format(
-        "measured-times-table",
-        "a table of measured times",
-        "measurements",
-        lambda glance: "operation" in glance.columns and bool({"seconds", "bytes", "ranks"} & set(glance.columns)),
-    ),
-)
+def _tells(glance: Glance) -> bool:
+    return "operation" in glance.columns and bool({"seconds", "bytes", "ranks"} & set(glance.columns))
+
+
+FORMATS = (Format("measured-times-table", "a table of measured times", "measurements", _tells),)

@@ -64,7 +64,8 @@ def read_records(source: Source) -> Records:
     heads, experts, rank, k = [], [], None, None
     for chunk in _chunks(source):
         if k is None:
-            k = next((k for line in chunk if (k := _width(source, line))), None)
+            firsts = (_rows(source, f"line {number}", parse(source.path, number, text))[:1] for number, text in chunk)
+            k = next((len(rows[0]) for rows in firsts if rows), None)
         records, chosen = _parsed_together(chunk, k) or _parsed(source, chunk, k)
         experts.append(chosen)
         for (number, _), record in zip(chunk, records, strict=True):
@@ -93,13 +94,6 @@ def _chunks(source: Source) -> Iterator[list[Line]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def _width(source: Source, line: Line) -> int:
-    """The number of experts of the record's first token, 0 if it has no tokens."""
-    number, text = line
-    rows = _rows(source, f"line {number}", parse(source.path, number, text))
-    return len(rows[0]) if rows else 0
 
 
 def _parsed_together(chunk: list[Line], k: int | None) -> tuple[list[dict], np.ndarray] | None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from engine.formats.arrays import routing_trace
-from engine.formats.format import Format, Glance
+from engine.formats.format import Format
 from engine.formats.megatron.records import Records, Stages, pipeline_stages, read_records
 from engine.formats.source import Source, ok, warning
 from engine.workload import Finding, Origin, RoutingTrace
@@ -66,7 +66,7 @@ def read(sources: Sequence[Source]) -> RoutingTrace:
     experts = batches.experts if kept.all() else batches.experts[np.repeat(kept, batches.tokens)]
     source_rank = np.unique(batches.source[kept], return_inverse=True)[1]
     trace = routing_trace(source, experts, source_rank=np.repeat(source_rank, batches.tokens[kept]))
-    findings = (*_about_stages(stages, decoder), *_about_tokens(batches, copies, recomputed), *_about_files(ranks))
+    findings = tuple(_findings(stages, ranks, batches, copies, recomputed))
     return replace(trace, model_layers=stages.model_layers, origin=Origin(format=NAME, findings=findings))
 
 
@@ -82,20 +82,14 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
     for place, records in enumerate(ranks):
         own = np.flatnonzero(~records.is_mtp)
         step, layer = records.step[own], records.layer[own]
+        # Which micro-batch of its step: how often the same layer was recorded before in the same step.
+        order, at = np.lexsort((layer, step)), np.arange(len(own))
+        first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
+        occurrence = np.empty(len(own), np.int64)
+        occurrence[order] = at - np.maximum.accumulate(np.where(first, at, 0))
         column = first_column[place // width] + np.searchsorted(stages.layers[place // width], layer)
-        parts.append(
-            np.stack(
-                [
-                    step,
-                    np.full(len(own), place % width),
-                    _occurrence(step, layer),
-                    column,
-                    np.full(len(own), place),
-                    records.start[own],
-                    records.tokens[own],
-                ]
-            )
-        )
+        name = step, np.full(len(own), place % width), occurrence
+        parts.append(np.stack([*name, column, np.full(len(own), place), records.start[own], records.tokens[own]]))
     table = np.concatenate(parts, axis=1)
     table = table[:, np.lexsort(table[[3, 2, 1, 0]])]
     starts = np.flatnonzero(np.r_[True, (table[:3, 1:] != table[:3, :-1]).any(axis=0)])
@@ -115,16 +109,6 @@ def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> 
         experts=_gathered(ranks, table[4:6, begun[:, None] + np.arange(layers)], tokens_of),
         incomplete=int((~whole).sum()),
     )
-
-
-def _occurrence(step: np.ndarray, layer: np.ndarray) -> np.ndarray:
-    """The micro-batch of every record, int64[record]: how often the same layer was recorded before in the same step."""
-    order = np.lexsort((layer, step))
-    place = np.arange(len(order))
-    first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
-    occurrence = np.empty(len(order), np.int64)
-    occurrence[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    return occurrence
 
 
 def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -171,7 +155,10 @@ def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
     return kept, len(of_source) - len(firsts), recomputed
 
 
-def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]:
+def _findings(
+    stages: Stages, all_ranks: Sequence[Records], batches: MicroBatches, copies: int, recomputed: int
+) -> Iterator[Finding]:
+    ranks = [records for records in all_ranks if not records.is_mtp.all()]
     if len(stages.layers) > 1:
         yield ok(
             "pipeline-stages",
@@ -190,9 +177,6 @@ def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]
             "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
             "(--model).",
         )
-
-
-def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterator[Finding]:
     if copies:
         yield warning(
             "tensor-parallel-copies",
@@ -211,24 +195,17 @@ def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterat
             f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
             "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded.",
         )
-
-
-def _about_files(ranks: Sequence[Records]) -> Iterator[Finding]:
-    if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in ranks):
+    if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in all_ranks):
         yield warning(
             "mtp-left-out",
             f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
             "the decoder's.",
         )
-    if any(records.sidecars for records in ranks):
+    if any(records.sidecars for records in all_ranks):
         yield ok(
             "sidecars",
             "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
         )
-
-
-def _tells(glance: Glance) -> bool:
-    return {"step", "layer", "rank", "top_indices"} <= glance.record.keys()
 
 
 FORMATS = (
@@ -236,7 +213,7 @@ FORMATS = (
         NAME,
         "Megatron-Core's router trace",
         "routing",
-        _tells,
+        lambda glance: {"step", "layer", "rank", "top_indices"} <= glance.record.keys(),
         read,
         lambda path: re.sub(r"rank\d+", "rank", path.name),
     ),

@@ -143,20 +143,15 @@ def _content_of_torch(path: Path, data: bytes) -> dict[str, Any]:
     content = torch_files.load(path, io.BytesIO(data))
     if not isinstance(content, dict):
         raise fault(path, f"holds a {type(content).__name__}, not a dict with a map of experts")
-    return content | {
-        key: _rows(path, content[key], key)
-        for key in (sglang.KEY, sglang.DUMPED)
-        if key in content and not isinstance(content[key], list)
-    }
-
-
-def _rows(path: Path, tensor: object, key: str) -> list[list[int]]:
-    slots = torch_files.array_of(path, tensor, key)
-    if slots.dtype.kind not in "iu":
-        raise fault(path, f"must be whole numbers, not {slots.dtype}", key)
-    if slots.ndim != 2:
-        raise fault(path, f"must be [layers, slots], not {list(slots.shape)}", key)
-    return slots.tolist()
+    for key in (sglang.KEY, sglang.DUMPED):
+        if not isinstance(content.get(key, []), list):
+            slots = torch_files.array_of(path, content[key], key)
+            if slots.dtype.kind not in "iu":
+                raise fault(path, f"must be whole numbers, not {slots.dtype}", key)
+            if slots.ndim != 2:
+                raise fault(path, f"must be [layers, slots], not {list(slots.shape)}", key)
+            content[key] = slots.tolist()
+    return content
 
 
 def _recognise_json(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
@@ -166,7 +161,7 @@ def _recognise_json(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
         return None, lambda source: megatron.read(source, content)
     if {"placement", "send_order"} <= set(content):
         plan = Plan.from_dict(content, path.name)
-        return plan, lambda source: Deployed(_fitting(source, plan.placement), "plan of the studio")
+        return plan, partial(_read_ours, plan.placement)
     if vllm.LAYERS in content:
         return None, lambda source: vllm.read_ascend(source, content)
     if vllm.MAPS in content:
@@ -184,8 +179,7 @@ def _reader_of_map(path: Path, content: dict[str, Any]) -> _Reader:
     return lambda source: sglang.read(source, content)
 
 
-def _fitting(source: PlanSource, placement: Placement) -> Placement:
-    """The placement of one of our plans, for the same sizes."""
+def _read_ours(placement: Placement, source: PlanSource) -> Deployed:
     for noun, mine, theirs in (
         ("GPUs", placement.gpus, source.gpus),
         ("MoE layers", placement.layers, len(source.model.moe_layers)),
@@ -193,7 +187,7 @@ def _fitting(source: PlanSource, placement: Placement) -> Placement:
     ):
         if mine != theirs:
             raise source.fault(f"is for {mine} {noun}, but there are {theirs}")
-    return placement
+    return Deployed(placement, "plan of the studio")
 
 
 def write_placement(

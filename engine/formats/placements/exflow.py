@@ -66,16 +66,30 @@ def read_table(path: Path, text: str, experts: int, gpus: int | None = None) -> 
     if len(rows) % experts:
         raise fault(path, f"has {len(rows)} rows, not whole layers of {experts} experts")
     ids, nodes, lines = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    _check_column(path, "Expert", ids, len(rows), lines, f"with {len(rows)} rows ids are 0 … {len(rows) - 1}")
     count = int(nodes.max()) + 1 if gpus is None else gpus
     limit = min(count, MAX_RANKS)
-    _check_column(path, "Node", nodes, limit, lines, f"GPUs are 0 … {limit - 1}")
+    for name, column, end, rule in (
+        ("Expert", ids, len(rows), f"with {len(rows)} rows ids are 0 … {len(rows) - 1}"),
+        ("Node", nodes, limit, f"GPUs are 0 … {limit - 1}"),
+    ):
+        if column.max() >= end:
+            row = int((column >= end).argmax())
+            raise fault(path, f"{name} {column[row]} is out of range, {rule}", f"line {lines[row]}")
     order = np.argsort(ids, kind="stable")
     if (again := ids[order][1:] == ids[order][:-1]).any():
         row = int(order[1:][again].min())
         raise fault(path, f"a second row for expert {ids[row]}; there are no replicas here", f"line {lines[row]}")
     place = nodes[order].reshape(-1, experts)
-    _check_even(path, place, count)
+    layers = len(place)
+    held = np.zeros((layers, count), dtype=np.int64)
+    np.add.at(held, (np.arange(layers)[:, None], place), 1)
+    if (uneven := held * count != experts).any():
+        layer, gpu = np.argwhere(uneven)[0]
+        raise fault(
+            path,
+            f"GPU {gpu} holds {held[layer, gpu]} of {experts} experts; every one of the {count} GPUs needs equally many",
+            f"layer {layer}",
+        )
     return place
 
 
@@ -106,25 +120,3 @@ def _rows(path: Path, text: str, most: int) -> list[tuple[int, int, int]]:
     if not rows:
         raise fault(path, "has no rows; one is needed for every expert of every layer")
     return rows
-
-
-def _check_column(
-    path: Path, name: str, column: NDArray[np.int64], end: int, lines: NDArray[np.int64], rule: str
-) -> None:
-    if column.max() >= end:
-        row = int((column >= end).argmax())
-        raise fault(path, f"{name} {column[row]} is out of range, {rule}", f"line {lines[row]}")
-
-
-def _check_even(path: Path, place: NDArray[np.int64], gpus: int) -> None:
-    """Raise InputError unless each GPU has equally many experts in every layer. place: int64[layer, expert]"""
-    layers, experts = place.shape
-    held = np.zeros((layers, gpus), dtype=np.int64)
-    np.add.at(held, (np.arange(layers)[:, None], place), 1)
-    if (uneven := held * gpus != experts).any():
-        layer, gpu = np.argwhere(uneven)[0]
-        raise fault(
-            path,
-            f"GPU {gpu} holds {held[layer, gpu]} of {experts} experts; every one of the {gpus} GPUs needs equally many",
-            f"layer {layer}",
-        )

@@ -66,7 +66,14 @@ def even_slots(placement: Placement, model: MoEModel, engine: str) -> NDArray[np
     """
     check_model(placement, model)
     refuse_uneven(placement, engine)
-    refuse_twice(placement, engine)
+    for layer, row in enumerate(placement.experts_of_gpu):
+        for gpu, held in enumerate(row):
+            if len(set(held)) < len(held):
+                expert = next(expert for expert in held if held.count(expert) > 1)
+                raise InputError(
+                    f"{engine} can not use a second copy of an expert on one GPU, but {_layer(placement, layer)} has "
+                    f"expert {expert} twice on GPU {gpu}; {PROJECT}"
+                )
     return np.array([[expert for held in row for expert in held] for row in placement.experts_of_gpu], dtype=np.int64)
 
 
@@ -90,18 +97,6 @@ def refuse_uneven(placement: Placement, engine: str) -> None:
         f"{engine} needs as many slots in every layer, but {_layer(placement, 0)} has {totals[0]} and "
         f"{_layer(placement, other)} has {totals[other]}; {PROJECT}"
     )
-
-
-def refuse_twice(placement: Placement, engine: str) -> None:
-    """Raise InputError if a GPU holds one expert in two slots of a layer."""
-    for layer, row in enumerate(placement.experts_of_gpu):
-        for gpu, held in enumerate(row):
-            if len(set(held)) < len(held):
-                expert = next(expert for expert in held if held.count(expert) > 1)
-                raise InputError(
-                    f"{engine} can not use a second copy of an expert on one GPU, but {_layer(placement, layer)} has "
-                    f"expert {expert} twice on GPU {gpu}; {PROJECT}"
-                )
 
 
 def refuse_replicas(placement: Placement, engine: str) -> None:

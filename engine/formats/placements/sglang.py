@@ -44,16 +44,13 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
         notes += (
             "predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",
         )
-    return Written(_saved(rows) if extension == ".pt" else json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
-
-
-def _saved(rows: np.ndarray) -> bytes:
-    """The bytes that `torch.save` makes of a map, int64[layer, slot]."""
+    if extension == ".json":
+        return Written(json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
     import torch  # which takes seconds to load
 
     file = io.BytesIO()
     torch.save({KEY: torch.from_numpy(rows)}, file)
-    return file.getvalue()
+    return Written(file.getvalue(), lines, notes)
 
 
 def is_map(content: dict[str, Any]) -> bool:
@@ -71,7 +68,14 @@ def read(source: PlanSource, content: dict[str, Any]) -> Deployed:
     others = [other for other in content if other != KEY]
     if key == KEY and others:
         raise source.fault(f"SGLang takes no other key beside {KEY!r}, this has {quoted(others[0])}")
-    notes = _without_mtp(source, len(rows), key)
+    notes = ()
+    if len(rows) == model.layers + 1:
+        notes = (f"layer {model.layers}, after the last decoder layer, is the MTP layer's and left out",)
+    elif len(rows) != model.layers:
+        raise source.fault(
+            f"has {len(rows)} rows; {model.name} has {model.layers} decoder layers, dense ones included, and each has one",
+            key,
+        )
     places = [f"{key}, layer {layer}" for layer in range(model.layers)]
     moe = model.moe_layers
     placement = even_placement(source, [rows[layer] for layer in moe], [places[layer] for layer in moe])
@@ -88,15 +92,3 @@ def of_moe_layers(source: PlanSource, rows: list, kind: str) -> Deployed:
     placement = even_placement(source, rows, [f"{KEY}, MoE layer {layer}" for layer in range(len(rows))])
     note = f"its {len(rows)} rows are MoE layers; SGLang would ask for all {source.model.layers} decoder layers"
     return Deployed(placement, kind, (note,) if len(rows) < source.model.layers else ())
-
-
-def _without_mtp(source: PlanSource, rows: int, key: str) -> tuple[str, ...]:
-    """Notes on further rows; raises InputError unless there is one for every decoder layer and at most one for MTP."""
-    layers = source.model.layers
-    if rows == layers:
-        return ()
-    if rows == layers + 1:
-        return (f"layer {layers}, after the last decoder layer, is the MTP layer's and left out",)
-    raise source.fault(
-        f"has {rows} rows; {source.model.name} has {layers} decoder layers, dense ones included, and each has one", key
-    )

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.formats.placements.export import Written, even_slots
-from engine.formats.placements.plan_source import (
-    MAX_SLOTS,
-    Deployed,
-    PlanSource,
-    check_number,
-    even_placement,
-    field_of,
-)
+from engine.formats.placements.plan_source import Deployed, PlanSource, check_number, even_placement, field_of
 from engine.formats.source import fault, quoted
 from engine.model import MoEModel
 from engine.plan import Placement
@@ -22,11 +15,8 @@ ASSIGNMENTS = "initial_global_assignments"
 FIELDS = ("num_slots", "layer_updates_per_iter", ASSIGNMENTS)
 
 ARCHITECTURES = (
-    "DeepseekV3ForCausalLM",
-    "MixtralForCausalLM",
-    "Llama4ForConditionalGeneration",
-    "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM",
+    *("DeepseekV3ForCausalLM", "MixtralForCausalLM", "Llama4ForConditionalGeneration"),
+    *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
 )
 """`moe_model_arch_list` of tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py, release 1.0; later ones have more."""
 
@@ -149,19 +139,16 @@ def read(source: PlanSource, content: Any) -> Deployed:
     if content.get("layer_updates_per_iter", "0") != "0":
         notes += (f"with layer_updates_per_iter {content['layer_updates_per_iter']} it moves on while it runs",)
     places = [f"{ASSIGNMENTS}, layer {layer}" for layer in moe]
-    rows = [_ids(source, numbered[layer], place) for layer, place in zip(moe, places, strict=True)]
+    rows = [
+        [_number(source, expert, f"slot {slot}", place) for slot, expert in enumerate(row)]
+        if isinstance(row, list)
+        else row
+        for row, place in ((numbered[layer], place) for layer, place in zip(moe, places, strict=True))
+    ]
     placement = even_placement(source, rows, places)
     counted = {"num_slots": _number(source, content.get("num_slots", ""), "num_slots")}
     check_number(source, counted, "num_slots", len(rows[0]), f"the layers list {len(rows[0])}")
     return Deployed(placement, "TensorRT-LLM placement", notes)
-
-
-def _ids(source: PlanSource, row: object, place: str) -> list[int]:
-    if not isinstance(row, list):
-        raise source.fault("a list of expert ids is needed", place)
-    if len(row) > MAX_SLOTS:
-        raise source.fault(f"has {len(row)} slots, at most {MAX_SLOTS} are read", place)
-    return [_number(source, expert, f"slot {slot}", place) for slot, expert in enumerate(row)]
 
 
 def _number(source: PlanSource, scalar: object, what: str, place: str = "") -> int:

@@ -6,14 +6,14 @@ counts the choices of its own tokens, all ranks the same where they hold the sam
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SPLIT, expert_load
 from engine.formats.format import Format, Glance
-from engine.formats.sglang.dumps import MAX_MAP, MOST_MTP_LAYERS, find_copies, find_missing, grouped_by_rank, moe_rows
+from engine.formats.sglang.dumps import MAX_MAP, MOST_MTP_LAYERS, find_copies, find_missing, moe_rows, recording_of
 from engine.formats.source import Source
 from engine.formats.tables import CsvTable
 from engine.workload import ExpertLoad, Origin
@@ -27,7 +27,10 @@ def read_counts(sources: Sequence[Source]) -> ExpertLoad:
     """The loads, by rank if the names of several files say which. Raises InputError."""
     rows_of = [(source, _rank(source), _read_rows(source)) for source in sources]
     layers, experts = (max(int(rows[:, at].max()) + 1 for _, _, rows in rows_of) for at in (0, 1))
-    experts = max(experts, sources[0].num_experts or 0, _experts_of_model(sources[0], layers, experts))
+    model = sources[0].model  # experts that nobody chose are not in the files
+    if model and 0 <= layers - model.layers <= MOST_MTP_LAYERS and experts <= model.experts:
+        experts = model.experts
+    experts = max(experts, sources[0].num_experts or 0)
     if layers * experts > MAX_MAP:
         raise sources[0].fault(f"{layers} layers of {experts} experts are too many")
     kept: dict[int | None, np.ndarray] = {}
@@ -48,13 +51,6 @@ def read_counts(sources: Sequence[Source]) -> ExpertLoad:
     ranks = [rank for rank in (*kept, *copies) if rank is not None]
     findings = (*find_copies(len(kept), copies), *find_missing(ranks), *findings)
     return replace(workload, origin=Origin(format=NAME, findings=findings))
-
-
-def _experts_of_model(source: Source, layers: int, experts: int) -> int:
-    """Experts of the open model if the counts can be of it, else 0: experts that nobody chose are not in the files."""
-    model = source.model
-    fits = model is not None and 0 <= layers - model.layers <= MOST_MTP_LAYERS and experts <= model.experts
-    return model.experts if fits else 0
 
 
 def _rank(source: Source) -> int | None:
@@ -91,18 +87,9 @@ def _by_rank(kept: dict[int | None, np.ndarray], shape: tuple[int, ...]) -> np.n
     return by_source
 
 
-def recording_of(path: Path) -> str:
-    """The name of the first file of the recording; see `dumps.grouped_by_rank`."""
-    return grouped_by_rank(path, _FILE_OF_RANK)
+def _tells(glance: Glance) -> bool:
+    return set(COLUMNS) <= set(glance.columns)
 
 
-FORMATS = (
-    Format(
-        NAME,
-        "SGLang's expert counts of 2025",
-        "loads",
-        lambda glance: set(COLUMNS) <= set(glance.columns),
-        read_counts,
-        recording_of,
-    ),
-)
+_of_ranks = partial(recording_of, pattern=_FILE_OF_RANK)
+FORMATS = (Format(NAME, "SGLang's expert counts of 2025", "loads", _tells, read_counts, _of_ranks),)

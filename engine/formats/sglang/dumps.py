@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.formats import torch_files
-from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, MAX_SPLIT, expert_load, first
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, MAX_SPLIT, expert_load, fold_slots
 from engine.formats.format import Format, Glance
 from engine.formats.source import MAX_FILE_BYTES, Source, error, ok, quoted, warning
 from engine.formats.step_spans import split_steps
@@ -68,13 +68,6 @@ class Dump:
             hasher.update(np.ascontiguousarray(numbers).data)
         return hasher.digest()
 
-    def check_ids(self, numbers: np.ndarray, place: str) -> None:
-        """Raise InputError unless all are slots or -1."""
-        slots = self.logical_of_slot.shape[1]
-        if numbers.size and (numbers.min() < -1 or numbers.max() >= slots):
-            at = first((numbers < -1) | (numbers >= slots))
-            raise self.source.fault(f"slot {numbers[at]} is out of range, slots are 0 … {slots - 1}", place)
-
 
 def read_dump(source: Source) -> Dump:
     """The dump in a file; raises InputError."""
@@ -111,92 +104,67 @@ def _map(source: Source, tensor: object) -> np.ndarray:
     return slots.astype(np.int64)
 
 
-def check_sizes(sources: Sequence[Source]) -> None:
-    """Raise InputError for files that are too large together."""
-    total = sum(source.path.stat().st_size for source in sources)
-    if total > MAX_BYTES:
-        raise sources[0].fault(
-            f"with the other ranks' {total / 1024**2:.0f} MB, more than the limit of {MAX_BYTES // 1024**2} MB; record "
-            "fewer passes"
-        )
-
-
 def read_ranks(sources: Iterable[Source]) -> Iterator[Dump]:
     """The dump of every rank, one at a time; raises InputError unless they are of different ranks of one recording."""
     reference, ranks = None, set()
     for source in sources:
         dump = read_dump(source)
         reference = reference or replace(dump, records=[])
-        _check_alike(dump, reference)
+        sizes, others = ((*each.logical_of_slot.shape, each.num_experts) for each in (dump, reference))
+        if sizes != others:
+            raise source.fault(
+                "has {} layers, {} slots and {} experts, but {} has {}, {} and {}; give the files of one recording".format(
+                    *sizes, reference.source.path.name, *others
+                )
+            )
         if dump.rank in ranks:
             raise source.fault(f"is a second file of rank {dump.rank}; give the files of one recording")
         ranks.add(dump.rank)
         yield dump
 
 
-def _check_alike(dump: Dump, other: Dump) -> None:
-    """Raise InputError unless the dumps of two ranks can be of one recording."""
-    sizes, others = (*dump.logical_of_slot.shape, dump.num_experts), (*other.logical_of_slot.shape, other.num_experts)
-    if sizes != others:
-        raise dump.source.fault(
-            "has {} layers, {} slots and {} experts, but {} has {}, {} and {}; give the files of one recording".format(
-                *sizes, other.source.path.name, *others
-            )
-        )
-
-
-def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
+def find_in_maps(by_rank: Sequence[Dump]) -> Iterator[Finding]:
     """Findings on ranks that folded slots to experts by different maps, and on records that were left out."""
-    by_rank = list(dumps)
-    reference, findings = by_rank[0], []
+    reference = by_rank[0]
     if apart := [dump.rank for dump in by_rank if (dump.logical_of_slot != reference.logical_of_slot).any()]:
-        message = (
+        yield error(
+            "balancer-moved",
             f"Rank {apart[0]} ended with another placement of experts than rank {reference.rank}: the balancer moved "
-            "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off."
+            "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off.",
         )
-        findings.append(error("balancer-moved", message))
     if drafts := sum(dump.drafts for dump in by_rank):
-        message = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
-        findings.append(ok("draft-model-left-out", message))
-    return findings
+        text = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
+        yield ok("draft-model-left-out", text)
 
 
-def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
+def find_copies(kept: int, copies: Sequence[int]) -> Iterator[Finding]:
     """The finding on copies.
 
     kept: number of ranks that are counted
     copies: ranks with the same tokens as one of these
     """
-    if not copies:
-        return []
-    ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
-    message = (
-        f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
-        "parallelism: every token is counted once, and which rank held it is left open."
-    )
-    return [ok("copies-dropped", message)]
+    if copies:
+        ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
+        yield ok(
+            "copies-dropped",
+            f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
+            "parallelism: every token is counted once, and which rank held it is left open.",
+        )
 
 
-def find_missing(ranks: Sequence[int]) -> list[Finding]:
+def find_missing(ranks: Sequence[int]) -> Iterator[Finding]:
     """The finding on ranks below the highest that have no file."""
-    missing = sorted(set(range(max(ranks, default=0))) - set(ranks))
-    if not missing:
-        return []
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    message = (
-        f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
-    )
-    return [warning("ranks-missing", message)]
+    if missing := sorted(set(range(max(ranks, default=0))) - set(ranks)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        text = (
+            f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
+        )
+        yield warning("ranks-missing", text)
 
 
-def recording_of(path: Path) -> str:
-    """The name of the first dump of the recording. Each rank puts its own clock into the name: in a folder, the dumps until a
-    rank comes again are one recording."""
-    return grouped_by_rank(path, _DUMP_OF_RANK)
-
-
-def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
-    """The name of the first file of a file's recording. pattern: of names, with the groups `time` and `rank`"""
+def recording_of(path: Path, pattern: re.Pattern[str] = _DUMP_OF_RANK) -> str:
+    """The name of the first file of the recording. Each rank puts its own clock into the name: in a folder, the files until a
+    rank comes again are one recording. pattern: of names, with the groups `time` and `rank`"""
     if not pattern.fullmatch(path.name):
         return path.name
     return _recordings(path.parent, path.parent.stat().st_mtime_ns, pattern).get(path.name, path.name)
@@ -227,31 +195,30 @@ def moe_rows(source: Source, used: np.ndarray, experts: int) -> tuple[np.ndarray
         return np.flatnonzero(used), []
     expected = np.isin(np.arange(len(used)), model.moe_layers)
     extra = np.flatnonzero(used & ~expected)
-    findings = []
-    if (mtp := extra[extra >= model.layers]).size:
-        findings.append(
-            ok(
-                "mtp-layer-left-out",
-                f"{_rows(mtp)} left out: {model.name} has {model.layers} decoder layers, what follows them is its "
-                "MTP layer, which is placed by itself.",
-            )
-        )
-    if (dense := extra[extra < model.layers]).size:
-        findings.append(
-            warning(
-                "counts-in-dense-layers",
-                f"{_rows(dense)} left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP "
-                "layer in layer 0 (sglang #19812), so look whether it ran, or whether this is another model's recording.",
-            )
-        )
-    if (missing := np.flatnonzero(expected & ~used)).size:
-        findings.append(
-            warning(
-                "layers-missing",
-                f"{_rows(missing)} without any tokens, though {model.name} has experts there: the recorder missed "
-                "it; record again, or plan without it.",
-            )
-        )
+    told = (
+        (
+            extra[extra >= model.layers],
+            ok,
+            "mtp-layer-left-out",
+            f"left out: {model.name} has {model.layers} decoder layers, what follows them is its MTP layer, which is placed by "
+            "itself.",
+        ),
+        (
+            extra[extra < model.layers],
+            warning,
+            "counts-in-dense-layers",
+            f"left out: dense in {model.name}, yet with tokens. SGLang has counted passes of the MTP layer in layer 0 (sglang "
+            "#19812), so look whether it ran, or whether this is another model's recording.",
+        ),
+        (
+            np.flatnonzero(expected & ~used),
+            warning,
+            "layers-missing",
+            f"without any tokens, though {model.name} has experts there: the recorder missed it; record again, or plan without "
+            "it.",
+        ),
+    )
+    findings = [finding(code, f"{_rows(layers)} {text}") for layers, finding, code, text in told if layers.size]
     return np.flatnonzero(used & expected), findings
 
 
@@ -267,7 +234,9 @@ def read_passes(sources: Sequence[Source]) -> ExpertLoad:
     copies, digests, loads, slots_used = [], set(), {}, {}
     spans, by_step = np.empty(0), None
     for dump in read_ranks(sources):
-        spans = spans if read else _spans(dump)
+        if not read:  # ranks pass in step, so the spans of one serve for all
+            passes = np.unique([record["forward_pass_id"] for record in dump.records])
+            spans = np.array([span[0] for span in split_steps(passes, dump.logical_of_slot.size)])
         physical = _count(dump, spans)
         digest = dump.digest(COUNT) if len(sources) > 1 else b""
         read.append(replace(dump, records=[]))
@@ -276,7 +245,7 @@ def read_passes(sources: Sequence[Source]) -> ExpertLoad:
             continue
         digests.add(digest)
         slots_used[dump.rank] = physical.any(axis=(0, 1))
-        logical = _fold(physical, dump.logical_of_slot)
+        logical = fold_slots(physical, dump.logical_of_slot, dump.num_experts)
         by_step = logical if by_step is None else by_step + logical
         loads[dump.rank] = logical.sum(axis=0)
     by_source = None if copies or _of_own_slots(sources[0], slots_used) else _by_rank(loads)
@@ -291,12 +260,6 @@ def read_passes(sources: Sequence[Source]) -> ExpertLoad:
     )
     findings = (*find_in_maps(read), *find_copies(len(loads), copies), *find_missing([*loads, *copies]), *findings)
     return replace(workload, origin=Origin(format=NAME, findings=findings))
-
-
-def _spans(dump: Dump) -> np.ndarray:
-    """The first pass of every span of equally many passes, int64[span]. Ranks pass in step, so those of one serve for all."""
-    passes = np.unique([record["forward_pass_id"] for record in dump.records])
-    return np.array([span[0] for span in split_steps(passes, dump.logical_of_slot.size)])
 
 
 def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
@@ -315,14 +278,6 @@ def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
         span = np.searchsorted(spans, record["forward_pass_id"], side="right") - 1
         physical[max(int(span), 0)] += counts
     return physical
-
-
-def _fold(physical: np.ndarray, logical_of_slot: np.ndarray) -> np.ndarray:
-    """The counts of experts, float64[span, decoder layer, expert], from those of slots, float64[span, decoder layer, slot]."""
-    layers, experts = len(logical_of_slot), int(logical_of_slot.max()) + 1
-    key = (np.arange(layers)[:, None] * experts + logical_of_slot).ravel()
-    folded = [np.bincount(key, span.ravel(), layers * experts).reshape(layers, experts) for span in physical]
-    return np.stack(folded)
 
 
 def _of_own_slots(source: Source, slots_used: dict[int, np.ndarray]) -> bool:

@@ -19,8 +19,7 @@ from engine.formats.json_lines import lines, parse_value
 from engine.formats.routed_experts import decode_int32
 from engine.formats.sglang.dumps import moe_rows
 from engine.formats.source import MAX_FILE_BYTES, Source, warning, without_ids
-from engine.model import MoEModel
-from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
+from engine.workload import DECODE, PREFILL, Origin, RoutingTrace
 
 NAME = "sglang-routed-experts"
 KEY = "routed_experts"
@@ -58,14 +57,27 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     for source in sources:
         for place, answer in _answers(source):
             for routed in _routed(answer, place):
-                experts.append(_decode(source, model, routed))
+                if not isinstance(routed.text, str):
+                    kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
+                    raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
+                try:
+                    ids = decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
+                except InputError as error:
+                    raise source.fault(f"{error} ({model.name})", routed.place) from None
+                experts.append(ids)
                 phases.append(_phase(source, len(experts[-1]), routed))
     if not experts:
         raise sources[0].fault(f"no answer has {KEY!r}; ask with return_routed_experts of a server that returns them")
     shapes = sorted({ids.shape[1:] for ids in experts})
     if len(shapes) > 1:
         raise sources[0].fault(f"answers differ in layers and choices: {shapes[0]} and {shapes[1]}")
-    rows, model_layers, findings = _layers(sources[0], model, experts)
+    used = np.zeros(shapes[0][0], bool)
+    for ids in experts:
+        # With one choice a token, expert 0 and nothing captured look the same.
+        used |= (ids >= (0 if shapes[0][1] > 1 else 1)).any(axis=(0, 2))
+    rows, findings = moe_rows(sources[0], used, model.experts)
+    if not rows.size:
+        raise sources[0].fault(f"no token has a choice in any MoE layer of {model.name}")
     sequence = np.repeat(np.arange(len(experts)), [len(ids) for ids in experts])
     together = np.empty((len(sequence), len(rows), shapes[0][1]), np.int16)
     ends = np.cumsum([len(ids) for ids in experts])
@@ -79,24 +91,9 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
         phase=None if any(phase is None for phase in phases) else np.concatenate(phases),
-        model_layers=model_layers,
+        model_layers=tuple(rows.tolist()),
         origin=Origin(format=NAME, findings=tuple(findings)),
     )
-
-
-def _layers(
-    source: Source, model: MoEModel, experts: list[np.ndarray]
-) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:
-    """(rows to keep, their model layers, findings on the others). experts: int16[token, layer, k] of every answer"""
-    layers, k = experts[0].shape[1:]
-    used = np.zeros(layers, bool)
-    for ids in experts:
-        # With one choice a token, expert 0 and nothing captured look the same.
-        used |= (ids >= (0 if k > 1 else 1)).any(axis=(0, 2))
-    rows, findings = moe_rows(source, used, model.experts)
-    if not rows.size:
-        raise source.fault(f"no token has a choice in any MoE layer of {model.name}")
-    return rows, tuple(rows.tolist()), findings
 
 
 def _answers(source: Source) -> Iterator[tuple[str, object]]:
@@ -130,17 +127,6 @@ def _routed(answer: object, place: str) -> Iterator[Routed]:
 
 def _count(usage: dict, name: str) -> int | None:
     return usage[name] if type(usage.get(name)) is int and usage[name] >= 0 else None
-
-
-def _decode(source: Source, model: MoEModel, routed: Routed) -> np.ndarray:
-    """The choices of an answer, int16[token, layer, k]; raises InputError."""
-    if not isinstance(routed.text, str):
-        kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
-        raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
-    try:
-        return decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
-    except InputError as error:
-        raise source.fault(f"{error} ({model.name})", routed.place) from None
 
 
 def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:

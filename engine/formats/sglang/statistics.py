@@ -39,8 +39,14 @@ def read_statistics(source: Source) -> ExpertLoad:
     data = torch_files.load(source.path) if is_torch else read_json_object(source.path, MAX_JSON_BYTES, arrays=True)
     if not isinstance(data, dict) or "logical_count" not in data:
         raise source.fault("expert statistics need a key 'logical_count'")
-    counts = data["logical_count"]
-    counts = torch_files.array_of(source.path, counts, "logical_count") if is_torch else _as_array(source, counts)
+    rows = data["logical_count"]
+    if is_torch:
+        counts = torch_files.array_of(source.path, rows, "logical_count")
+    else:
+        tables = (array_of_lists(rows, depth, NUMBERS) for depth in (1, 2, 3))
+        counts = next((table for table in tables if table is not None), None)
+        if counts is None:
+            raise source.fault("must be lists of numbers only, with rows that do not differ in length", "logical_count")
     if (layout := data.get("logical_count_layout")) not in (None, BY_RANK):
         raise source.fault(f"is {quoted(layout)}; only {BY_RANK!r} is known", "logical_count_layout")
     _check_shape(source, counts, layout)
@@ -65,14 +71,6 @@ def read_statistics(source: Source) -> ExpertLoad:
         by_step=None if by_step is None or len(by_step) < 2 else by_step[:, rows],
     )
     return replace(workload, origin=Origin(format=NAME, findings=(*findings, *layer_findings)))
-
-
-def _as_array(source: Source, rows: object) -> np.ndarray:
-    """Nested lists of numbers as float64[...] of 1 to 3 axes; raises InputError."""
-    for depth in (1, 2, 3):
-        if (counts := array_of_lists(rows, depth, NUMBERS)) is not None:
-            return counts
-    raise source.fault("must be lists of numbers only, with rows that do not differ in length", "logical_count")
 
 
 def _check_shape(source: Source, counts: np.ndarray, layout: str | None) -> None:

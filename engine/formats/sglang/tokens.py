@@ -17,14 +17,14 @@ records of all passes and empties it at every start of one, so a dump holds the 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.formats import torch_files
-from engine.formats.arrays import MAX_K, MAX_RANKS, MAX_SPLIT, routing_trace, traffic_matrix
-from engine.formats.format import Format, Glance
+from engine.formats.arrays import MAX_K, MAX_RANKS, MAX_SPLIT, first, routing_trace, traffic_matrix
+from engine.formats.format import Format
 from engine.formats.sglang import dumps
 from engine.formats.sglang.dumps import Dump, moe_rows
 from engine.formats.source import Source, error, ok, quoted, warning
@@ -139,7 +139,11 @@ def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
         for record in lists.values():
             for layer, tokens in _rows(dump, record):
                 if amounts is None:
-                    amounts = _no_traffic(dump, len(tokens))
+                    layers, ranks = len(dump.logical_of_slot), len(tokens)
+                    if not 2 <= ranks <= MAX_RANKS or layers * ranks * ranks > MAX_SPLIT:
+                        said = f"traffic of {layers} layers between {ranks} ranks is more than can be planned for"
+                        raise dump.source.fault(said)
+                    amounts = np.zeros((layers, ranks, ranks))
                 if len(tokens) != amounts.shape[1] or dump.rank >= len(tokens) or layer >= len(amounts):
                     raise dump.source.fault(
                         f"another number of ranks or layers than elsewhere, {len(tokens)}", dump.place(record)
@@ -160,14 +164,6 @@ def read_traffic(sources: Sequence[Source], name: str) -> TrafficMatrix:
         )
         findings = (warning("traffic-of-last-pass", message),)
     return replace(matrix, origin=Origin(format=name, findings=findings))
-
-
-def _no_traffic(dump: Dump, ranks: int) -> np.ndarray:
-    """Zeros, float64[decoder layer, src, dst]; raises InputError for more layers and ranks than there can be."""
-    layers = len(dump.logical_of_slot)
-    if not 2 <= ranks <= MAX_RANKS or layers * ranks * ranks > MAX_SPLIT:
-        raise dump.source.fault(f"traffic of {layers} layers between {ranks} ranks is more than can be planned for")
-    return np.zeros((layers, ranks, ranks))
 
 
 def _rows(dump: Dump, record: dict) -> list[tuple[int, np.ndarray]]:
@@ -212,22 +208,11 @@ def read_tokens(sources: Sequence[Source]) -> RoutingTrace | TrafficMatrix:
         raise sources[0].fault(f"has no workload {quoted(member)}; it holds: {ROUTING}, {TRAFFIC}")
     if member == TRAFFIC:
         return read_traffic(sources, NAME)
-    read, passes, copies = _read(sources)
-    if not passes:
-        raise sources[0].fault("no token chose any expert: every id is −1")
-    ranks_known = not copies and len(read) > 1  # a trace with its ranks shows itself which are missing
-    findings = [
-        *dumps.find_in_maps(read),
-        *dumps.find_copies(len(read) - len(copies), copies),
-        *(() if ranks_known else dumps.find_missing([dump.rank for dump in read])),
-        *_find_in_passes(passes),
-    ]
-    return _trace(sources[0], read[0], passes, findings, ranks_known)
-
-
-def _read(sources: Sequence[Source]) -> tuple[list[Dump], list[Pass], list[int]]:
-    """(the dumps without their records, the passes of ranks with tokens of their own, the ranks that repeat another's)"""
-    dumps.check_sizes(sources)
+    if (total := sum(source.path.stat().st_size for source in sources)) > dumps.MAX_BYTES:
+        raise sources[0].fault(
+            f"with the other ranks' {total / 1024**2:.0f} MB, more than the limit of {dumps.MAX_BYTES // 1024**2} MB; record "
+            "fewer passes"
+        )
     read: list[Dump] = []
     passes: list[Pass] = []
     digests, copies = set(), []
@@ -239,7 +224,16 @@ def _read(sources: Sequence[Source]) -> tuple[list[Dump], list[Pass], list[int]]
         else:
             digests.add(digest)
             passes += of_rank
-    return read, passes, copies
+    if not passes:
+        raise sources[0].fault("no token chose any expert: every id is −1")
+    ranks_known = not copies and len(read) > 1  # a trace with its ranks shows itself which are missing
+    findings = [
+        *dumps.find_in_maps(read),
+        *dumps.find_copies(len(read) - len(copies), copies),
+        *(() if ranks_known else dumps.find_missing([dump.rank for dump in read])),
+        *_find_in_passes(passes),
+    ]
+    return _trace(sources[0], read[0], passes, findings, ranks_known)
 
 
 def _trace(
@@ -262,7 +256,10 @@ def _trace(
         experts[at : at + len(part.experts)] = part.experts[:, rows, :k]
         at += len(part.experts)
     rank = np.concatenate([np.full(len(part.experts), part.rank) for part in passes])
-    sequence = _in_order(rank, np.concatenate([part.sequence for part in passes]))
+    # Numbered on every rank until here, from here on through all as they first appear.
+    own = (rank.astype(np.int64) << 32) | np.concatenate([part.sequence for part in passes])
+    _, starts, number = np.unique(own, return_index=True, return_inverse=True)
+    sequence = np.argsort(np.argsort(starts))[number]
     trace = routing_trace(source, experts, sequence, rank if ranks_known else None, reference.num_experts)
     if reference.logical_of_slot.shape[1] > reference.num_experts:
         findings = [*findings, *_find_moves(experts)]
@@ -320,8 +317,11 @@ def _whole_numbers(dump: Dump, record: dict, key: str) -> np.ndarray:
 
 def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
     """The logical experts, int16[token, decoder layer, k], of slots, int[decoder layer, token, k]; raises InputError."""
-    dump.check_ids(ids, place)
     layers, tokens, k = ids.shape
+    slots = dump.logical_of_slot.shape[1]
+    if ids.size and (ids.min() < -1 or ids.max() >= slots):
+        slot = ids[first((ids < -1) | (ids >= slots))]
+        raise dump.source.fault(f"slot {slot} is out of range, slots are 0 … {slots - 1}", place)
     experts = np.empty((tokens, layers, k), np.int16)
     for layer, logical in enumerate(dump.logical_of_slot.astype(np.int16)):
         with_none = np.append(logical, np.int16(-1))  # which -1 picks
@@ -331,30 +331,19 @@ def _fold(dump: Dump, ids: np.ndarray, place: str) -> np.ndarray:
     return experts
 
 
-def _in_order(rank: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """The sequence of every token, int64[token], numbered through all ranks as they first appear.
-
-    rank, sequence: int64[token]; sequences are numbered on each rank
-    """
-    _, starts, number = np.unique((rank.astype(np.int64) << 32) | sequence, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(starts))[number]
-
-
-def _find_in_passes(passes: list[Pass]) -> list[Finding]:
-    findings = []
+def _find_in_passes(passes: list[Pass]) -> Iterator[Finding]:
     if unrouted := sum(part.unrouted for part in passes):
-        message = f"{unrouted} tokens without any choice are left out: padding, or never captured."
-        findings.append(ok("tokens-without-choices", message))
+        text = f"{unrouted} tokens without any choice are left out: padding, or never captured."
+        yield ok("tokens-without-choices", text)
     if verified := sum(len(part.experts) for part in passes if part.verifies):
-        message = (
+        yield ok(
+            "drafts-verified",
             f"{verified} tokens are drafts under verification (speculative decoding): those that were rejected are "
-            "among them, as they were routed too, and which sequence a draft is of is a guess from its position."
+            "among them, as they were routed too, and which sequence a draft is of is a guess from its position.",
         )
-        findings.append(ok("drafts-verified", message))
-    return findings
 
 
-def _find_moves(experts: np.ndarray) -> list[Finding]:
+def _find_moves(experts: np.ndarray) -> Iterator[Finding]:
     """The finding on tokens with the same expert twice in a layer of replicated experts, which another map than ran folded.
 
     experts: int16[token, layer, k]
@@ -363,18 +352,14 @@ def _find_moves(experts: np.ndarray) -> list[Finding]:
     chosen = np.sort(experts[sample], axis=2)
     twice = ((chosen[:, :, 1:] == chosen[:, :, :-1]) & (chosen[:, :, 1:] >= 0)).any(axis=(1, 2))
     rows = sample[twice]
-    if not rows.size:
-        return []
-    message = (
-        f"{rows.size} of {len(sample)} tokens come out with one expert twice, which no router chooses: the balancer moved "
-        "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
-        "dump before it moves."
-    )
-    return [error("balancer-moved", message, rows=(int(rows[0]), int(rows[-1]) + 1))]
-
-
-def _tells(glance: Glance) -> bool:
-    return b"forward_pass_id" in glance.pickled and b"input_ids" in glance.pickled
+    if rows.size:
+        yield error(
+            "balancer-moved",
+            f"{rows.size} of {len(sample)} tokens come out with one expert twice, which no router chooses: the balancer moved "
+            "experts while recording, and the map of the dump is not the one that ran. Record again with the balancer off, or "
+            "dump before it moves.",
+            rows=(int(rows[0]), int(rows[-1]) + 1),
+        )
 
 
 FORMATS = (
@@ -382,7 +367,7 @@ FORMATS = (
         NAME,
         "SGLang's choices of every token",
         "routing",
-        _tells,
+        lambda glance: b"forward_pass_id" in glance.pickled and b"input_ids" in glance.pickled,
         read_tokens,
         recording_of=dumps.recording_of,
         members=lambda path: (),  # a single file holds none: traffic takes the files of all ranks

@@ -165,11 +165,6 @@ def read_counts(source: Source, ids: int | None) -> Counts:
     copies = np.empty((len(tensors), ids), np.int64)
     for record, (_, tensor) in enumerate(tensors):
         copies[record] = np.frombuffer(tensor["data"], _NUMBERS[tensor["dtype"]])
-    _check(source, iteration, layer, copies)
-    return Counts(iteration, layer, copies)
-
-
-def _check(source: Source, iteration: np.ndarray, layer: np.ndarray, copies: np.ndarray) -> None:
     if layer.max(initial=0) >= MAX_LAYERS:
         raise source.fault(f"layer {layer.max()} is out of range, at most {MAX_LAYERS} layers are read")
     if (faulty := (copies < 0) | (copies >= 2**53)).any():
@@ -178,6 +173,7 @@ def _check(source: Source, iteration: np.ndarray, layer: np.ndarray, copies: np.
             f"a count must be at least 0, not {copies[record, place]}",
             f"iteration {iteration[record]}, layer {layer[record]}, id {place}",
         )
+    return Counts(iteration, layer, copies)
 
 
 def read_tokens(source: Source) -> dict[tuple[int, int], int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.formats.arrays import expert_load, fold_slots
-from engine.formats.format import Format
+from engine.formats.format import Format, Glance
 from engine.formats.placements import tensorrt_llm
 from engine.formats.placements.plan_source import PlanSource
 from engine.formats.source import Source, error, fault, ok, quoted, warning
@@ -123,29 +123,29 @@ def _read(source: Source, path: Path) -> Slots:
     return Slots(path, np.array([row[0] for row in placement.experts_of_gpu], np.int64), int(updates))
 
 
-def about_slots(slots: Slots | None, ids: int, source: Source) -> Sequence[Finding]:
+def about_slots(slots: Slots | None, ids: int, source: Source) -> Iterator[Finding]:
     """Findings on the meaning of the ids."""
     if slots is None and source.num_experts is None and source.model is None:
-        message = (
+        yield warning(
+            "slots-or-experts",
             f"{ids} ids are counted, taken for experts: right if the model has {ids} experts and no load balancer was on. "
-            "With a balancer they are slots; open the model (--model) first, which decides."
+            "With a balancer they are slots; open the model (--model) first, which decides.",
         )
-        return (warning("slots-or-experts", message),)
-    if slots is None:
-        message = (
+    elif slots is None:
+        yield ok(
+            "slots-or-experts",
             f"The {ids} ids counted are the model's experts, unless a load balancer without redundant slots had moved them "
-            "while this was recorded."
+            "while this was recorded.",
         )
-        return (ok("slots-or-experts", message),)
-    message = f"The {ids} ids counted are slots; {slots.path.name} says which expert each held, and those of one expert add up."
-    folded = ok("slots-or-experts", message)
-    if not slots.updates:
-        return (folded,)
-    message = (
-        f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was recorded, so "
-        "slots held other experts than it says; record with layer_updates_per_iter 0."
-    )
-    return (folded, error("balancer-moved", message))
+    else:
+        says = f"{slots.path.name} says which expert each held, and those of one expert add up."
+        yield ok("slots-or-experts", f"The {ids} ids counted are slots; {says}")
+    if slots is not None and slots.updates:
+        yield error(
+            "balancer-moved",
+            f"{slots.path.name} has layer_updates_per_iter {slots.updates}: the balancer moved experts while this was "
+            "recorded, so slots held other experts than it says; record with layer_updates_per_iter 0.",
+        )
 
 
 @dataclass(frozen=True)
@@ -228,16 +228,23 @@ def read(sources: Sequence[Source]) -> ExpertLoad:
     sums = add_up(files.counts, meta.ids if meta else None)
     copies = _copies(sums)
     by_source = _by_source(sums, copies, meta)
-    layers = _decoder_layers(source, sums)
+    layers = np.arange(len(sums.layers))  # places of the decoder's layers
+    if model is not None:
+        layers = np.flatnonzero(sums.layers < model.layers)
+        dense = sorted(set(sums.layers.tolist()) & set(model.dense_layers))
+        if dense or not len(layers):
+            which = f"layer {dense[0]}, which is dense in" if dense else f"layer {sums.layers[0]}, but no MoE layer of"
+            raise source.fault(f"has counts of {which} {model.name}; give the model that was recorded")
     total = sums.by_span.sum(axis=0) / copies[:, None]
     slots = slots_counted(source, ids := total.shape[1])
     load = _of_experts(total[layers], source, sums.layers[layers], slots)
+    others = f"{len(files.further)} files of tensors that are no counts are left out"
     findings = (
         *about_slots(slots, ids, source),
         *_about_ranks(sums, copies, by_source is not None, meta),
         *_about_layers(source, sums.layers, layers, total),
         *_about_tokens(files, sums, meta),
-        *_about_files(files),
+        *(ok("further-tensors", f"{others} ({one.path.name}).") for one in files.further[:1]),
     )
     workload = expert_load(source, load, tuple(sums.layers[layers].tolist()))
     kept = layers[load.any(axis=1)]
@@ -293,19 +300,6 @@ def _by_source(sums: Sums, copies: np.ndarray, meta: Meta | None) -> np.ndarray 
         by_source[place_in[layers]] += amounts
         place_in[layers] += 1
     return by_source
-
-
-def _decoder_layers(source: Source, sums: Sums) -> np.ndarray:
-    """Places in `sums.layers` of the decoder's layers, int64[...]; all of them unless a model says otherwise."""
-    model = source.model
-    if model is None:
-        return np.arange(len(sums.layers))
-    decoder = np.flatnonzero(sums.layers < model.layers)
-    dense = sorted(set(sums.layers.tolist()) & set(model.dense_layers))
-    if dense or not len(decoder):
-        which = f"layer {dense[0]}, which is dense in" if dense else f"layer {sums.layers[0]}, but no MoE layer of"
-        raise source.fault(f"has counts of {which} {model.name}; give the model that was recorded")
-    return decoder
 
 
 def _about_layers(source: Source, recorded: np.ndarray, decoder: np.ndarray, total: np.ndarray) -> Iterator[Finding]:
@@ -373,21 +367,8 @@ def _about_tokens(files: Files, sums: Sums, meta: Meta | None) -> Iterator[Findi
     yield ok("conservation", "The counts of ranks add up to tokens × k in every layer.")
 
 
-def _about_files(files: Files) -> Iterator[Finding]:
-    if files.further:
-        yield ok(
-            "further-tensors",
-            f"{len(files.further)} files of tensors that are no counts are left out ({files.further[0].path.name}).",
-        )
+def _tells(glance: Glance) -> bool:
+    return is_counts(glance) or is_meta(glance) or is_tokens(glance)
 
 
-FORMATS = (
-    Format(
-        NAME,
-        "TensorRT-LLM's expert statistics",
-        "loads",
-        lambda glance: is_counts(glance) or is_meta(glance) or is_tokens(glance),
-        read,
-        lambda path: "",
-    ),
-)
+FORMATS = (Format(NAME, "TensorRT-LLM's expert statistics", "loads", _tells, read, lambda path: ""),)

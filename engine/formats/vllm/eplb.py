@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, model_layers_of, place_in
+from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, fold_slots, model_layers_of, place_in
 from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, Glance, of_one_file
 from engine.formats.json_lines import records
@@ -119,9 +119,7 @@ def _fold(source: Source, record: dict, seen: _Seen, place: str) -> np.ndarray:
         raise source.fault(
             f"expert_load is {list(load.shape)}, p2l_map {list(logical.shape)}; both are [layers][slots]", place
         )
-    layers, experts = len(load), int(logical.max()) + 1
-    expert = np.arange(layers)[:, None] * experts + logical
-    return np.bincount(expert.ravel(), weights=load.ravel(), minlength=layers * experts).reshape(layers, experts)
+    return fold_slots(load, logical, int(logical.max()) + 1)
 
 
 def _take_map(source: Source, record: dict, logical: np.ndarray, seen: _Seen, place: str) -> None:

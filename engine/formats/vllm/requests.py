@@ -80,7 +80,11 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
         prompt = np.repeat([request.prompt_rows for request in held], rows)
         phase = np.where(row_of_token < prompt, PREFILL, DECODE).astype(np.int8)
     origin = Origin(format=format, findings=findings)
-    return replace(_without_dense_layers(trace, source), phase=phase, origin=origin)
+    if (numbers := model_layers_of(source, trace.layers)) is not None:
+        moe = [layer for layer, number in enumerate(numbers) if number in source.model.moe_layers]
+        kept = trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe])
+        trace = replace(trace, experts=kept, model_layers=tuple(numbers[layer] for layer in moe))
+    return replace(trace, phase=phase, origin=origin)
 
 
 def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
@@ -100,24 +104,6 @@ def _sizes(request: Request) -> str:
     return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
 
 
-def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
-    """The trace with its layers numbered as in the open model; without the dense ones if it holds all decoder layers."""
-    numbers = model_layers_of(source, trace.layers)
-    if numbers is None or source.model is None:
-        return trace
-    moe = [layer for layer, number in enumerate(numbers) if number in source.model.moe_layers]
-    return replace(
-        trace,
-        experts=trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe]),
-        model_layers=tuple(numbers[layer] for layer in moe),
-    )
-
-
-def read_requests(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace with a sequence for each file; cut into prefill and decode if every file has the ids of its prompt."""
-    return trace_of_requests((_request(source) for source in in_order(sources)), NAME)
-
-
 def _request(source: Source) -> Request:
     with one_clear_line(source.path), zipfile.ZipFile(source.path) as archive:
         names, prompt = array_names(source.path, archive), None
@@ -130,9 +116,13 @@ def _request(source: Source) -> Request:
     return Request(experts[:, :, None] if experts.ndim == 2 else experts, prompt, source)
 
 
+def _read(sources: Sequence[Source]) -> RoutingTrace:
+    return trace_of_requests(map(_request, in_order(sources)), NAME)
+
+
 def _tells(glance: Glance) -> bool:
     names = glance.archived
     return f"{_EXPERTS}.npy" in names and "experts.npy" not in names and all(name.endswith(".npy") for name in names)
 
 
-FORMATS = (Format(NAME, "the routing of single requests", "routing", _tells, read_requests, without_ids),)
+FORMATS = (Format(NAME, "the routing of single requests", "routing", _tells, _read, without_ids),)

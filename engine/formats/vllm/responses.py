@@ -66,7 +66,14 @@ def decode(value: object, model: MoEModel | None) -> Encoded:
     model: the open model, for bytes without a shape
     """
     if isinstance(value, str):
-        return Encoded(_decode_text(value, model))
+        if value.startswith(NPY_IN_BASE64):
+            return Encoded(decode_npy(value))
+        if model is None:
+            raise InputError(
+                "routed_experts: is base64 without a shape, as SGLang sends it; say which model it is of (--model, or open the "
+                "model first)"
+            )
+        return Encoded(decode_int32(value, model.layers, model.experts_per_token))
     if isinstance(value, dict):
         return _decode_object(value)
     if isinstance(value, list | np.ndarray):
@@ -76,17 +83,6 @@ def decode(value: object, model: MoEModel | None) -> Encoded:
             )
         return Encoded(decode_lists(ids))
     raise InputError(f"routed_experts: a text, lists or an object are needed, not {quoted(value)}")
-
-
-def _decode_text(text: str, model: MoEModel | None) -> np.ndarray:
-    if text.startswith(NPY_IN_BASE64):
-        return decode_npy(text)
-    if model is None:
-        raise InputError(
-            "routed_experts: is base64 without a shape, as SGLang sends it; say which model it is of (--model, or open the "
-            "model first)"
-        )
-    return decode_int32(text, model.layers, model.experts_per_token)
 
 
 def _decode_object(value: dict) -> Encoded:
@@ -242,7 +238,8 @@ def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:
         experts = np.concatenate(answer.parts)
         prompt_rows = (answer.rows_of_prompt or 0) if prompt_apart else _rows_of_prompt(answer, len(experts), tally)
         request = Request(experts, prompt_rows, answer.source, answer.place)
-        if first is not None and _repeats_prompt(request, first):
+        rows, shared = request.prompt_rows, first is not None and request.prompt_rows == first.prompt_rows
+        if rows and shared and np.array_equal(experts[:rows], first.experts[:rows]):
             tally.repeated += 1
             request = Request(experts[prompt_rows:], 0, answer.source, answer.place)
         first = first or request
@@ -276,11 +273,6 @@ def _rows_of_prompt(answer: Answer, rows: int, tally: Tally) -> int | None:
     missing = max(answer.prompt + answer.generated - 1 - rows, 0)
     tally.cut += missing > 0
     return min(max(answer.prompt - missing, 0), rows)
-
-
-def _repeats_prompt(request: Request, first: Request) -> bool:
-    rows = request.prompt_rows
-    return bool(rows) and rows == first.prompt_rows and np.array_equal(request.experts[:rows], first.experts[:rows])
 
 
 def _sizes(experts: np.ndarray) -> str:
@@ -365,10 +357,13 @@ def _count(value: object) -> int | None:
 
 def _records(source: Source) -> Iterator[tuple[str, dict, bool]]:
     """(place, object, True for a server-sent event) of a file in any of the forms."""
-    glance = Glance(source.path)
-    if glance.first_line.startswith(_EVENT):
-        yield from _events(source)
-    elif _is_lines(glance):
+    line = Glance(source.path).first_line
+    if line.startswith(_EVENT):
+        for number, line in lines(source.path, MAX_JSON_BYTES):
+            text = line.removeprefix(_EVENT.encode()).strip()
+            if line.startswith(_EVENT.encode()) and text and text != _END.encode():
+                yield f"line {number}", parse(source.path, number, text, arrays=True), True
+    elif line.startswith("{") and (line.endswith("}") or _is_cut(line)):  # else an object over several lines
         for number, line in lines(source.path, MAX_JSON_BYTES):
             yield f"line {number}", parse(source.path, number, line, arrays=True), False
     else:
@@ -377,21 +372,6 @@ def _records(source: Source) -> Iterator[tuple[str, dict, bool]]:
             if not isinstance(record, dict):
                 raise source.fault("an answer is a JSON object {…}", f"entry {index}")
             yield f"answer {index}", record, False
-
-
-def _events(source: Source) -> Iterable[tuple[str, dict, bool]]:
-    for number, line in lines(source.path, MAX_JSON_BYTES):
-        if line.startswith(_EVENT.encode()):
-            text = line.removeprefix(_EVENT.encode()).strip()
-            if text and text != _END.encode():
-                yield f"line {number}", parse(source.path, number, text, arrays=True), True
-
-
-def _is_lines(glance: Glance) -> bool:
-    """True if each line is an object, by the end of the first one if a glance can see that. An object over several lines
-    begins with a line that stays open."""
-    line = glance.first_line
-    return line.startswith("{") and (line.endswith("}") or _is_cut(line))
 
 
 def _is_cut(line: str) -> bool:

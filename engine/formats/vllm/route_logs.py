@@ -62,7 +62,9 @@ def read_routes(sources: Sequence[Source]) -> RoutingTrace:
                 f"{reference.experts.shape[1]}; log every layer while the same requests are served in the same order"
             )
     experts = np.stack([layer.experts for layer in ordered], axis=1)
-    trace = routing_trace(sources[0], experts, recorded_experts=_recorded_experts(sources))
+    said = (Glance(source.path).record.get("num_experts") for source in sources)  # in the first line of one
+    recorded = next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
+    trace = routing_trace(sources[0], experts, recorded_experts=recorded)
     return replace(
         trace,
         model_layers=model_layers_named(sources[0], [layer.number for layer in ordered]),
@@ -121,12 +123,6 @@ def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.nda
             line_of_row(source.path, int(row_of_line[row])),
         )
     return ids.astype(np.int16)
-
-
-def _recorded_experts(sources: Sequence[Source]) -> int | None:
-    """Experts per layer, if one of the first lines says it."""
-    said = [Glance(source.path).record.get("num_experts") for source in sources]
-    return next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
 
 
 def _findings(layers: list[_Layer]) -> Iterator[Finding]:
