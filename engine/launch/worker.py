@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,12 +67,17 @@ def run(context: RankContext, folder: Path) -> None:
     instructions, recorder = context.instructions, context.recorder
     recorder.align(instructions.ranks)
     context.report(0.0, "measuring this machine")
-    measured = _measure(context)
+    if instructions.goal is Goal.TRAINING:
+        # Imported here and below: with the imports of a step every rank of any launch would take half as long again to start.
+        from engine.launch.step.measure_machine import measure_machine_for_step
+
+        measured = measure_machine_for_step(context)
+    else:
+        measured = measure_machine(context)
+        context = replace(context, links=links_of(instructions, measured))
     if context.rank == 0:
         with writing(folder):
             write_atomically(folder / MACHINE_TIMES, json.dumps(measured))
-    if instructions.goal is not Goal.TRAINING:
-        context = replace(context, links=links_of(instructions, measured))
     executors = [executor_of(context, plan) for plan in instructions.plans]
     rounds = instructions.repeats + 1
     for number in range(rounds):
@@ -94,18 +98,9 @@ def run(context: RankContext, folder: Path) -> None:
             write_atomically(folder / REPORT, json.dumps(report))
 
 
-def _measure(context: RankContext) -> dict[str, Any]:
-    if context.instructions.goal is not Goal.TRAINING:
-        return measure_machine(context)
-    from engine.launch.step.measure_machine import measure_machine_for_step
-
-    return measure_machine_for_step(context)
-
-
 def executor_of(context: RankContext, plan: Plan) -> Executor:
     """The executor of a plan."""
     if context.instructions.goal is Goal.TRAINING:
-        # Imported here and above: with the imports of a step every rank of any launch would take half as long again to start.
         from engine.launch.step.run import StepExecutor
 
         return StepExecutor(context, plan)

@@ -20,6 +20,7 @@ from engine.launch.running import clusters, slurm
 from engine.launch.running.processes import ROOT
 from engine.launch.running.slurm import MaybeSubmittedError
 from engine.launch.running.torchx_application import dry_run
+from tests import warm
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 
@@ -68,7 +69,7 @@ def finish(command: list[str], **more) -> None:
 
 
 # Run for real, see also `tests.slurm`.
-def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
+def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path, warm_process):
     (claim := tmp_path / "as $(PATH) the pod has it").mkdir()
     launch, _, folder = written("kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim))
     (task,) = yaml.safe_load(dry_run(launch, folder))["spec"]["tasks"]
@@ -78,7 +79,7 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
     python, *words = [as_kubelet_expands(word, own | {"PATH": "/bin"}) for word in container["command"]]
     assert python == "python"
     image = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nowhere", "TMPDIR": str(claim)}
-    finish([sys.executable, *words], env=image | own, cwd="/")
+    finish([str(warm.PYTHON), *words], env=image | own | {warm.ADDRESS: str(warm_process)}, cwd="/")
     (claim / "run").rename(folder)
     hold_results(clusters.collect(folder), launch)
 

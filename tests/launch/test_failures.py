@@ -33,6 +33,7 @@ from engine.launch.running.local import run_here
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
+from tests import warm
 from tests.cases.jobs import until
 from tests.cases.launches import BIG, launch_arguments, prepare
 from tests.cases.processes import processes_of
@@ -85,10 +86,10 @@ def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], obje
 
 
 # Ranks that do not come, or go.
-def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold_python):
+def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
+        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {warm.INTERPRETER} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(python))

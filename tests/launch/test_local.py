@@ -34,6 +34,7 @@ from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests import warm
 from tests.cases.jobs import until
 from tests.cases.launch_plans import MODES
 from tests.cases.launches import (
@@ -55,6 +56,8 @@ from tests.cases.launches import (
 )
 from tests.cases.processes import processes_of, ranks_of
 from tests.oracles.plans import check_plan
+
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 # Before anything runs.
@@ -173,7 +176,7 @@ def rows_of(launch: PreparedLaunch) -> np.ndarray:
     return rows
 
 
-def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, warm_python):
+def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
     plans = tuple(plan_for(recording(), mode) for mode in MODES)
     launch = inference.prepare_inference(Launch(plans, recording(), MODEL, ranks=2, repeats=3), HOST)
     reports: list[tuple[float, str]] = []
@@ -195,7 +198,7 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, wa
     assert not processes_of(tmp_path)
 
 
-def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_python):
+def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path):
     trace = recording(padding=0.2)
     launch = prepare(ranks=4, trace=trace, plan=plan_for(trace, "shared", UNEVEN))
     assert launch.instructions.plans[0].placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
@@ -213,7 +216,7 @@ def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_pytho
             np.testing.assert_allclose(to_host[:, 2:], planned[:, 2:], rtol=1e-9)
 
 
-def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch, warm_python):
+def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     launch = prepare("matched", 1, repeats=1)
@@ -299,7 +302,10 @@ MOMENTS = {
     ],
 )
 @pytest.mark.clock
-def test_a_stop_ends_everything_within_two_seconds(begin, moment):
+def test_a_stop_ends_everything_within_two_seconds(begin, moment, monkeypatch):
+    monkeypatch.setenv(
+        "PYTHON_EXEC", warm.INTERPRETER
+    )  # ranks that start cold do not notice for long that torchrun is gone
     running = begin()
     until(lambda: moment(running), 120)
     asked = time.monotonic()
@@ -331,7 +337,7 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
 
 @pytest.mark.everything
 @pytest.mark.clock
-def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
+def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin, cold_python):
     running = begin()
     until(lambda: len(ranks_of(running.folder)) == 2, 120)
     first, second = ranks_of(running.folder)
@@ -357,7 +363,7 @@ def start_job(own_data_folder) -> Iterator[Callable[..., Job]]:
         assert runner.wait(job, 5).finished
 
 
-def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python):
+def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
     job = start_job("launch", launch_arguments(MODEL, tokens=200, repeats=2))
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
     (result,) = job.result["runs"]
@@ -394,7 +400,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
 
 @pytest.mark.everything
 @pytest.mark.clock
-def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
+def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job, cold_python):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2, 120)
     protocol.living_worker(job.folder).terminate()
@@ -411,7 +417,7 @@ def optimise_arguments(trace: RoutingTrace, model: MoEModel, cluster: Cluster, s
     }
 
 
-def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_python):
+def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job):
     cluster, trace = cluster_presets()["mixed-8"].cluster, recording()
     systems = [{"name": "linear"}, {"name": "aurora", "options": {"time_limit": 0.3, "order": "matched"}}]
     job = start_job("optimise", optimise_arguments(trace, MODEL, cluster, systems))
@@ -427,7 +433,7 @@ def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_p
 
 
 @pytest.mark.clock
-def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job, warm_python):
+def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job):
     layers, experts = 26, 64
     rng = np.random.default_rng(2)
     chosen = np.argsort(rng.random((4000, layers, experts)) ** np.linspace(0.5, 3, experts), axis=-1)[:, :, :6]

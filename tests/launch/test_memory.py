@@ -29,6 +29,7 @@ from engine.result import never
 from engine.systems.base import silent
 from engine.training import balanced_load
 from engine.workload import RoutingTrace
+from tests import warm
 from tests.cases import steps
 from tests.cases.launch_plans import beside
 from tests.cases.launches import EVEN, EXPERTS, HOST, LAYERS, MODEL, OTHER, plan_for, recording, recording_b
@@ -250,8 +251,9 @@ def launches() -> dict[str, PreparedLaunch]:
         *(pytest.param(name, marks=pytest.mark.everything) for name in ("two models", "a step")),
     ],
 )
-def test_ranks_take_what_was_said(name, tmp_path, monkeypatch):
+def test_ranks_take_what_was_said(name, tmp_path, monkeypatch, warm_python):
     monkeypatch.setattr(local, "WORKER", "tests.launch.memory_ranks")
+    monkeypatch.setenv("PYTHON_EXEC", warm.INTERPRETER)  # a rank's memory is its own
     monkeypatch.setenv("OMP_THREAD_LIMIT", "1")  # every thread of a product has room of its own
     launch = launches()[name]
     of_rank, in_all = gib(launch)

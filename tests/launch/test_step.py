@@ -1,5 +1,6 @@
 """Planned training steps on real Gloo ranks: the gradients of the unplanned step for every plan, and the order of events."""
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from engine.systems import TRAINING
 from engine.systems import run as plan_with
 from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
+from tests import warm
 from tests.cases.steps import MODEL, RANKS, STEP, plan_of, problem
 from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
@@ -92,8 +94,9 @@ CASES = {case.name: case for case in cases()}
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    return run(list(CASES.values()), tmp_path_factory.mktemp("ranks"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory, warm_process) -> dict[str, list[Outcome]]:
+    environment = os.environ | {warm.ADDRESS: str(warm_process), "OMP_NUM_THREADS": "1"}
+    return run(list(CASES.values()), tmp_path_factory.mktemp("ranks"), environment)
 
 
 @pytest.mark.parametrize("name", CASES)

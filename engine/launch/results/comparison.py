@@ -67,7 +67,9 @@ class _Seconds:
 
 
 def _of_pass(timeline: Timeline) -> _Seconds:
-    spans = _spans(timeline)
+    grouped = timeline.events.groupby(["model", "layer", "kind"], observed=True)
+    spans = grouped.agg(start=("start", "min"), end=("end", "max")).reset_index()
+    spans["seconds"] = spans["end"] - spans["start"]
     by_layer = pd.Series({layer: _seconds(own) for layer, own in spans.groupby("layer")}, dtype=float)
     by_kind = spans.groupby("kind", observed=True)["seconds"].sum()
     return _Seconds(by_kind, by_layer, timeline.total - _seconds(spans))
@@ -78,13 +80,6 @@ def _of_step(timeline: Timeline) -> _Seconds:
     seconds = (events["end"] - events["start"]) / lanes
     by_kind = seconds.groupby(events["kind"], observed=True).sum()
     return _Seconds(by_kind, seconds.groupby(events["layer"]).sum(), timeline.decomposition()["idle"])
-
-
-def _spans(timeline: Timeline) -> pd.DataFrame:
-    spans = timeline.events.groupby(["model", "layer", "kind"], observed=True).agg(
-        start=("start", "min"), end=("end", "max")
-    )
-    return spans.assign(seconds=spans["end"] - spans["start"]).reset_index()
 
 
 def _seconds(spans: pd.DataFrame) -> float:

@@ -25,7 +25,7 @@ from engine.launch.rank.instructions import REPORT, read_instructions, write_ins
 from engine.launch.results.run import Run, read_run
 from engine.launch.running.processes import OF_RANK
 from engine.launch.running.slurm import MaybeSubmittedError, refuse_impossible
-from engine.launch.running.torchx_application import ROLE, batch_log_name, log_name, request_for, torchx
+from engine.launch.running.torchx_application import ROLE, asking, batch_log_name, log_name, request_for
 from engine.plan import Plan
 from engine.schema import Kept
 from engine.training import balanced_load
@@ -52,8 +52,7 @@ def node_lines(folder: Path, handle: str, destination: Destination, node: int) -
         # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
         yield from _lines(folder / log_name(_number(handle), node))
         return
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         yield from runner.log_lines(handle, ROLE, node)
 
 
@@ -167,8 +166,7 @@ def write(launch: PreparedLaunch, folder: Path) -> None:
     """Write the run folder: all that the job and a reader of its results need."""
     write_instructions(folder, launch.instructions, launch.workloads)
     names = tuple(workload.name for workload in launch.workloads)
-    job = ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit)
-    _save(folder, job)
+    _save(folder, ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit))
 
 
 def submit(launch: PreparedLaunch, folder: Path) -> str:
@@ -181,8 +179,7 @@ def submit(launch: PreparedLaunch, folder: Path) -> str:
     replace(launch, checks=(*launch.checks, *destination_checks(launch.destination))).check()
     job = read_job(folder)
     with _submitting(folder):
-        schedulers = torchx()
-        with schedulers.as_input_errors(), schedulers.runner() as runner:
+        with asking() as runner:
             if isinstance(launch.destination, Slurm):
                 refuse_impossible(launch.destination, launch.limit)
             handle = runner.schedule(request_for(launch, folder))
@@ -197,7 +194,15 @@ def submit(launch: PreparedLaunch, folder: Path) -> str:
 def _submitting(folder: Path) -> Iterator[None]:
     """In the body, this is the only process that submits the folder. A folder that was not submitted in the end can be
     submitted again."""
-    if read_job(folder).handle or not _claimed(folder):
+    claimed = False
+    if not read_job(folder).handle:
+        try:
+            with contextlib.suppress(FileExistsError):
+                (folder / SUBMISSION).touch(exist_ok=False)
+                claimed = True
+        except OSError as error:
+            raise InputError(f"{folder / SUBMISSION} cannot be written: {error.strerror}") from None
+    if not claimed:
         by = read_job(folder).handle
         how = f"has been submitted as {by}" if by else "is being submitted, or has been by what ended before it said so"
         raise InputError(f"{folder} {how}; launch again for a folder of its own")
@@ -210,21 +215,9 @@ def _submitting(folder: Path) -> Iterator[None]:
         raise
 
 
-def _claimed(folder: Path) -> bool:
-    """True if this is the first to claim the folder's submission for itself."""
-    try:
-        (folder / SUBMISSION).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise InputError(f"{folder / SUBMISSION} cannot be written: {error.strerror}") from None
-    return True
-
-
 def status(handle: str) -> Status:
     """State of a submitted job. Raises InputError if its scheduler cannot be asked."""
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         answer = runner.status(_checked(handle))
     if answer is None:
         return Status("gone", "its scheduler does not know it any more", True)
@@ -233,8 +226,7 @@ def status(handle: str) -> Status:
 
 def cancel(handle: str) -> None:
     """End a submitted job; one that is over already stays as it is."""
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         runner.cancel(_checked(handle))
 
 

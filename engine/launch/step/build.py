@@ -8,8 +8,8 @@ from torch import Tensor
 from engine.launch.rank.context import RankContext
 from engine.launch.step.layout import Choice, Layout
 from engine.launch.step.nodes import (
+    Activated,
     ActivatedExperts,
-    ActivatedLinear,
     Aggregate,
     Attention,
     Combine,
@@ -101,7 +101,7 @@ class Builder:
             tied = name == HEAD and self.step.tied_embeddings
             return Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
         if kind in ("dense_ffn", "shared_experts"):
-            return Linear(name, inputs, weight) if first else ActivatedLinear(name, inputs, weight, self.gated)
+            return Linear(name, inputs, weight) if first else Activated(name, inputs, weight, gated=self.gated)
         if kind == "gate":
             return Gate(name, inputs, weight, layout.chosen)
         if kind == "dispatch":
@@ -109,7 +109,7 @@ class Builder:
         if kind == "experts" and first:
             return Experts(name, inputs, weight, layout)
         if kind == "experts":
-            return ActivatedExperts(name, inputs, weight, layout, self.gated)
+            return ActivatedExperts(name, inputs, weight, layout, gated=self.gated)
         if kind == "combine":
             return Combine(name, inputs, layout)
         if kind == "aggregate":
