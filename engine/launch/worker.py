@@ -9,8 +9,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -78,13 +78,18 @@ def run(context: RankContext, folder: Path) -> None:
     if context.rank == 0:
         with writing(folder):
             write_atomically(folder / MACHINE_TIMES, json.dumps(measured))
-    executors = [executor_of(context, plan) for plan in instructions.plans]
-    rounds = instructions.repeats + 1
-    for number in range(rounds):
-        for index, executor in enumerate(executors):
-            recorder.begin(index, number)
-            executor.run(progress_of(context, number, index))
-            recorder.end()
+    executors, plans = [executor_of(context, plan) for plan in instructions.plans], len(instructions.plans)
+    turns = list(product(range(instructions.repeats + 1), range(plans)))
+    for turn, (number, index) in enumerate(turns):
+        which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
+        which += f", {instructions.plans[index].name}" if plans > 1 else ""
+
+        def report(done: float, message: str, turn: int = turn, which: str = which) -> None:
+            context.report(0.1 + 0.7 * (turn + done) / len(turns), f"{which}, {message}")
+
+        recorder.begin(index, number)
+        executors[index].run(report)
+        recorder.end()
     with writing(folder):
         recorder.save(folder / f"events-{context.rank}.npz")
     context.report(0.85, "comparing with the unplanned computation")
@@ -107,19 +112,6 @@ def executor_of(context: RankContext, plan: Plan) -> Executor:
     if plan.goal is Goal.TWO_MODELS:
         return Colocated(context, plan)
     return Coherent(context, plan) if plan.execution == "context-coherent" else Forward(context, plan)
-
-
-def progress_of(context: RankContext, number: int, index: int) -> Callable[[float, str], None]:
-    """A function that reports the progress of a pass as progress of the whole launch."""
-    instructions = context.instructions
-    which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
-    which += f", {instructions.plans[index].name}" if len(instructions.plans) > 1 else ""
-    rounds = len(instructions.plans) * (instructions.repeats + 1)
-
-    def report(done: float, message: str) -> None:
-        context.report(0.1 + 0.7 * (number * len(instructions.plans) + index + done) / rounds, f"{which}, {message}")
-
-    return report
 
 
 if __name__ == "__main__":

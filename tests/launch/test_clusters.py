@@ -184,11 +184,7 @@ short|30:00|9|16|64000|(null)
         ({"nodes": 1, "gpus": 8}, 600, None),
         ({"nodes": 2, "gpus": 8}, 600, "main has 3 nodes, 1 of them with 8 CPUs, 8 GPUs and 16 GiB"),
         ({"partition": "night", "gpus": 4, "nodes": 40}, 36 * 60, None),  # its nodes do not tell their memory
-        (
-            {"partition": "night"},
-            36 * 60 + 1,
-            "night lets a job run for 2160 minutes, and this one has a limit of 2161",
-        ),
+        ({"partition": "night"}, 2161, "night lets a job run for 2160 minutes, and this one has a limit of 2161"),
         ({"partition": "short", "nodes": 9}, 30, None),
         ({"partition": "short,night", "nodes": 9}, 31, None),
         (
@@ -226,15 +222,6 @@ def test_a_command_that_says_nothing_is_not_waited_for(shared, tmp_path, monkeyp
         clusters.submit(launch, folder)
 
 
-def test_a_failure_before_the_submission_leaves_no_folder(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
-    (state / "refuse").touch()
-    launch = launch_for(destination("slurm", shared, gpus=0))
-    with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
-        clusters.submit(launch, folder)
-    assert not list(shared.iterdir())
-
-
 def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     (state / "queue").write_text("RUNNING\nRUNNING\n")
@@ -246,9 +233,13 @@ def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
 
 
 def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
-    launch, _, folder = written("slurm", shared)
     state = install_slurm(tmp_path, monkeypatch)
     (state / "refuse").touch()
+    launch = launch_for(destination("slurm", shared, gpus=0))
+    with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
+        clusters.submit(launch, folder)
+    assert not list(shared.iterdir()), "a failure before the submission leaves no folder"
+    launch, _, folder = written("slurm", shared)
     with pytest.raises(InputError, match=r"^Slurm refused the job: .*Invalid partition name"):
         clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None

@@ -179,12 +179,12 @@ def fill(folder: Path) -> None:
 def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_there(disk, monkeypatch):
     data = disk("size=16m")
     monkeypatch.setenv("SWITCHYARD_DATA", str(data))
-    arguments = launch_arguments(BIG, repeats=50) | {"ranks": 1}
+    arguments = launch_arguments(BIG, repeats=20) | {"ranks": 1}
     digest = store.load_workload(arguments["workload"]).digest
     job = runner.start("launch", arguments, data)
     try:
         until(lambda: job.progress and job.progress.done >= 0.1, 120)  # all ranks at work
-        fill(data)  # at once: the passes take three seconds
+        fill(data)  # at once: the passes take a second
         history = job.history
         assert runner.wait(job, 30) is State.FAILED
         assert "disk" in job.error and "\n" not in job.error, job.error
