@@ -98,9 +98,9 @@ def run(context: RankContext, folder: Path) -> None:
     dist.all_gather_object(errors, recorder.clock_error)
     if context.rank == 0:
         device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "CPU"
-        report = {"differences": differences, "device": device, "clock_error": max(errors)}
+        outcome = {"differences": differences, "device": device, "clock_error": max(errors)}
         with writing(folder):
-            write_atomically(folder / REPORT, json.dumps(report))
+            write_atomically(folder / REPORT, json.dumps(outcome))
 
 
 def executor_of(context: RankContext, plan: Plan) -> Executor:

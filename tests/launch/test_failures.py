@@ -130,12 +130,8 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_p
     )
 
     def ranks() -> list[psutil.Process]:
-        return [
-            process
-            for folder in own_data_folder.glob("run-*")
-            for process in processes_of(folder)
-            if rank_of(process) is not None
-        ]
+        started = (process for folder in own_data_folder.glob("run-*") for process in processes_of(folder))
+        return [process for process in started if rank_of(process) is not None]
 
     try:
         until(lambda: len(ranks()) == 2, 60)
@@ -156,9 +152,8 @@ def disk(tmp_path) -> Iterator[Callable[..., Path]]:
     def mount(options: str) -> Path:
         folder = tmp_path / f"disk{len(mounted)}"
         folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True, check=False
-        )
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
         mounted.append(folder)
@@ -271,13 +266,12 @@ def test_events_are_saved_whole_or_not_at_all(tmp_path):
     assert message_of(save).startswith(f"the folder {tmp_path} cannot be written (File too large)")
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
+    def save_where_nothing_is() -> None:
+        with writing(gone):
+            recorder_with(1).save(gone / "events-0.npz")
 
-def test_a_run_folder_that_has_vanished(tmp_path):
-    def save() -> None:
-        with writing(tmp_path / "gone"):
-            recorder_with(1).save(tmp_path / "gone" / "events-0.npz")
-
-    assert message_of(save).startswith(f"the folder {tmp_path / 'gone'} cannot be written (No such file or directory)")
+    gone, why = tmp_path / "gone", "(No such file or directory)"
+    assert message_of(save_where_nothing_is).startswith(f"the folder {gone} cannot be written {why}")
 
 
 @pytest.mark.parametrize("name", [REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"])

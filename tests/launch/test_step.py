@@ -34,7 +34,7 @@ UNDER = {
 
 def by_system(name: str) -> Case:
     """A step that a system plans for slow links, so that cutting pays."""
-    cluster = cluster_of(*(make_gpu(send=3e5) for _ in range(RANKS)), latency=1e-5)
+    cluster = cluster_of(*(make_gpu(send=3e5) for _ in range(2)), latency=1e-5)
     planned = problem_of(cluster, k=2, batch=4, gate="top-k", routing="recorded")
     settings = {"micro_op_mb": 0.01} if name == "lina" else {}
     plan = plan_with(TRAINING[name], planned, settings).result.solution
@@ -50,10 +50,15 @@ def cut(first: str, last: str, parts: int) -> PartitionRange:
 
 
 def cases() -> list[Case]:
-    steps = [by_system(name) for name in TRAINING]
+    wide = MODEL.model_copy(update={"d_model": 128, "d_ff": 512})
+    more = STEP.model_copy(update={"vocabulary": 3000, "sequence_length": 64, "dense_d_ff": 512})
+    plan = plan_of(linear_placement(problem(wide, more, 2)), Priority(policy="fair", bucket=1e5))
+    first = Case("memory", plan, wide, more, double=False, probed=True)  # before others leave tensors behind
+    steps, two_ranks = [first, *(by_system(name) for name in TRAINING)], linear_placement(problem(ranks=2))
     for policy in POLICIES:
         for limit in ("bucket", "micro_op"):
-            plan = plan_of(priority=Priority(policy=policy, **{limit: 3e3}), pipeline=pipeline(1, 2, "interleaved"))
+            priority = Priority(policy=policy, **{limit: 3e3})
+            plan = plan_of(two_ranks, priority, pipeline=pipeline(1, 2, "interleaved"))
             steps.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
     ranges = (cut("1.projection", "2.dispatch", 3), cut("2.experts_up", "2.combine", 2), cut("2.aggregate", "head", 4))
     overlap = Overlap(ranges=ranges, under=UNDER)
@@ -83,10 +88,6 @@ def cases() -> list[Case]:
     steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
     steps.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
-    wide = MODEL.model_copy(update={"d_model": 128, "d_ff": 512})
-    more = STEP.model_copy(update={"vocabulary": 3000, "sequence_length": 64, "dense_d_ff": 512})
-    plan = plan_of(linear_placement(problem(wide, more, 2)), Priority(policy="fair", bucket=1e5))
-    steps.append(Case("memory", plan, wide, more, double=False, probed=True))
     return steps
 
 

@@ -164,14 +164,10 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
 
 # The fields of a Job that a person sets, by Volcano's CustomResourceDefinition jobs.batch.volcano.sh (v1alpha1), but for the
 # pods' templates, which are Kubernetes' own. Unlike the original, this schema refuses every other field.
-EVENTS = [
-    *("*", "PodPending", "PodRunning", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted", "OutOfSync"),
-    *("CommandIssued", "JobUpdated", "TaskFailed"),
-]
-ACTIONS = [
-    *("AbortJob", "RestartJob", "RestartTask", "RestartPod", "RestartPartition", "TerminateJob", "CompleteJob"),
-    "ResumeJob",
-]
+EVENTS = ["*", "Unknown", "OutOfSync", "CommandIssued", "JobUpdated", "TaskCompleted", "TaskFailed"]
+EVENTS += ["PodPending", "PodRunning", "PodFailed", "PodEvicted"]
+ACTIONS = [f"{verb}Job" for verb in ("Abort", "Restart", "Terminate", "Complete", "Resume")]
+ACTIONS += ["RestartTask", "RestartPod", "RestartPartition"]
 """The definition takes any text for these; the controller acts on these."""
 LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"

@@ -266,7 +266,15 @@ def collect(folder: Path) -> Run:
     results = [REPORT, *(f"events-{rank}.npz" for rank in range(job.destination.ranks))]
     missing = [name for name in results if not (folder / name).exists()]
     if missing:
-        raise InputError(f"{folder} has no {missing[0]} yet: {_why_none(folder, job)}")
+        why = "the job was not submitted from here, has not ended, or has failed (its log says why)"
+        if job.handle is not None:
+            try:
+                now = status(job.handle)
+            except InputError as error:
+                why = f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
+            else:
+                why = failure(folder, now) if now.over else f"{job.handle} is {now.text}"
+        raise InputError(f"{folder} has no {missing[0]} yet: {why}")
     instructions, tokens = read_instructions(folder)
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     workloads: tuple[Workload, ...] = tuple(
@@ -277,17 +285,6 @@ def collect(folder: Path) -> Run:
         workloads = (balanced_load(instructions.model),)
     launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, (), destination=job.destination)
     return read_run(launch, folder, cores=job.destination.devices.cores)
-
-
-def _why_none(folder: Path, job: ClusterJob) -> str:
-    """The reason why a job has left no results so far, as far as its scheduler can be asked."""
-    if job.handle is None:
-        return "the job was not submitted from here, has not ended, or has failed (its log says why)"
-    try:
-        now = status(job.handle)
-    except InputError as error:
-        return f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
-    return failure(folder, now) if now.over else f"{job.handle} is {now.text}"
 
 
 def _save(folder: Path, job: ClusterJob) -> None:

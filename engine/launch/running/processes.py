@@ -141,7 +141,11 @@ def _wait(
         if now > saved + 0.5:
             saved = now
             output.logs.save()
-            if output.printed + _kept_by_torchrun(folder) > MOST_PRINTED:
+            printed = output.printed
+            for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):  # torchrun's own files
+                with contextlib.suppress(OSError):
+                    printed += path.stat().st_size
+            if printed > MOST_PRINTED:
                 raise InputError(f"the launch was ended: its ranks printed more than {MOST_PRINTED >> 20} MiB")
         time.sleep(0.05)
     return codes
@@ -160,15 +164,6 @@ def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
     """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*start, "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder)]
-
-
-def _kept_by_torchrun(folder: Path) -> int:
-    """Bytes in the files that torchrun writes."""
-    size = 0
-    for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):
-        with contextlib.suppress(OSError):
-            size += path.stat().st_size
-    return size
 
 
 class _Output:
