@@ -174,7 +174,7 @@ def fill(folder: Path) -> None:
 def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_there(disk, monkeypatch):
     data = disk("size=16m")
     monkeypatch.setenv("SWITCHYARD_DATA", str(data))
-    arguments = launch_arguments(BIG, repeats=20) | {"ranks": 1}
+    arguments = launch_arguments(BIG, repeats=50, tokens=1000) | {"ranks": 1}
     digest = store.load_workload(arguments["workload"]).digest
     job = runner.start("launch", arguments, data)
     try:
