@@ -35,12 +35,12 @@ IMPORTED = (
     "engine.jobs.studies",
     "engine.jobs.scores",
     "engine.placement.grouped_assignment",
-    "engine.placement.grouped_assignment",
     "engine.launch.worker",
     "engine.launch.calibration.sweep_rank",
     "engine.launch.step.run",
     "engine.launch.step.measure_machine",
     "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "streamlit.web.cli",
 )
 
@@ -71,9 +71,13 @@ def serve(listener: socket.socket) -> None:
 @functools.cache
 def _load() -> None:
     """Load the modules that a fork would import, the compiled simulation, and what a studio loads with its first page."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
     from app import warm_up
     from engine import cli
 
+    # torchrun looks through all modules, here many, to name each step in which its ranks meet, in an event that goes nowhere.
+    dynamic_rendezvous.get_method_name = lambda depth=2: ""
     groups = (group.name for group in pkgutil.iter_modules(cli.__path__, "engine.cli."))
     for module in (*IMPORTED, *groups):
         importlib.import_module(module)

@@ -6,14 +6,17 @@ that it reaches with sends to all other GPUs of its domain, a port at the rate o
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from engine.communication.relays import Domains, Relays, counted
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.plan.plan import replay
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BALANCE, CROSS, SPREAD = 0, 1, 2
 """The step of a stage's hops, counted from its first one."""
@@ -87,9 +90,11 @@ class Steps:
         order = np.argsort(step, kind="stable")
         return step[order], src[order], dst[order], size[order]
 
-    def hops(self) -> pd.DataFrame:
+    def hops(self) -> "pd.DataFrame":
         """The rows of `sends` split by owner: columns step, src, dst, bytes, and origin and target, the GPUs that the bytes
         come from and are for."""
+        import pandas as pd
+
         relays, local = self.relays, self._local()
         rows = [(*local, *local[1:3])]
         source, target = self.domains.members[relays.source], self.domains.members[relays.target]

@@ -36,8 +36,6 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     size: float64[point]
     seconds: float64[point] > 0
     """
-    from scipy.optimize import nnls
-
     size, seconds = np.asarray(size, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if len(np.unique(size)) < 2:
         raise InputError("a line needs measurements of at least two different sizes")
@@ -46,8 +44,13 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
         terms = np.column_stack([1 / seconds, size / scale / seconds])
     if not np.isfinite(terms).all():
         raise InputError(f"{seconds.min():g} s is too short for a measured time")
-    (alpha, beta), _ = nnls(terms, np.ones(len(size)))
-    line = Line(alpha=alpha, beta=beta / scale)
+    largest = terms.max(axis=0)
+    terms /= largest
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(size)))[0]
+    if min(alpha, beta) < 0:  # then one of the best two is 0, as the error is convex
+        alone = np.diag(terms.sum(axis=0) / (terms**2).sum(axis=0))
+        alpha, beta = min(alone, key=lambda pair: ((terms @ pair - 1) ** 2).sum())
+    line = Line(alpha=alpha / largest[0], beta=beta / largest[1] / scale)
     return line.model_copy(update={"error": float(np.mean(np.abs(line.seconds(size) / seconds - 1)))})
 
 

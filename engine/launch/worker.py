@@ -9,10 +9,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,19 +67,29 @@ def run(context: RankContext, folder: Path) -> None:
     instructions, recorder = context.instructions, context.recorder
     recorder.align(instructions.ranks)
     context.report(0.0, "measuring this machine")
-    measured = _measure(context)
+    if instructions.goal is Goal.TRAINING:
+        # Imported here and below: with the imports of a step every rank of any launch would take half as long again to start.
+        from engine.launch.step.measure_machine import measure_machine_for_step
+
+        measured = measure_machine_for_step(context)
+    else:
+        measured = measure_machine(context)
+        context = replace(context, links=links_of(instructions, measured))
     if context.rank == 0:
         with writing(folder):
             write_atomically(folder / MACHINE_TIMES, json.dumps(measured))
-    if instructions.goal is not Goal.TRAINING:
-        context = replace(context, links=links_of(instructions, measured))
-    executors = [executor_of(context, plan) for plan in instructions.plans]
-    rounds = instructions.repeats + 1
-    for number in range(rounds):
-        for index, executor in enumerate(executors):
-            recorder.begin(index, number)
-            executor.run(progress_of(context, number, index))
-            recorder.end()
+    executors, plans = [executor_of(context, plan) for plan in instructions.plans], len(instructions.plans)
+    turns = list(product(range(instructions.repeats + 1), range(plans)))
+    for turn, (number, index) in enumerate(turns):
+        which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
+        which += f", {instructions.plans[index].name}" if plans > 1 else ""
+
+        def report(done: float, message: str, turn: int = turn, which: str = which) -> None:
+            context.report(0.1 + 0.7 * (turn + done) / len(turns), f"{which}, {message}")
+
+        recorder.begin(index, number)
+        executors[index].run(report)
+        recorder.end()
     with writing(folder):
         recorder.save(folder / f"events-{context.rank}.npz")
     context.report(0.85, "comparing with the unplanned computation")
@@ -89,42 +98,20 @@ def run(context: RankContext, folder: Path) -> None:
     dist.all_gather_object(errors, recorder.clock_error)
     if context.rank == 0:
         device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "CPU"
-        report = {"differences": differences, "device": device, "clock_error": max(errors)}
+        outcome = {"differences": differences, "device": device, "clock_error": max(errors)}
         with writing(folder):
-            write_atomically(folder / REPORT, json.dumps(report))
-
-
-def _measure(context: RankContext) -> dict[str, Any]:
-    if context.instructions.goal is not Goal.TRAINING:
-        return measure_machine(context)
-    from engine.launch.step.measure_machine import measure_machine_for_step
-
-    return measure_machine_for_step(context)
+            write_atomically(folder / REPORT, json.dumps(outcome))
 
 
 def executor_of(context: RankContext, plan: Plan) -> Executor:
     """The executor of a plan."""
     if context.instructions.goal is Goal.TRAINING:
-        # Imported here and above: with the imports of a step every rank of any launch would take half as long again to start.
         from engine.launch.step.run import StepExecutor
 
         return StepExecutor(context, plan)
     if plan.goal is Goal.TWO_MODELS:
         return Colocated(context, plan)
     return Coherent(context, plan) if plan.execution == "context-coherent" else Forward(context, plan)
-
-
-def progress_of(context: RankContext, number: int, index: int) -> Callable[[float, str], None]:
-    """A function that reports the progress of a pass as progress of the whole launch."""
-    instructions = context.instructions
-    which = "warm-up" if number == 0 else f"pass {number} of {instructions.repeats}"
-    which += f", {instructions.plans[index].name}" if len(instructions.plans) > 1 else ""
-    rounds = len(instructions.plans) * (instructions.repeats + 1)
-
-    def report(done: float, message: str) -> None:
-        context.report(0.1 + 0.7 * (number * len(instructions.plans) + index + done) / rounds, f"{which}, {message}")
-
-    return report
 
 
 if __name__ == "__main__":

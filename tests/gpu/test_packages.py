@@ -51,23 +51,18 @@ def test_what_is_missing_is_said_in_one_line_with_versions_and_what_to_do(wheels
     printed = capsys.readouterr()
     pins = packages.pins()
     assert printed.out == "" and printed.err.count("\n") == 1
-    assert (
-        f"(Python {HERE}) lacks torch {pins['torch']}, psutil {pins['psutil']}, pydantic {pins['pydantic']};"
-        in printed.err
-    )
+    lacking = ", ".join(f"{name} {pins[name]}" for name in ("torch", "psutil", "pydantic"))
+    assert f"(Python {HERE}) lacks {lacking};" in printed.err
     assert f'make gpu-wheels GPU_PYTHON_VERSION={HERE} GPU_WHEELS="psutil pydantic"' in printed.err
     assert "PyTorch is the machine's own" in printed.err
 
 
-def test_a_python_that_is_too_old_is_told_so(monkeypatch, capsys):
+def test_an_older_version_is_not_good_enough_and_a_later_one_is(wheels, monkeypatch, capsys):
+    installed(monkeypatch, pandas="2.3.1", numpy="3.0.0rc1", scipy="1.9.0")
+    assert packages.lacking() == ["pandas"]
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     assert main([]) == 1
     assert "is Python 3.10; Switchyard needs 3.11 or newer" in capsys.readouterr().err
-
-
-def test_an_older_major_version_is_not_good_enough_and_a_later_one_is(wheels, monkeypatch):
-    installed(monkeypatch, pandas="2.3.1", numpy="3.0.0rc1", scipy="1.9.0")
-    assert packages.lacking() == ["pandas"]
 
 
 def test_wheels_come_before_the_machines_own_packages_only_where_those_lack(wheels, monkeypatch, capsys):
@@ -121,13 +116,11 @@ def test_what_lacks_is_fetched_without_what_the_machine_may_have_itself(wheels, 
     assert "--python-version=3.99" in asked[1]
 
 
-def test_a_package_that_nobody_needs_is_refused(wheels, capsys):
+def test_a_package_that_nobody_needs_is_refused_and_one_that_pip_does_not_find_ends_it(wheels, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["fetch", "streamlit"])
     assert "streamlit is not needed" in capsys.readouterr().err
 
-
-def test_a_package_that_pip_does_not_find_ends_it(wheels, monkeypatch):
     def pip(command, check):
         raise subprocess.CalledProcessError(1, command)
 
@@ -135,16 +128,7 @@ def test_a_package_that_pip_does_not_find_ends_it(wheels, monkeypatch):
     assert main(["fetch", "pydantic"]) == 1
 
 
-def run_in(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 RANKS = "engine.launch.worker, engine.launch.step.run, engine.launch.calibration.sweep_rank, tests.gpu.check"
-
-
-def test_ranks_and_the_check_import_no_solver():
-    done = run_in(f"import sys, {RANKS}; sys.exit('ortools' in sys.modules)")
-    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_and_the_check_import_nothing_else_of_what_the_studio_requires():
@@ -154,28 +138,23 @@ def test_ranks_and_the_check_import_nothing_else_of_what_the_studio_requires():
     others = {name.lower() for name in packages.pins()} - there
     blocked = sorted(top for top, owners in known.items() if others & {owner.lower() for owner in owners})
     assert {"ortools", "pyarrow", "yaml", "sqlalchemy", "streamlit", "safetensors"} <= set(blocked)
-    done = run_in(f"import sys; sys.modules.update(dict.fromkeys({blocked})); import {RANKS}")
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import {RANKS}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_list_of_what_is_missing_is_printed_by_a_python_that_has_nothing():
     """`-S` leaves out all that was ever installed."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", "-m", "tests.gpu.packages"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-S", "-E", "-m", "tests.gpu.packages"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr
     missing = [name for name in NEEDED if f"{name} {packages.pins()[name]}" in done.stderr]
     assert missing or done.stdout.strip(), "unless wheels were fetched"
 
 
 def test_make_takes_the_machines_python_and_sets_nothing_up():
-    shown = subprocess.run(
-        ["make", "-n", "gpu", "GPU_PYTHON=/some/python", "GPU_JSON=/some/gpu.json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"MAKEFLAGS": ""},
-        check=True,
-    ).stdout
+    command = ["make", "-n", "gpu", "GPU_PYTHON=/some/python", "GPU_JSON=/some/gpu.json"]
+    environment = os.environ | {"MAKEFLAGS": ""}
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
     assert "/some/python -m tests.gpu.check --json=/some/gpu.json" in shown
     assert "pip" not in shown and ".venv" not in shown

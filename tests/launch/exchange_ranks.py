@@ -6,6 +6,8 @@ It exchanges rows that name their source and writes the rows that arrived, with 
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from engine.communication.order import order, random_order
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.links import Links
-from engine.launch.rank.recorder import Recorder
+from engine.launch.rank.recorder import Mark, Recorder
 from engine.launch.rank.routes import Piece, pieces
 from engine.plan import OrderMode, Schedule
 from tests.cases.launch_plans import MODES
@@ -39,6 +41,11 @@ def counts_of(ranks: int, seed: int) -> np.ndarray:
     return rng.integers(1, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.8)
 
 
+def note(logged: list[Piece], piece: Piece, begin: Mark) -> None:
+    """Keep a piece that an exchange logs."""
+    logged.append(piece)
+
+
 def schedule_of(mode: OrderMode, counts: np.ndarray, seed: int) -> Schedule | None:
     """A schedule made for other traffic than it is used for, so that some pairs are unknown to it."""
     planned = np.where(np.random.default_rng(seed + 100).random(counts.shape) < 0.8, counts, 0).astype(float)
@@ -50,8 +57,7 @@ def schedule_of(mode: OrderMode, counts: np.ndarray, seed: int) -> Schedule | No
     return order(planned, rate, rate, mode).solution
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+def exchanged(rank: int, ranks: int) -> dict:
     recorder, exchanges = Recorder(rank, torch.device("cpu")), []
     for seed in range(4):
         counts = counts_of(ranks, seed)
@@ -60,15 +66,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             for channel, matrix in enumerate((counts, counts.T)):
                 logged: list[Piece] = []
                 order = pieces(mode, schedule_of(mode, matrix, seed), matrix)
-                way = Exchange(
-                    rank,
-                    mode,
-                    order,
-                    matrix,
-                    lambda piece, begin, to=logged: to.append(piece),
-                    recorder,
-                    channel=channel,
-                )
+                log = partial(note, logged)
+                way = Exchange(rank, mode, order, matrix, log, recorder, channel=channel)
                 incoming = torch.full((int(matrix[:, rank].sum()), WIDTH), -1.0, dtype=torch.float64)
                 both.append((way, matrix, incoming, logged))
                 if seed % 2:
@@ -89,10 +88,18 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         begin = time.monotonic()
         way.run(outgoing_of(counts, rank), incoming)
         paced.append([time.monotonic() - begin, incoming.tolist()])
+    return {"exchanges": exchanges, "paced": paced}
+
+
+def main(outcome_of: Callable[[int, int], object]) -> None:
+    """Be one of the ranks of `python -m tests.launch.PROGRAM RANK RANKS FOLDER`, and write its outcome."""
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    outcome = outcome_of(rank, ranks)
     dist.barrier()
-    (folder / f"outcome-{rank}.json").write_text(json.dumps({"exchanges": exchanges, "paced": paced}))
+    (folder / f"outcome-{rank}.json").write_text(json.dumps(outcome))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(exchanged)

@@ -3,9 +3,7 @@
 It runs two-tier exchanges of rows that name their source and writes the rows that arrived as `outcome-RANK.json`.
 """
 
-import json
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.relayed import RelayedExchange
 from engine.launch.rank.routes import Piece
 from engine.network import Network
-from tests.launch.exchange_ranks import WIDTH, outgoing_of
+from tests.launch.exchange_ranks import WIDTH, main, note, outgoing_of
 
 NODES = {4: [(2, 2), (3, 1), (1, 2, 1), (4,)], 8: [(4, 4)]}
 """Sizes of the nodes, by the number of ranks."""
@@ -40,17 +38,14 @@ def cases_of(ranks: int) -> list[tuple[np.ndarray, Hops]]:
     return cases
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+def exchanged(rank: int, ranks: int) -> list[dict]:
     recorder, outcomes = Recorder(rank, torch.device("cpu")), []
     cases = cases_of(ranks)
     for number in range(0, len(cases), 2):
         both = []
         for channel, (counts, done) in enumerate(cases[number : number + 2]):
             logged: list[Piece] = []
-            way = RelayedExchange(
-                rank, done, counts, lambda piece, begin, to=logged: to.append(piece), recorder, channel=channel
-            )
+            way = RelayedExchange(rank, done, counts, partial(note, logged), recorder, channel=channel)
             incoming = torch.full((int(counts[:, rank].sum()), WIDTH), -1.0, dtype=torch.float64)
             way.ahead = number % 6 != 0  # if not: all of a step in one batch, as NCCL takes it
             if number % 6 == 2:
@@ -61,10 +56,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             way.run(outgoing_of(counts, rank), incoming)
             sent = [(piece.phase, piece.src, piece.dst, piece.begin, piece.end) for piece in logged]
             outcomes.append({"incoming": incoming.tolist(), "logged": sent})
-    dist.barrier()
-    (folder / f"outcome-{rank}.json").write_text(json.dumps(outcomes))
-    dist.destroy_process_group()
+    return outcomes
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(exchanged)

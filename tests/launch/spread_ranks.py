@@ -3,9 +3,7 @@
 It sends tokens once to every node, sums up the outputs that come back, in slices, and writes both as `outcome-RANK.json`.
 """
 
-import json
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.relayed import Pool, PooledExchange
 from engine.launch.rank.routes import Piece
 from engine.launch.rank.wire import Wire
+from tests.launch.exchange_ranks import main, note
 
 WIRE = Wire("fp32", 2)
 SLICES = (1, 3, 16)
@@ -32,8 +31,7 @@ def cases_of(ranks: int) -> list[tuple[np.ndarray, np.ndarray, Stops, int]]:
     return cases
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+def exchanged(rank: int, ranks: int) -> list[dict]:
     recorder, outcomes = Recorder(rank, torch.device("cpu")), []
     for number, (hosts, source, stops, slices) in enumerate(cases_of(ranks)):
         legs, held = Legs.of(hosts, source, stops), np.flatnonzero(source == rank)
@@ -41,21 +39,11 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         home = held[(hosts[held] >= 0).any(axis=1)]
         logged: list[Piece] = []
         ways = []
-        for channel, (hops, own, wanted) in enumerate(
-            ((legs.dispatch(slices), held, served), (legs.combine(slices), served, home))
-        ):
+        both = (legs.dispatch(slices), held, served), (legs.combine(slices), served, home)
+        for channel, (hops, own, wanted) in enumerate(both):
             pool = Pool.of(rank, hops, own)
-            final = pool.places(wanted)[0]
-            way = PooledExchange(
-                rank,
-                hops,
-                pool,
-                final,
-                lambda piece, begin, to=logged: to.append(piece),
-                recorder,
-                channel=channel,
-                wire=WIRE,
-            )
+            final, log = pool.places(wanted)[0], partial(note, logged)
+            way = PooledExchange(rank, hops, pool, final, log, recorder, channel=channel, wire=WIRE)
             way.ahead = number % 2 == 0  # if not: all of a step in one batch, as NCCL takes it
             incoming = torch.zeros((len(final), WIRE.bytes), dtype=torch.uint8)
             if number % 4 == 0:
@@ -70,10 +58,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         summed = torch.zeros((len(source), 2)).index_add_(0, torch.from_numpy(tokens), WIRE.unpack(returned))
         sent = [(piece.phase, piece.src, piece.dst, piece.end - piece.begin) for piece in logged]
         outcomes.append({"came": WIRE.unpack(came).tolist(), "summed": summed.tolist(), "logged": sent})
-    dist.barrier()
-    (folder / f"outcome-{rank}.json").write_text(json.dumps(outcomes))
-    dist.destroy_process_group()
+    return outcomes
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(exchanged)

@@ -1,21 +1,19 @@
 """Real Gloo ranks that execute training steps and report their events: `python -m tests.launch.step_ranks FOLDER`."""
 
 import gc
-import json
 import multiprocessing
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference
@@ -28,6 +26,7 @@ from engine.launch.step.weights import LEARNING_RATE
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.training import TrainingStep
+from tests import warm
 
 CPU = torch.device("cpu")
 CASES = "cases.json"
@@ -72,6 +71,9 @@ class Outcome:
     repeated: bool
     updated: bool
     memory: float
+
+
+OUTCOMES = TypeAdapter(dict[str, Outcome], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 class Double(RankContext):
@@ -180,17 +182,18 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
     return max(most)
 
 
-def run(cases: Sequence[Case], folder: Path, limit: float = 150.0) -> dict[str, list[Outcome]]:
+def run(
+    cases: Sequence[Case], folder: Path, environment: dict[str, str], limit: float = 150.0
+) -> dict[str, list[Outcome]]:
     """The outcomes of all ranks by case, from processes of their own: they fork before PyTorch has any thread."""
     (folder / CASES).write_bytes(TypeAdapter(list[Case]).dump_json(list(cases), exclude_none=True))
-    command = [sys.executable, "-m", "tests.launch.step_ranks", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [str(warm.PYTHON), "-m", "tests.launch.step_ranks", str(folder)]
     done = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-    outcome, outcomes = TypeAdapter(Outcome), {}
+    outcomes = {}
     for ranks in {case.ranks for case in cases}:
-        parts = [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
-        outcomes |= {name: [outcome.validate_python(part[name]) for part in parts] for name in parts[0]}
+        parts = [OUTCOMES.validate_json((folder / f"{ranks}-{rank}.json").read_bytes()) for rank in range(ranks)]
+        outcomes |= {name: [part[name] for part in parts] for name in parts[0]}
     return outcomes
 
 
@@ -200,8 +203,8 @@ def rank_main(rank: int, cases: list[Case], folder: Path) -> None:
     leave_with_parent()
     store = f"file://{folder / f'store-{ranks}'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    outcomes = {case.name: asdict(execute(case, rank)) for case in cases}
-    (folder / f"{ranks}-{rank}.json").write_text(json.dumps(outcomes))
+    outcomes = {case.name: execute(case, rank) for case in cases}
+    (folder / f"{ranks}-{rank}.json").write_bytes(OUTCOMES.dump_json(outcomes))
     dist.destroy_process_group()
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -29,6 +28,7 @@ from engine.launch.running import local
 from engine.result import never
 from engine.systems.base import silent
 from tests.cases.cli import CLUSTER, CommandLine
+from tests.cases.jobs import until
 from tests.strategies import cluster_of, make_gpu
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
@@ -55,48 +55,46 @@ def test_defaults_follow_the_devices():
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks", "part"),
+    ("devices", "asked", "part"),
     [
-        (HOST, 0, "0 ranks: choose between 1 and 64"),
-        (HOST, -3, "-3 ranks"),
-        (HOST, 65, "65 ranks"),
-        (CARDS, 4, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)"),
+        (HOST, {"ranks": 0}, "0 ranks: choose between 1 and 64"),
+        (HOST, {"ranks": -3}, "-3 ranks"),
+        (HOST, {"ranks": 65}, "65 ranks"),
+        (CARDS, {"ranks": 4}, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)"),
+        (CARDS, {"dtypes": ["fp8"]}, "fp8 cannot be measured; choose from bf16, fp16, fp32"),
     ],
 )
-def test_numbers_of_ranks_that_make_no_sense(devices, ranks, part):
+def test_what_cannot_be_measured_is_refused(devices, asked, part):
     with pytest.raises(InputError) as caught:
-        plan_sweep(devices, ranks)
+        plan_sweep(devices, **asked)
     assert part in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_numbers_without_a_gemm_are_refused():
-    with pytest.raises(InputError, match="fp8 cannot be measured; choose from bf16, fp16, fp32"):
-        plan_sweep(CARDS, dtypes=["fp8"])
 
 
 def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "run_processes", lambda *_: pytest.fail("it measured"))
     good = tmp_path / "profile.json"
-    assert "0 ranks" in engine.refused("calibrate", "--ranks", 0, "-o", good)
-    assert "ends in .json" in engine.refused("calibrate", "-o", tmp_path / "profile.txt")
     (tmp_path / "folder.json").mkdir()
-    assert "it is a folder" in engine.refused("calibrate", "-o", tmp_path / "folder.json")
-    assert "No such file or directory" in engine.refused("calibrate", "-o", tmp_path / "none" / "profile.json")
-    assert "Not a directory" in engine.refused("calibrate", "-o", Path(__file__) / "profile.json")
-    assert "--cluster is for emulated links" in engine.refused("calibrate", "--cluster", CLUSTER, "-o", good)
-    assert "--scale is for emulated links" in engine.refused("calibrate", "--scale", 2, "-o", good)
-    assert "needs the cluster" in engine.refused("calibrate", "--on", "testbed", "-o", good)
-    arguments = ("calibrate", "--on", "testbed", "--cluster", CLUSTER, "-o", good)
-    assert "9 ranks: choose between 1 and 8, the GPUs of mixed-8" in engine.refused(*arguments, "--ranks", 9)
-    assert "scale must be a number above 0" in engine.refused(*arguments, "--scale", 0)
+    on_testbed = ("--on", "testbed", "--cluster", CLUSTER)
+    for arguments, at, part in (
+        (("--ranks", 0), good, "0 ranks"),
+        ((), tmp_path / "profile.txt", "ends in .json"),
+        ((), tmp_path / "folder.json", "it is a folder"),
+        ((), tmp_path / "none" / "profile.json", "No such file or directory"),
+        ((), Path(__file__) / "profile.json", "Not a directory"),
+        (("--cluster", CLUSTER), good, "--cluster is for emulated links"),
+        (("--scale", 2), good, "--scale is for emulated links"),
+        (("--on", "testbed"), good, "needs the cluster"),
+        ((*on_testbed, "--ranks", 9), good, "9 ranks: choose between 1 and 8, the GPUs of mixed-8"),
+        ((*on_testbed, "--scale", 0), good, "scale must be a number above 0"),
+    ):
+        assert part in engine.refused("calibrate", *arguments, "-o", at)
     with pytest.raises(SystemExit) as caught:
         engine("calibrate")
     assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
-
-
-def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
     with pytest.raises(InputError, match="no GPU type 'H900'"):
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
+    with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
+        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
     assert not (tmp_path / "run").exists()
 
 
@@ -147,9 +145,7 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     assert [row["operation"] for row in table_of(calibration)] == [
         *("GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer")
     ]
-
-
-def test_ranks_of_one_kind_are_merged_by_their_medians():
+    # Ranks of one kind are merged by their medians.
     points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
     assert sweep_rank._merged(points) == [[8, 64, 2.0, 0.4]]
 
@@ -202,6 +198,9 @@ def clock(monkeypatch) -> Clock:
 def test_seconds_are_those_of_one_repetition(rank, clock):
     assert rank.seconds_of([lambda: clock.work(1e-4)]) == [(pytest.approx(1e-4), pytest.approx(0, abs=1e-9))]
     assert clock.calls == 2 + 3 * 10, "what is short is repeated between two readings of the clock"
+    clock.calls, clock.now, rank.deadline = 0, 1.0, 0.5
+    rank.seconds_of([lambda: clock.work(2e-3)])
+    assert clock.calls == 3, "out of time: a warm-up, a first look, and one reading"
 
 
 def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, clock):
@@ -216,12 +215,6 @@ def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, cloc
     rank.deadline = math.inf
     medians = rank.seconds_of([lambda: work("a"), lambda: work("b")])
     assert medians == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
-
-
-def test_out_of_time_everything_is_read_once(rank, clock):
-    clock.now, rank.deadline = 1.0, 0.5
-    rank.seconds_of([lambda: clock.work(2e-3)])
-    assert clock.calls == 3  # a warm-up, a first look, and one reading
 
 
 def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, clock):
@@ -279,10 +272,7 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
 @pytest.mark.everything
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
-    deadline = time.monotonic() + 120
-    while not (job.progress and "shapes" in job.progress.message):
-        assert time.monotonic() < deadline and not job.state.finished, job.log_tail()
-        time.sleep(0.05)
+    until(lambda: job.progress and "shapes" in job.progress.message, 120)
     assert len(ranks_in(job.folder / "run")) >= 2
     runner.cancel(job)
     assert runner.wait(job, 20) is State.CANCELLED
@@ -326,11 +316,6 @@ def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_one_calibration_or_launch_at_a_time(tmp_path):
-    with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
-        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
-
-
 def test_a_job_says_what_it_measured(monkeypatch):
     from engine.jobs import launches
     from tests.costs import device_profiles as planted
@@ -366,11 +351,14 @@ def pair_sweep(**changes) -> Sweep:
     return Sweep(**(settings | changes))
 
 
-def test_the_parts_share_all_of_the_time():
+def test_the_parts_share_all_of_the_time_and_sizes_of_buffers_span_decades():
     pair, single = pair_sweep(), pair_sweep(ranks=1)
     assert sum(pair.allowance(part) for part in sweep.PARTS) == pytest.approx(30)
     assert sum(single.allowance(part) for part in sweep.PARTS if part not in sweep.COLLECTIVES) == pytest.approx(30)
     assert single.allowance("gemm") > pair.allowance("gemm")
+    sizes = sweep.buffer_sizes()
+    assert (sizes[0], sizes[-1]) == (sweep.SMALLEST, sweep.LARGEST)
+    assert all(b == sweep.FACTOR * a for a, b in pairwise(sizes))
 
 
 def test_a_fast_device_gets_every_size_and_a_slow_one_what_it_can_do_in_time():
@@ -380,11 +368,8 @@ def test_a_fast_device_gets_every_size_and_a_slow_one_what_it_can_do_in_time():
     assert slow.m[-1] >= 128 and slow.n[-1] >= 1536 and slow.k[-1] >= 1536
     assert slowest == grids()[-1], "where nothing fits, the least that tells anything"
     assert grid_for(GPU, 1.0, 3, 1e12).seconds(GPU, 3) <= 1.0
-
-
-def test_a_grid_that_does_not_fit_in_memory_is_passed_over():
     small = grid_for(GPU, 15, 7, 1e8)
-    assert small.numbers <= 1e8 < Grid(sweep.M, sweep.N, sweep.K).numbers
+    assert small.numbers <= 1e8 < fast.numbers, "what does not fit in memory is passed over"
 
 
 def test_time_is_the_sum_over_all_points():
@@ -419,9 +404,3 @@ def test_held_out_shapes_are_inside_and_new(grid):
     for m, n, k in shapes:
         assert grid.m[0] <= m <= grid.m[-1] and grid.n[0] <= n <= grid.n[-1] and grid.k[0] <= k <= grid.k[-1]
         assert n % 8 == 0 and k % 8 == 0
-
-
-def test_sizes_of_buffers_span_decades():
-    sizes = sweep.buffer_sizes()
-    assert (sizes[0], sizes[-1]) == (sweep.SMALLEST, sweep.LARGEST)
-    assert all(b == sweep.FACTOR * a for a, b in pairwise(sizes))

@@ -20,6 +20,7 @@ from engine.launch.running import clusters, slurm
 from engine.launch.running.processes import ROOT
 from engine.launch.running.slurm import MaybeSubmittedError
 from engine.launch.running.torchx_application import dry_run
+from tests import warm
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 
@@ -68,7 +69,7 @@ def finish(command: list[str], **more) -> None:
 
 
 # Run for real, see also `tests.slurm`.
-def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
+def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path, warm_process):
     (claim := tmp_path / "as $(PATH) the pod has it").mkdir()
     launch, _, folder = written("kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim))
     (task,) = yaml.safe_load(dry_run(launch, folder))["spec"]["tasks"]
@@ -78,7 +79,7 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
     python, *words = [as_kubelet_expands(word, own | {"PATH": "/bin"}) for word in container["command"]]
     assert python == "python"
     image = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nowhere", "TMPDIR": str(claim)}
-    finish([sys.executable, *words], env=image | own, cwd="/")
+    finish([str(warm.PYTHON), *words], env=image | own | {warm.ADDRESS: str(warm_process)}, cwd="/")
     (claim / "run").rename(folder)
     hold_results(clusters.collect(folder), launch)
 
@@ -183,11 +184,7 @@ short|30:00|9|16|64000|(null)
         ({"nodes": 1, "gpus": 8}, 600, None),
         ({"nodes": 2, "gpus": 8}, 600, "main has 3 nodes, 1 of them with 8 CPUs, 8 GPUs and 16 GiB"),
         ({"partition": "night", "gpus": 4, "nodes": 40}, 36 * 60, None),  # its nodes do not tell their memory
-        (
-            {"partition": "night"},
-            36 * 60 + 1,
-            "night lets a job run for 2160 minutes, and this one has a limit of 2161",
-        ),
+        ({"partition": "night"}, 2161, "night lets a job run for 2160 minutes, and this one has a limit of 2161"),
         ({"partition": "short", "nodes": 9}, 30, None),
         ({"partition": "short,night", "nodes": 9}, 31, None),
         (
@@ -225,15 +222,6 @@ def test_a_command_that_says_nothing_is_not_waited_for(shared, tmp_path, monkeyp
         clusters.submit(launch, folder)
 
 
-def test_a_failure_before_the_submission_leaves_no_folder(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch)
-    (state / "refuse").touch()
-    launch = launch_for(destination("slurm", shared, gpus=0))
-    with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
-        clusters.submit(launch, folder)
-    assert not list(shared.iterdir())
-
-
 def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     (state / "queue").write_text("RUNNING\nRUNNING\n")
@@ -245,9 +233,13 @@ def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
 
 
 def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
-    launch, _, folder = written("slurm", shared)
     state = install_slurm(tmp_path, monkeypatch)
     (state / "refuse").touch()
+    launch = launch_for(destination("slurm", shared, gpus=0))
+    with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
+        clusters.submit(launch, folder)
+    assert not list(shared.iterdir()), "a failure before the submission leaves no folder"
+    launch, _, folder = written("slurm", shared)
     with pytest.raises(InputError, match=r"^Slurm refused the job: .*Invalid partition name"):
         clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None

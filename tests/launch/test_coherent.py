@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engine.cluster import Cluster, Gpu, Node
 from engine.costs import Datasheet
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
@@ -28,6 +27,7 @@ from tests.cases.examples import examples
 from tests.cases.launch_plans import MODES, coherent, plan_with
 from tests.cases.launches import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording, sent
 from tests.cases.layers import model_of, unplanned
+from tests.cases.two_nodes import cluster_of
 from tests.launch import lockstep
 
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -53,9 +53,15 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
 
 @settings(max_examples=examples(80), deadline=None)
 @given(launches())
-def test_every_rank_ends_with_the_outputs_of_one_process(launch):
+def test_every_rank_begins_with_all_prompts_and_ends_with_the_outputs_of_one_process(launch):
     instructions, tokens = launch
     wanted, ranks = unplanned(instructions, tokens), lockstep.ranks_of(*launch, CarriedLayers)
+    with torch.inference_mode():
+        for rank in ranks:
+            rank.begin()
+        all_gathered(ranks, 0)
+        for rank in ranks:
+            torch.testing.assert_close(rank.gathered(), rank.first_tokens(), rtol=0, atol=0)
     lockstep.run(ranks)
     with torch.inference_mode():
         all_gathered(ranks, instructions.model.layers)
@@ -75,40 +81,13 @@ def all_gathered(ranks: list[CarriedLayers], layer: int) -> None:
             ranks[piece.dst]._everything[piece.begin : piece.end] = rows
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(launches())
-def test_every_rank_has_all_prompts_before_the_first_layer(launch):
-    ranks = lockstep.ranks_of(*launch, CarriedLayers)
-    with torch.inference_mode():
-        for rank in ranks:
-            rank.begin()
-        all_gathered(ranks, 0)
-        for rank in ranks:
-            torch.testing.assert_close(rank.gathered(), rank.first_tokens(), rtol=0, atol=0)
-
-
 @settings(max_examples=examples(80), deadline=None)
 @given(launches())
 def test_what_is_sent_is_what_is_simulated(launch):
     instructions, tokens = launch
     (plan,), model, ranks = instructions.plans, instructions.model, lockstep.ranks_of(*launch, CarriedLayers)
-    gpu = Gpu(
-        type="any",
-        memory=1e12,
-        memory_bandwidth=1e12,
-        flops_fp32=1e12,
-        flops_fp16=1e12,
-        send_bandwidth=1e9,
-        receive_bandwidth=1e9,
-    )
     nodes = Counter(range(instructions.ranks) if instructions.tiers is None else instructions.tiers.node)
-    cluster = Cluster(
-        name="any",
-        nodes=tuple(
-            Node(name=f"node {node}", gpus=(gpu,) * size, link_bandwidth=8e9 if size > 1 else None)
-            for node, size in sorted(nodes.items())
-        ),
-    )
+    cluster = cluster_of(*((size, 8e9 if size > 1 else None) for _, size in sorted(nodes.items())))
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)
     size = model.bytes_per_token

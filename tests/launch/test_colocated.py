@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -101,16 +102,13 @@ def test_over_nccl_exchanges_in_one_batch_do_not_wait_for_the_end_of_each_other(
     assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
 
 
-@pytest.mark.parametrize(
-    ("modes", "travel"),
-    [
-        (("concurrent", "matched"), None),
-        (("matched", "concurrent"), None),
-        (("concurrent", "concurrent"), Travel(unit="node")),
-    ],
-)
-def test_over_nccl_the_computation_of_a_does_not_wait_for_phases_of_b(monkeypatch, modes, travel):
-    plan = pair_of(*modes, recording(4), recording_b()).model_copy(update={"travel": travel})
+PHASED = [("concurrent", "matched", None), ("matched", "concurrent", None), ("concurrent", "concurrent", "node")]
+
+
+@pytest.mark.parametrize(("mode_a", "mode_b", "unit"), PHASED)
+def test_over_nccl_the_computation_of_a_does_not_wait_for_phases_of_b(monkeypatch, mode_a, mode_b, unit):
+    travel = None if unit is None else Travel(unit=unit)
+    plan = pair_of(mode_a, mode_b, recording(4), recording_b()).model_copy(update={"travel": travel})
     dispatches = ["gate a", "meet a", "dispatch a", "meet a", "gate b", "meet b", "dispatch b", "meet b"]
     combines = ["ffn a", "meet a", "combine a", "meet a", "ffn b", "meet b", "combine b", "meet b"]
     assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
@@ -136,12 +134,8 @@ def of(timeline: Timeline, model: int, kind: str, layer: int):
 
 def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
     trace, trace_b = recording(300), recording_b()
-    modes = (
-        ("matched", "matched"),
-        ("sequential", "sequential"),
-        ("concurrent", "concurrent"),
-        ("matched", "concurrent"),
-    )
+    alike = ("matched", "sequential", "concurrent")
+    modes = (*zip(alike, alike, strict=True), ("matched", "concurrent"))
     plans = [pair_of(*both, trace, trace_b) for both in modes]
     asked = Launch(tuple(plans), trace, MODEL, second=(trace_b, OTHER), ranks=RANKS, repeats=2, limit=120.0)
     launch = prepare(asked, HOST)
@@ -164,21 +158,16 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
 
 def hold_the_order(timeline: Timeline) -> None:
     """Assert the order of Aurora's table 2, and that steps without an order overlap."""
-    early = {("gate", "dispatch"): 0, ("ffn", "combine"): 0}
+    early, steps = {("gate", "dispatch"): 0, ("ffn", "combine"): 0}, ("gate", "dispatch", "ffn", "combine", "aggregate")
     for layer in range(LAYERS):
         for rank in range(RANKS):
             here = timeline.events[(timeline.events["layer"] == layer) & (timeline.events["resource"] == rank)]
-            steps = here[here["stream"] == "compute"].sort_values("start")
+            computed = here[here["stream"] == "compute"].sort_values("start")
             order = [("gate", 0), ("gate", 1), ("ffn", 0), ("ffn", 1), ("aggregate", 0), ("aggregate", 1)]
-            assert list(zip(steps["kind"], steps["model"], strict=True)) == order
-            assert (steps["end"].to_numpy()[:-1] <= steps["start"].to_numpy()[1:]).all()
+            assert list(zip(computed["kind"], computed["model"], strict=True)) == order
+            assert (computed["end"].to_numpy()[:-1] <= computed["start"].to_numpy()[1:]).all()
         for model in range(2):
-            for before, after in (
-                ("gate", "dispatch"),
-                ("dispatch", "ffn"),
-                ("ffn", "combine"),
-                ("combine", "aggregate"),
-            ):
+            for before, after in pairwise(steps):
                 ended, begun = of(timeline, model, before, layer)["end"], of(timeline, model, after, layer)["start"]
                 assert ended.max() <= begun.min()
         for computing, sending in early:

@@ -1,6 +1,6 @@
 """Measured and predicted: the ends of a send become one event, and numbers are as far off as rounding takes them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb, exp, log, sqrt
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,24 +41,11 @@ def write(folder: Path, *by_rank: list[tuple]) -> None:
 
 def timeline(*events: tuple) -> Timeline:
     """A timeline from (kind, layer, resource, start, end)."""
-    rows = [
-        {
-            "resource": resource,
-            "stream": "network" if kind in ("dispatch", "combine") else "compute",
-            "start": start,
-            "end": end,
-            "kind": kind,
-            "layer": layer,
-            "model": 0,
-            "peer": -1,
-            "bytes": 0.0,
-        }
-        for kind, layer, resource, start, end in events
-    ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(events, columns=["kind", "layer", "resource", "start", "end"])
+    stream = np.where(frame["kind"].isin(("dispatch", "combine")), "network", "compute")
+    frame = frame.assign(model=0, peer=-1, bytes=0.0, stream=pd.Categorical(stream, categories=list(STREAMS)))
     frame["kind"] = pd.Categorical(frame["kind"], categories=list(KINDS))
-    frame["stream"] = pd.Categorical(frame["stream"], categories=list(STREAMS))
-    return Timeline(frame, ("rank 0", "rank 1"), "measured", "test")
+    return Timeline(frame[list(COLUMNS)], ("rank 0", "rank 1"), "measured", "test")
 
 
 def test_a_send_runs_from_its_senders_post_to_its_receivers_end(tmp_path):
@@ -72,11 +59,8 @@ def test_a_send_runs_from_its_senders_post_to_its_receivers_end(tmp_path):
     sends = measured.events[measured.events["kind"] == "dispatch"]
     assert sends[["resource", "peer", "start", "end", "bytes"]].to_numpy().tolist() == [[0, 1, 2.0, 4.0, 640.0]]
     assert len(measured.events) == 3 and measured.total == 4.0
-    assert (measured.source, measured.cost_source, measured.resources) == (
-        "measured",
-        "two cores",
-        ("rank 0", "rank 1"),
-    )
+    about = (measured.source, measured.cost_source, measured.resources)
+    assert about == ("measured", "two cores", ("rank 0", "rank 1"))
     assert measured.events["stream"].tolist() == ["compute", "compute", "network"]
 
 
@@ -136,6 +120,9 @@ def test_the_sums_are_those_of_the_steps():
         ("dispatch", 1, 0, 15, 19),
         ("ffn", 1, 1, 19, 20),
     )
+    itself = compare(measured, measured)
+    assert itself.ratio == 1 and (itself.by_kind["ratio"] == 1).all() and (itself.by_layer["ratio"] == 1).all()
+    assert itself.waiting == itself.predicted_waiting == pytest.approx(2.0)
     laid = compare(predicted, measured)
     assert laid.by_kind.to_dict("list") == {
         "kind": ["gate", "ffn", "dispatch"],
@@ -160,13 +147,6 @@ def test_steps_of_two_models_that_overlap_count_once_in_the_time_of_a_layer():
     laid = compare(measured, measured)
     assert laid.by_kind.set_index("kind")["measured"].to_dict() == {"gate": 4, "ffn": 4, "dispatch": 5}
     assert laid.by_layer["measured"].tolist() == [8, 3] and laid.waiting == laid.predicted_waiting == 1
-
-
-def test_a_timeline_compared_with_itself_agrees():
-    measured = timeline(("gate", 0, 0, 0, 1), ("ffn", 0, 1, 1, 4), ("aggregate", 0, 0, 4, 5))
-    laid = compare(measured, measured)
-    assert laid.ratio == 1 and (laid.by_kind["ratio"] == 1).all() and (laid.by_layer["ratio"] == 1).all()
-    assert laid.waiting == 0
 
 
 # Numbers.
@@ -252,26 +232,14 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571}
 """Student's t by passes: the 97.5 % point with passes - 1 degrees of freedom, from a table."""
 
 
-@dataclass
-class TimedPlan:
-    """The part of a `MeasuredPlan` that `prefer` reads."""
-
-    name: str
-    totals: tuple[float, ...]
-    predicted_seconds: float = 1.0
-
-    @property
-    def plan(self):
-        return SimpleNamespace(name=self.name)
-
-    @property
-    def predicted(self):
-        return SimpleNamespace(total=self.predicted_seconds)
+def timed(name: str, totals: tuple[float, ...], predicted: float = 1.0) -> SimpleNamespace:
+    """The part of a `MeasuredPlan` that `prefer` reads. predicted: seconds"""
+    return SimpleNamespace(plan=SimpleNamespace(name=name), totals=totals, predicted=SimpleNamespace(total=predicted))
 
 
 def test_plans_are_ranked_by_their_median_and_compared_two_by_two():
     preference = prefer(
-        [TimedPlan("slow", (3.0, 3.1, 3.2)), TimedPlan("quick", (1.0, 1.1, 9.0)), TimedPlan("middle", (2.0, 2.1, 1.9))]
+        [timed("slow", (3.0, 3.1, 3.2)), timed("quick", (1.0, 1.1, 9.0)), timed("middle", (2.0, 2.1, 1.9))]
     )
     assert preference.order == (1, 2, 0)
     assert [(pair.faster, pair.slower) for pair in preference.pairs] == [(1, 2), (1, 0), (2, 0)]
@@ -282,7 +250,7 @@ def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
     rng = np.random.default_rng(passes)
     quick = rng.uniform(1, 2, passes)
     factor = rng.uniform(1.05, 1.15, passes)
-    (pair,) = prefer([TimedPlan("a", tuple(quick * factor)), TimedPlan("b", tuple(quick))]).pairs
+    (pair,) = prefer([timed("a", tuple(quick * factor)), timed("b", tuple(quick))]).pairs
     ratios = [log(value) for value in factor]
     mean = sum(ratios) / passes
     reach = T_95[passes] * sqrt(sum((value - mean) ** 2 for value in ratios) / (passes - 1) / passes)
@@ -294,7 +262,7 @@ def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
 @pytest.mark.parametrize(("longer", "passes"), [(3, 3), (2, 3), (5, 6), (6, 6), (2, 4)])
 def test_luck_is_that_of_tossed_coins(longer, passes):
     other = (2.0,) * longer + (0.9,) * (passes - longer)
-    (pair,) = prefer([TimedPlan("a", (1.0,) * passes), TimedPlan("b", other)]).pairs
+    (pair,) = prefer([timed("a", (1.0,) * passes), timed("b", other)]).pairs
     most = max(longer, passes - longer)
     both_sides = 2 * sum(comb(passes, heads) for heads in range(most, passes + 1)) / 2**passes
     assert (pair.agreeing, pair.passes) == (longer, passes)
@@ -304,22 +272,22 @@ def test_luck_is_that_of_tossed_coins(longer, passes):
 def test_what_slows_both_plans_down_is_no_noise():
     drift = np.array([1.0, 1.6, 0.8, 2.5])
     steady = np.array([1.1, 1.11, 1.09, 1.1])
-    preference = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift * steady))])
+    preference = prefer([timed("a", tuple(drift)), timed("b", tuple(drift * steady))])
     assert preference.decided and preference.pairs[0].times == pytest.approx(1.1, rel=0.01)
-    mixed = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift[::-1] * steady))])
+    mixed = prefer([timed("a", tuple(drift)), timed("b", tuple(drift[::-1] * steady))])
     assert not mixed.decided
 
 
 def test_one_pass_decides_nothing_and_equal_passes_do_not_either():
-    (pair,) = prefer([TimedPlan("a", (1.0,)), TimedPlan("b", (5.0,))]).pairs
+    (pair,) = prefer([timed("a", (1.0,)), timed("b", (5.0,))]).pairs
     assert (pair.low, pair.high, pair.decided) == (None, None, False) and pair.times == pytest.approx(5)
-    (pair,) = prefer([TimedPlan("a", (1.0, 2.0)), TimedPlan("b", (1.0, 2.0))]).pairs
+    (pair,) = prefer([timed("a", (1.0, 2.0)), timed("b", (1.0, 2.0))]).pairs
     assert (pair.agreeing, pair.chance, pair.decided, pair.times) == (0, 1.0, False, 1.0)
 
 
 def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apart():
     def alike(*predictions: float) -> bool | None:
-        plans = [TimedPlan(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(predictions)]
+        plans = [timed(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(predictions)]
         return prefer(plans).ranked_alike
 
     near = APART * 0.999
@@ -332,22 +300,20 @@ def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apa
 
 def test_it_is_told_in_words():
     runs = [
-        TimedPlan("slow", (2.0, 2.02, 2.01), 2.2),
-        TimedPlan("quick", (1.0, 1.01, 1.0), 1.0),
-        TimedPlan("like quick", (1.02, 1.0, 1.01), 3.0),
+        timed("slow", (2.0, 2.02, 2.01), 2.2),
+        timed("quick", (1.0, 1.01, 1.0), 1.0),
+        timed("like quick", (1.02, 1.0, 1.01), 3.0),
     ]
     preference = prefer(runs)
     first, *others, ranked = preference.lines
     assert first == "too close to call: quick and like quick differ by less than the noise"
-    near = prefer([TimedPlan("a", (1.0, 1.02, 1.01), 1.0), TimedPlan("b", (1.02, 1.0, 1.01), 1.01)])
+    near = prefer([timed("a", (1.0, 1.02, 1.01), 1.0), timed("b", (1.02, 1.0, 1.01), 1.01)])
     assert near.lines[-1] == "as predicted: within 10 % of each other"
-    once = prefer([TimedPlan("a", (1.0,), 1.0), TimedPlan("b", (2.0,), 1.01)])
+    once = prefer([timed("a", (1.0,), 1.0), timed("b", (2.0,), 1.01)])
     assert "a single pass does not tell" in once.lines[0] and "rank nothing" in once.lines[-1]
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
-    assert (
-        "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
-        and "longer in 3 of 3 passes (p = 0.25)" in others[1]
-    )
+    assert "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
+    assert "longer in 3 of 3 passes (p = 0.25)" in others[1]
     assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
     assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"
     assert "the same way" in prefer(runs[:2]).lines[-1]

@@ -33,6 +33,7 @@ from engine.launch.running.local import run_here
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
+from tests import warm
 from tests.cases.jobs import until
 from tests.cases.launches import BIG, launch_arguments, prepare
 from tests.cases.processes import processes_of
@@ -85,10 +86,10 @@ def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], obje
 
 
 # Ranks that do not come, or go.
-def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold_python):
+def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
+        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {warm.INTERPRETER} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(python))
@@ -129,12 +130,8 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_p
     )
 
     def ranks() -> list[psutil.Process]:
-        return [
-            process
-            for folder in own_data_folder.glob("run-*")
-            for process in processes_of(folder)
-            if rank_of(process) is not None
-        ]
+        started = (process for folder in own_data_folder.glob("run-*") for process in processes_of(folder))
+        return [process for process in started if rank_of(process) is not None]
 
     try:
         until(lambda: len(ranks()) == 2, 60)
@@ -155,9 +152,8 @@ def disk(tmp_path) -> Iterator[Callable[..., Path]]:
     def mount(options: str) -> Path:
         folder = tmp_path / f"disk{len(mounted)}"
         folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True, check=False
-        )
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
         mounted.append(folder)
@@ -178,12 +174,12 @@ def fill(folder: Path) -> None:
 def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_there(disk, monkeypatch):
     data = disk("size=16m")
     monkeypatch.setenv("SWITCHYARD_DATA", str(data))
-    arguments = launch_arguments(BIG, repeats=50) | {"ranks": 1}
+    arguments = launch_arguments(BIG, repeats=50, tokens=1000) | {"ranks": 1}
     digest = store.load_workload(arguments["workload"]).digest
     job = runner.start("launch", arguments, data)
     try:
         until(lambda: job.progress and job.progress.done >= 0.1, 120)  # all ranks at work
-        fill(data)  # at once: the passes take three seconds
+        fill(data)  # at once: the passes take a second
         history = job.history
         assert runner.wait(job, 30) is State.FAILED
         assert "disk" in job.error and "\n" not in job.error, job.error
@@ -270,13 +266,12 @@ def test_events_are_saved_whole_or_not_at_all(tmp_path):
     assert message_of(save).startswith(f"the folder {tmp_path} cannot be written (File too large)")
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
+    def save_where_nothing_is() -> None:
+        with writing(gone):
+            recorder_with(1).save(gone / "events-0.npz")
 
-def test_a_run_folder_that_has_vanished(tmp_path):
-    def save() -> None:
-        with writing(tmp_path / "gone"):
-            recorder_with(1).save(tmp_path / "gone" / "events-0.npz")
-
-    assert message_of(save).startswith(f"the folder {tmp_path / 'gone'} cannot be written (No such file or directory)")
+    gone, why = tmp_path / "gone", "(No such file or directory)"
+    assert message_of(save_where_nothing_is).startswith(f"the folder {gone} cannot be written {why}")
 
 
 @pytest.mark.parametrize("name", [REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"])

@@ -58,13 +58,10 @@ def test_a_place_that_is_none_and_a_recording_that_is_gone_are_refused():
         Launch.from_arguments(arguments_of(asked()) | {"on": "slurm", "destination": {"scheduler": "slurm"}})
 
 
-def test_numbers_reach_the_launch():
+def test_numbers_reach_the_launch_and_slots_are_those_of_the_fullest_layer_and_plan():
     launch = prepare(asked(ranks=2, tokens=40, repeats=5, limit=60.0, dtype="bf16"), HOST)
     assert launch.testbed is None and launch.plans == PLANS and launch.workloads[0].tokens == 40 and launch.limit == 60
     assert (launch.instructions.ranks, launch.instructions.repeats, launch.instructions.model.dtype) == (2, 5, "bf16")
-
-
-def test_slots_are_those_of_the_fullest_layer_and_plan():
     launch = prepare(asked(ranks=4), HOST)
     assert check(launch, "Slots").text.startswith("of a layer's 8 experts, 4, 2, 2, 2 on ranks")
 
@@ -81,7 +78,8 @@ def test_a_port_of_this_machine_is_tried(monkeypatch):
     assert not launch.ready and "no port of localhost can be had (Address already in use)" in check(launch, "Port").text
 
 
-def test_a_testbed_has_the_drawn_links_and_no_gpus():
+def test_a_testbed_has_the_drawn_links_and_no_gpus_and_need_not_be_built_to_be_checked(monkeypatch):
+    monkeypatch.setattr(Testbed, "_build", None)
     gpus = replace(HOST, gpus=("H200",) * 4, memory=(80e9,) * 4)
     launch = prepare(asked(on="testbed", ranks=4, scale=1000.0), gpus)
     assert launch.instructions.backend == "gloo"
@@ -117,9 +115,8 @@ def test_an_order_that_drawn_links_make_slow_is_a_warning_and_no_obstacle(tmp_pa
     slow = replace(asked(), plans=(plan_for(TRACE, "sequential"),))
     launch = prepare(replace(slow, on="testbed", ranks=4), HOST)
     order_check = check(launch, "Order")
-    assert (
-        order_check.warning and order_check.passed and launch.ready and "as long in its all-to-alls" in order_check.text
-    )
+    assert order_check.warning and order_check.passed and launch.ready
+    assert "as long in its all-to-alls" in order_check.text
     launch = prepare(replace(slow, on="local", ranks=4), HOST)
     assert not [check for check in launch.checks if check.warning]
     where = destination("slurm", tmp_path, nodes=2, ranks_per_node=2, gpus=0)
@@ -127,11 +124,6 @@ def test_an_order_that_drawn_links_make_slow_is_a_warning_and_no_obstacle(tmp_pa
     assert launch.testbed is None and launch.instructions.ranks == 4
     assert "the nodes meet on the first one" in check(launch, "Port").text
     assert check(launch, "Shared folder").passed
-
-
-def test_a_testbed_needs_not_be_built_to_be_checked(monkeypatch):
-    monkeypatch.setattr(Testbed, "_build", None)
-    assert prepare(asked(on="testbed", ranks=2), HOST).testbed.ranks == 2
 
 
 @needs_testbed

@@ -29,6 +29,7 @@ from engine.result import never
 from engine.systems.base import silent
 from engine.training import balanced_load
 from engine.workload import RoutingTrace
+from tests import warm
 from tests.cases import steps
 from tests.cases.launch_plans import beside
 from tests.cases.launches import EVEN, EXPERTS, HOST, LAYERS, MODEL, OTHER, plan_for, recording, recording_b
@@ -148,19 +149,15 @@ def gib(launch: PreparedLaunch, name: str = "Memory") -> tuple[float, float]:
 
 
 # GPUs.
-def test_every_rank_on_a_gpu_has_a_context_there():
+def test_every_rank_on_a_gpu_has_a_context_there_and_advice_suits_what_is_short():
     assert check(forward(gpus(80.0))).passed
     assert not check(forward(gpus(1.0))).passed, "four contexts of some hundred megabytes, whatever the layers take"
     of_rank, in_all = gib(forward(gpus(80.0)))
     assert 0.3 <= of_rank <= 0.7 and 4 * 0.3 <= in_all <= 4 * 0.7
-
-
-def test_only_gpus_that_ranks_compute_on_are_looked_at():
+    # Only GPUs that ranks compute on are looked at.
     assert check(forward(gpus(80.0, 80.0, 0.1), ranks=2)).passed
     assert not check(forward(gpus(80.0, 0.1, 80.0), ranks=2)).passed
-
-
-def test_where_one_layer_is_too_large_fewer_tokens_are_not_advised():
+    # Where one layer is too large, fewer tokens are not advised.
     small = check(forward(gpus(1e-6)))
     assert not small.passed and "the experts of one layer alone take" in small.text and "fewer" not in small.text
     assert "replay fewer tokens or use fewer ranks" in check(forward(gpus(1.0))).text
@@ -189,6 +186,8 @@ def test_ranks_on_gpus_need_the_host_too():
     short = forward(gpus(80.0, host=4.0))
     assert short.failed.name == "Host memory" and "fewer ranks" in short.failed.text
     assert not any(check.name == "Host memory" for check in forward(HOST).checks), "there it is the only memory"
+    assert check(forward(HOST)).passed, "processes on CPUs need memory before they have a tensor"
+    assert not check(forward(replace(HOST, host_memory=1 * GIB))).passed
 
 
 def test_what_passes_through_the_host_counts_over_gloo():
@@ -205,11 +204,6 @@ def test_what_passes_through_the_host_counts_over_gloo():
     )
 
 
-def test_processes_on_cpus_need_memory_before_they_have_a_tensor():
-    assert check(forward(HOST)).passed
-    assert not check(forward(replace(HOST, host_memory=1 * GIB))).passed
-
-
 # Steps
 def test_plans_that_place_experts_differently_share_no_weights_of_them():
     def with_another(other: Plan) -> float:
@@ -221,9 +215,8 @@ def test_plans_that_place_experts_differently_share_no_weights_of_them():
     rows = tuple(tuple(reversed(row)) for row in plan.placement.experts_of_gpu)
     swapped = plan.placement.model_copy(update={"experts_of_gpu": rows})
     held = 2 * 2 * 2 * 1024 * 8192 * 8 / GIB  # two experts in each of two layers, with momentum, in fp32
-    assert with_another(plan.model_copy(update={"placement": swapped})) - with_another(plan) == pytest.approx(
-        held, abs=0.02
-    )
+    more = with_another(plan.model_copy(update={"placement": swapped})) - with_another(plan)
+    assert more == pytest.approx(held, abs=0.02)
 
 
 # Real ranks
@@ -243,15 +236,13 @@ def launches() -> dict[str, PreparedLaunch]:
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "forward and context-coherent",
-        *(pytest.param(name, marks=pytest.mark.everything) for name in ("two models", "a step")),
-    ],
-)
-def test_ranks_take_what_was_said(name, tmp_path, monkeypatch):
+HEAVY = (pytest.param(name, marks=pytest.mark.everything) for name in ("two models", "a step"))
+
+
+@pytest.mark.parametrize("name", ["forward and context-coherent", *HEAVY])
+def test_ranks_take_what_was_said(name, tmp_path, monkeypatch, warm_python):
     monkeypatch.setattr(local, "WORKER", "tests.launch.memory_ranks")
+    monkeypatch.setenv("PYTHON_EXEC", warm.INTERPRETER)  # a rank's memory is its own
     monkeypatch.setenv("OMP_THREAD_LIMIT", "1")  # every thread of a product has room of its own
     launch = launches()[name]
     of_rank, in_all = gib(launch)

@@ -60,13 +60,8 @@ def test_the_budget_is_for_both_models(monkeypatch):
 
 def test_memory_is_for_both_models():
     def need(model: MoEModel) -> float:
-        launch = prepare(
-            plan=beside(
-                plan_for(TRACE, "concurrent"),
-                both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b}),
-            ),
-            second=(TRACE_B, model),
-        )
+        other = both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b})
+        launch = prepare(beside(plan_for(TRACE, "concurrent"), other), second=(TRACE_B, model))
         return float(text_of(launch, "Memory").split()[0])
 
     large = OTHER.model_copy(update={"d_model": 4096, "d_ff": 8192})
@@ -96,20 +91,20 @@ def test_an_order_for_one_model_alone_is_refused_for_two_models(mode):
 
 
 def test_a_second_recording_that_does_not_fit():
-    loads = ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS)))
-    with pytest.raises(InputError, match="loads has no tokens"):
-        prepare(plan=both(), second=(loads, OTHER))
-    with pytest.raises(InputError, match="nothing has no tokens"):
-        prepare(plan=both(), second=(RoutingTrace("nothing", TRACE_B.experts[:0], EXPERTS), OTHER))
-    with pytest.raises(InputError, match="other does not fit the recording b"):
-        prepare(plan=both(), second=(TRACE_B, OTHER.model_copy(update={"layers": 2})))
-    short = RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS)
-    with pytest.raises(InputError, match="8 experts in 3 layers, but the recording short has 8 in 2"):
-        prepare(plan=both(), second=(short, OTHER.model_copy(update={"layers": 2})))
-
-
-def test_two_models_that_no_simulation_takes_side_by_side():
-    """As many layers each, but not as many experts: both placements fit their recordings."""
+    shallow = OTHER.model_copy(update={"layers": 2})
+    for trace, model, message in (
+        (ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS))), OTHER, "loads has no tokens"),
+        (RoutingTrace("nothing", TRACE_B.experts[:0], EXPERTS), OTHER, "nothing has no tokens"),
+        (TRACE_B, shallow, "other does not fit the recording b"),
+        (
+            RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS),
+            shallow,
+            "3 layers, but the recording short has 8 in 2",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare(plan=both(), second=(trace, model))
+    # As many layers each, but not as many experts: both placements fit their recordings.
     fewer = RoutingTrace("fewer", np.minimum(TRACE_B.experts, 3), 4)
     model = OTHER.model_copy(update={"experts": 4})
     row = ((0,), (1,), (2,), (3,))
@@ -143,11 +138,10 @@ def test_the_prediction_lets_two_models_overlap_where_their_backend_does(backend
 def test_the_prediction_of_two_models_has_the_work_of_both(mode):
     launch = prepare(both(mode), second=(TRACE_B, OTHER))
     timeline = predicted(launch)
-    for number, (trace, model) in enumerate(
-        zip(launch.workloads, (launch.instructions.model, launch.instructions.model_b), strict=True)
-    ):
+    instructions, (plan,) = launch.instructions, launch.instructions.plans
+    models, placements = (instructions.model, instructions.model_b), (plan.placement, plan.placement_b)
+    for number, (trace, model, placement) in enumerate(zip(launch.workloads, models, placements, strict=True)):
         events = timeline.events[timeline.events["model"] == number]
-        placement = (launch.instructions.plans[0].placement, launch.instructions.plans[0].placement_b)[number]
         rows = trace.demand(2) @ placement.share
         sent = events[events["kind"] == "dispatch"]["bytes"].sum() / model.bytes_per_token
         assert sent == pytest.approx(rows.sum() - np.trace(rows, axis1=1, axis2=2).sum())
@@ -160,9 +154,8 @@ def test_numbers_are_told_with_the_difference_they_may_make():
     assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
     launch = prepare(dtype="bf16")
     assert launch.instructions.model.dtype == launch.instructions.model_b.dtype == "bf16"
-    assert "bf16" in text_of(launch, "Numbers") and "3 times as far from that as an unplanned" in text_of(
-        launch, "Numbers"
-    )
+    numbers = text_of(launch, "Numbers")
+    assert "bf16" in numbers and "3 times as far from that as an unplanned" in numbers
     on_gpus = prepare(ranks=4, devices=gpus(4), dtype="fp32")
     assert on_gpus.instructions.backend == "nccl" and on_gpus.instructions.model.dtype == "fp32"
     with pytest.raises(InputError, match="fp8: a launch computes in fp32 or bf16"):

@@ -98,12 +98,6 @@ def test_a_combine_brings_every_copy_from_its_expert_to_where_its_token_goes_on(
     np.testing.assert_array_equal(combined(out, source).counts, out.counts.T)
 
 
-def test_padding_alone_sends_nothing():
-    laid = route(np.full((4, 2), -1), np.array([0, 1, 0, 1]), np.eye(2))
-    assert len(laid.token) == 0 and not laid.counts.any()
-    assert all(len(laid.outgoing(rank)) == len(laid.incoming(rank)) == 0 for rank in (0, 1))
-
-
 def schedule_for(mode: str, traffic: np.ndarray, seed: int) -> Schedule | None:
     """A schedule as the systems make them."""
     if mode == "concurrent":
@@ -174,9 +168,7 @@ def test_a_pair_without_planned_bytes_goes_last_in_a_phase_of_the_rotation():
     schedule = Schedule(src=(0, 1), dst=(1, 0), bytes=(4.0, 4.0), phase=(0, 1), duration=(1.0, 1.0))
     counts = np.array([[9, 2, 3], [2, 9, 0], [0, 0, 9]])
     assert pieces("matched", schedule, counts) == [Piece(0, 0, 1, 0, 2), Piece(1, 1, 0, 0, 2), Piece(4, 0, 2, 0, 3)]
-
-
-def test_rows_are_cut_in_proportion_to_the_planned_bytes():
+    # Rows are cut in proportion to the planned bytes.
     schedule = Schedule(src=(0, 0), dst=(1, 1), bytes=(30.0, 10.0), phase=(0, 1), duration=(3.0, 1.0))
     cut = pieces("matched", schedule, np.array([[0, 8], [0, 0]]))
     assert cut == [Piece(0, 0, 1, 0, 6), Piece(1, 0, 1, 6, 8)]
@@ -185,19 +177,18 @@ def test_rows_are_cut_in_proportion_to_the_planned_bytes():
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=30), st.integers(1, 10**6))
 def test_round_off_in_many_parts_of_a_pair_loses_no_row(parts, rows):
-    schedule = Schedule(
-        src=(0,) * len(parts),
-        dst=(1,) * len(parts),
-        bytes=tuple(parts),
-        phase=tuple(range(len(parts))),
-        duration=(1.0,) * len(parts),
-    )
+    count = len(parts)
+    pair, steps = {"src": (0,) * count, "dst": (1,) * count}, tuple(range(count))
+    schedule = Schedule(**pair, bytes=tuple(parts), phase=steps, duration=(1.0,) * count)
     counts = np.array([[0, rows], [0, 0]])
     for mode in ("matched", "sequential"):
         hold_every_row_once(pieces(mode, schedule, counts), counts)
 
 
-def test_the_layout_is_sorted_by_source_destination_expert_and_token():
+def test_the_layout_is_sorted_by_source_destination_expert_and_token_and_padding_is_nowhere():
+    padded = route(np.full((4, 2), -1), np.array([0, 1, 0, 1]), np.eye(2))
+    assert len(padded.token) == 0 and not padded.counts.any()
+    assert all(len(padded.outgoing(rank)) == len(padded.incoming(rank)) == 0 for rank in (0, 1))
     chosen = np.array([[2], [0], [1], [0], [3], [2]])
     laid: Route = route(chosen, np.array([1, 1, 0, 0, 0, 1]), np.array([[1, 0], [0, 1], [1, 0], [0, 1.0]]))
     assert laid.token.tolist() == [3, 2, 4, 1, 0, 5]

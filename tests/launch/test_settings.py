@@ -42,10 +42,8 @@ def clean(monkeypatch):
 def launch(folder: Path, backend: str, see: Callable[[], None], monkeypatch) -> None:
     """A rank of a launch. see: called when it begins to run"""
     trace = recording(4)
-    gpus = 2 if backend == "nccl" else 0
-    instructions = RankInstructions(
-        plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=2, backend=backend, gpus=gpus
-    )
+    devices, plans = {"backend": backend, "gpus": 2 if backend == "nccl" else 0}, (plan_for(trace, "concurrent"),)
+    instructions = RankInstructions(plans=plans, model=MODEL, ranks=2, **devices)
     write_instructions(folder, instructions, [trace])
     monkeypatch.setattr(worker, "run", lambda *_: see())
     worker.main(folder)
@@ -82,15 +80,12 @@ def test_a_rank_of_nccl_has_its_settings_before_cuda_starts(start, tmp_path, mon
     assert len(seen) >= 2 and all(each == WANTED for each in seen)
 
 
-def test_what_the_user_says_of_cuda_holds(monkeypatch):
+def test_gloo_needs_no_settings_and_what_the_user_says_of_cuda_holds(monkeypatch):
+    settings.settle("gloo")
+    assert environment() == {}
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     settings.settle("nccl")
     assert environment() == WANTED | {"CUDA_MODULE_LOADING": "LAZY"}
-
-
-def test_gloo_needs_no_settings():
-    settings.settle("gloo")
-    assert environment() == {}
 
 
 @pytest.mark.parametrize("start", [launch, calibrate])

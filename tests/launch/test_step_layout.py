@@ -68,10 +68,7 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
             copies = own.home.part(layout.copy_of_row, part)
             tokens = own.token_of_row[part] + own.tokens[part][0]
             empty = set(own.padding[part].tolist())
-            labels = [
-                (rank, -1, -1) if row in empty else (rank, int(copy) // k, int(copy) % k)
-                for row, copy in enumerate(copies)
-            ]
+            labels = [(rank, *(divmod(int(copy), k), (-1, -1))[row in empty]) for row, copy in enumerate(copies)]
             assert all(token == label[1] for token, label in zip(tokens, labels, strict=True) if label[1] >= 0)
             assert sum(own.sent[part]) == len(labels)
             rows_of_part[part, rank] = len(labels)
@@ -106,14 +103,11 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
                             row = int(own.row_of_copy[part][token - first, place])
                             assert home[row] == (rank, token, place)
                 assert {label[1] for label in home if label[1] >= 0} <= set(range(first, last))
-    wanted = [
-        (rank, token, place, choice.experts[rank, token, place]) for rank, token, place in np.argwhere(choice.kept)
-    ]
-    assert sorted(arrived) == sorted(map(tuple, np.array(wanted, dtype=int).reshape(-1, 4).tolist()))
+    wanted = [(*copy, int(choice.experts[copy])) for copy in map(tuple, np.argwhere(choice.kept).tolist())]
+    assert sorted(arrived) == sorted(wanted)
     full = filled and choice.capacity is not None
-    assert (
-        rows_of_part.sum(axis=0) == (choice.capacity * len(layouts[0].real.T) if full else choice.kept.sum((1, 2)))
-    ).all()
+    sizes = choice.capacity * len(layouts[0].real.T) if full else choice.kept.sum((1, 2))
+    assert (rows_of_part.sum(axis=0) == sizes).all()
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -193,17 +187,12 @@ def test_recorded_routing_is_replayed_in_order_and_dropped_as_the_gate_serves(ga
     if gate == "top-k":
         for sequences in (1, 2, 3):
             bounds = np.array([part * 3 // sequences * 4 for part in range(sequences + 1)])
-            assert (
-                kept_with_passing(choices_of_layer[0].experts[0], 6, 4, bounds) == choices_of_layer[0].kept[0]
-            ).all()
-
-
-def test_without_a_capacity_nothing_is_dropped():
-    experts = np.zeros((5, 2, 2), dtype=np.int16)
-    choices_of_layer = choices(
-        MODEL, step_of(routing="recorded", capacity_factor=0.0), 1, Tokens(experts, np.zeros(5, dtype=np.int32))
-    )
-    assert choices_of_layer[0].kept.all() and choices_of_layer[0].capacity is None
+            passed = kept_with_passing(choices_of_layer[0].experts[0], 6, 4, bounds)
+            assert (passed == choices_of_layer[0].kept[0]).all()
+    # Without a capacity nothing is dropped.
+    one_expert = Tokens(np.zeros((5, 2, 2), dtype=np.int16), np.zeros(5, dtype=np.int32))
+    first, _ = choices(MODEL, step.model_copy(update={"capacity_factor": 0.0}), 1, one_expert)
+    assert first.kept.all() and first.capacity is None
 
 
 # Sizes.
@@ -231,13 +220,13 @@ def flops_of_shapes(step: TrainingStep, ranks: int) -> float:
 
 
 def test_flops_are_those_of_the_products():
+    assert shrunk(SIZED_STEP, SIZED, [plan_of()], 1e30) is SIZED_STEP, "a step that fits stays as it is"
     assert step_flops(SIZED, SIZED_STEP, plan_of()) == pytest.approx(flops_of_shapes(SIZED_STEP, 4))
     wide = SIZED_STEP.model_copy(update={"capacity_factor": 2.0})
     experts = 3 * 2 * SIZED_STEP.tokens * 2 * 3 * SIZED.d_model * SIZED.d_ff
     assert step_flops(SIZED, wide, plan_of()) == pytest.approx(flops_of_shapes(SIZED_STEP, 4) + experts)
-    assert step_flops(SIZED, wide, plan_of(overlap=Overlap(irregular=True))) == pytest.approx(
-        flops_of_shapes(SIZED_STEP, 4)
-    )
+    irregular = plan_of(overlap=Overlap(irregular=True))
+    assert step_flops(SIZED, wide, irregular) == pytest.approx(flops_of_shapes(SIZED_STEP, 4))
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -275,10 +264,6 @@ def test_a_shrunk_step_fits_the_budget_or_is_as_small_as_the_plans_allow(
     assert shrunk(small, SIZED, plans, max(budget, work)) == small
 
 
-def test_a_step_that_fits_stays_as_it_is():
-    assert shrunk(SIZED_STEP, SIZED, [plan_of()], 1e30) is SIZED_STEP
-
-
 def test_bytes_grow_with_what_a_rank_holds():
     problem = step_problem(SIZED, SIZED_STEP, 4)
     plain, packed = plan_of(), plan_of(packed_placement(problem, 4))
@@ -296,22 +281,19 @@ def test_bytes_grow_with_what_a_rank_holds():
 def test_what_no_rank_can_execute_is_refused_with_a_reason():
     problem = step_problem(SIZED, SIZED_STEP, 4)
     packed = packed_placement(problem, 4)
-    assert (
-        check_step_plan(plan_of(packed), SIZED, SIZED_STEP) == 2 and check_step_plan(plan_of(), SIZED, SIZED_STEP) == 1
-    )
+    assert [check_step_plan(plan, SIZED, SIZED_STEP) for plan in (plan_of(packed), plan_of())] == [2, 1]
     rows = tuple((row[0], row[1], row[3], row[2]) for row in packed.experts_of_gpu)
     crossed = packed.model_copy(update={"experts_of_gpu": rows})
     doubled = tuple((*row[:3], (*row[3], 0)) for row in linear_placement(problem).experts_of_gpu)
     for placement in (crossed, packed.model_copy(update={"experts_of_gpu": doubled})):
         with pytest.raises(InputError, match="holds experts several times"):
             check_step_plan(plan_of(placement), SIZED, SIZED_STEP)
-    with pytest.raises(InputError, match="5 heads"):
-        check_step_plan(plan_of(), SIZED, SIZED_STEP.model_copy(update={"heads": 5}))
-    with pytest.raises(InputError, match="describe the step"):
-        check_step_plan(plan_of(), SIZED, None)
-    with pytest.raises(InputError, match="fp32 or bf16, not in fp16"):
-        check_step_plan(plan_of(), SIZED.model_copy(update={"dtype": "fp16"}), SIZED_STEP)
-    with pytest.raises(InputError, match="for inference"):
-        check_step_plan(plan_of().model_copy(update={"priority": None}), SIZED, SIZED_STEP)
-    with pytest.raises(InputError, match="8 experts in 2 layers"):
-        check_step_plan(plan_of(), SIZED.model_copy(update={"experts": 4}), SIZED_STEP)
+    for plan, model, step, part in (
+        (plan_of(), SIZED, SIZED_STEP.model_copy(update={"heads": 5}), "5 heads"),
+        (plan_of(), SIZED, None, "describe the step"),
+        (plan_of(), SIZED.model_copy(update={"dtype": "fp16"}), SIZED_STEP, "fp32 or bf16, not in fp16"),
+        (plan_of().model_copy(update={"priority": None}), SIZED, SIZED_STEP, "for inference"),
+        (plan_of(), SIZED.model_copy(update={"experts": 4}), SIZED_STEP, "8 experts in 2 layers"),
+    ):
+        with pytest.raises(InputError, match=part):
+            check_step_plan(plan, model, step)

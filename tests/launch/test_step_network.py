@@ -126,12 +126,8 @@ def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, pol
         collectives = [task for task in queue if tasks.stream[task] != COMPUTE]
         assert all(run.span[a][1] <= run.span[b][0] for a, b in pairwise(collectives))
     # The order is the program's, whatever took how long.
-    orders = orders_of(tasks, policy)
-    assert orders == (
-        [[task for task in run.started if tasks.stream[task] != COMPUTE]]
-        if policy == "fifo"
-        else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]]
-    )
+    one_queue = [task for task in run.started if tasks.stream[task] != COMPUTE]
+    assert orders_of(tasks, policy) == ([one_queue] if policy == "fifo" else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]])
     barred = []
     if policy == "priority":
         barred = [run.span[task] for task in [*kinds[ALL_TO_ALL], *np.flatnonzero(tasks.holds)]]
@@ -214,9 +210,8 @@ def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     gpu, trace = torch.device("cuda", 0), recording(4)
-    instructions = RankInstructions(
-        plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="nccl", gpus=1
-    )
+    plans = (plan_for(trace, "concurrent"),)
+    instructions = RankInstructions(plans=plans, model=MODEL, ranks=1, backend="nccl", gpus=1)
     context = RankContext(instructions, (), 0, gpu, Recorder(0, gpu))
     for policy in ("fair", "fifo"):
         network = Network(tasks_of([COMPUTE], []), policy, lambda task: lambda: None, gpu, context.streams(2))
@@ -320,13 +315,9 @@ class Copies(TorchDispatchMode):
 def test_collectives_are_measured_with_the_copies_that_the_step_will_pay_for(staged, monkeypatch):
     if staged:
         monkeypatch.setattr(RankContext, "communication_device", ELSEWHERE)
-    instructions = RankInstructions(
-        plans=(steps.plan_of(),), model=steps.MODEL, step=steps.STEP, ranks=4, backend="gloo"
-    )
-    context, graph = (
-        RankContext(instructions, (), 0, CPU, Recorder(0, CPU)),
-        transformer_step(steps.MODEL, steps.STEP, 4),
-    )
+    about = {"model": steps.MODEL, "step": steps.STEP, "ranks": 4, "backend": "gloo"}
+    context = RankContext(RankInstructions(plans=(steps.plan_of(),), **about), (), 0, CPU, Recorder(0, CPU))
+    graph = transformer_step(steps.MODEL, steps.STEP, 4)
     with Copies() as copies:
         sent, seconds = measure_machine._all_to_all(context, graph, 1.0)
         numbers = sent / 4 * 4 / 3  # a rank's own part stays with it

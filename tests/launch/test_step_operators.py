@@ -87,12 +87,8 @@ def test_gate(seed, k):
 
     def weights(x: Tensor, router: Tensor) -> Tensor:
         scores = torch.softmax(x @ router, dim=1)
-        picked = torch.stack(
-            [
-                torch.stack([row[e] if e >= 0 else row.sum() * 0 for e in own])
-                for row, own in zip(scores, chosen, strict=True)
-            ]
-        )
+        rows = zip(scores, chosen, strict=True)
+        picked = torch.stack([torch.stack([row[e] if e >= 0 else row.sum() * 0 for e in own]) for row, own in rows])
         return picked if k == 1 else picked / picked.sum(dim=1, keepdim=True).clamp(min=1e-300)
 
     wanted, dx, drouter = by_autograd(weights, dweights, x, router)

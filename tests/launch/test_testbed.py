@@ -138,11 +138,6 @@ def refuse(part: str) -> None:
     assert "--on local" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_without_root_it_says_so(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    refuse("needs root")
-
-
 @pytest.mark.parametrize("there", [(), ("ip",), ("tc",)])
 def test_without_its_tools_it_says_which_is_missing(tmp_path, monkeypatch, there):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -154,7 +149,9 @@ def test_without_its_tools_it_says_which_is_missing(tmp_path, monkeypatch, there
     refuse(f"needs {' and '.join(missing)}; install iproute2")
 
 
-def test_elsewhere_than_on_linux_it_says_so(monkeypatch):
+def test_without_root_and_elsewhere_than_on_linux_it_says_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refuse("needs root")
     monkeypatch.setattr(sys, "platform", "darwin")
     refuse("needs Linux")
 
@@ -190,14 +187,8 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     launch = prepare(Launch((plan_for(trace, "concurrent", 2),), trace, MODEL, ranks=2), HOST)
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"bandwidth": tuple(rate.tolist())}))
     linear_cost = Line(alpha=0, beta=1e-12)
-    profile = CostProfile(
-        name="p",
-        origin="made up",
-        gemm={"CPU": linear_cost},
-        gate={"CPU": linear_cost},
-        memory={"CPU": linear_cost},
-        network=Line(alpha=7, beta=3),
-    )
+    of_cpu = {key: {"CPU": linear_cost} for key in ("gemm", "gate", "memory")}
+    profile = CostProfile(name="p", origin="made up", **of_cpu, network=Line(alpha=7, beta=3))
     for start_up in (0.25, 0.0, -0.1):  # a send may seem faster than its link: a burst passes at once
         measured = {
             "network": [[1e6, 5.0], [2e6, 99.0]],
@@ -275,9 +266,8 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     answer = json.loads(out)
     assert answer["testbed"]["scale"] == pytest.approx(4000) and answer["runs"][0]["difference"] < 1e-5
     assert answer["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
-    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in as_text(
-        LaunchAnswer(**answer)
-    )
+    links = "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000"
+    assert links in as_text(LaunchAnswer(**answer))
     assert "netns exec switchyard-" in errors and "Warning" not in errors
 
 

@@ -43,9 +43,6 @@ def test_ranks_of_two_nodes_have_no_links():
     assert testbed.tiers is None and not testbed.near.any() and "near" not in testbed.to_dict()
     with pytest.raises(InputError, match="has no nodes, in which the ranks of two-tier relay"):
         prepare().on_testbed(Testbed(np.full(4, MBIT)))
-
-
-def test_a_link_that_is_too_slow():
     with pytest.raises(InputError, match="too slow"):
         linked(1, 1e-3)
 
@@ -63,6 +60,10 @@ def test_a_prediction_knows_the_links_of_a_testbed():
     network = links_of(launch.instructions, measured).network
     assert network.domain.tolist() == [0, 0, 2, 2] and network.link.tolist() == [160 * MBIT] * 4
     assert network.start_up(np.array([0, 0]), np.array([1, 2])).tolist() == pytest.approx([0.25, 0.25])
+    # A node alone is as slow as its links.
+    launch = prepare(cluster=cluster_of((4, 8e9)), plan=CONCURRENT).on_testbed(linked(20, 160, (0, 0, 0, 0)))
+    measured = {"network": [[1.0, 1.0]], "phases": [[1e6, 1e6 / (160 * MBIT) + 0.25]]}
+    assert links_of(launch.instructions, measured).start_up == pytest.approx(0.25)
 
 
 def test_links_that_are_too_fast_to_be_seen_are_given_no_rate():
@@ -73,12 +74,6 @@ def test_links_that_are_too_fast_to_be_seen_are_given_no_rate():
     assert links.start_up == pytest.approx(1e-3, rel=1e-3)
     measured["network"] = [[size, 1e-3 + size / 1e9] for size in sizes]
     assert links_of(prepare().instructions, measured).text.startswith("links of 8,000 Mbit/s, a latency of")
-
-
-def test_a_node_alone_is_as_slow_as_its_links():
-    launch = prepare(cluster=cluster_of((4, 8e9)), plan=CONCURRENT).on_testbed(linked(20, 160, (0, 0, 0, 0)))
-    measured = {"network": [[1.0, 1.0]], "phases": [[1e6, 1e6 / (160 * MBIT) + 0.25]]}
-    assert links_of(launch.instructions, measured).start_up == pytest.approx(0.25)
 
 
 @needs_testbed

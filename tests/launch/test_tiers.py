@@ -25,13 +25,10 @@ from tests.cases.two_nodes import CONCURRENT, TIERED, TRACE, cluster_of, prepare
 
 
 # The nodes of ranks.
-def test_ranks_have_the_ports_and_links_of_their_gpus():
+def test_ranks_have_the_ports_and_links_of_their_gpus_and_none_is_of_two_nodes_with_links():
     tiers = fold_tiers(cluster_of((4, 8e9), (2, 4e9)), 3)
     assert tiers.node == (0, 0, 1) and tiers.port == (2e9,) * 3 and tiers.link == (16e9, 16e9, 0.0)
     assert tiers.network.domain.tolist() == [0, 0, 2]
-
-
-def test_a_rank_is_never_of_two_nodes_with_links():
     assert fold_tiers(cluster_of((2, 8e9), (2, 8e9), (2, 8e9)), 4) is None
     assert fold_tiers(cluster_of((2, 8e9), (1, None)), 1) is None
     alone = fold_tiers(cluster_of((2, None), (2, None)), 2)
@@ -60,15 +57,13 @@ def test_plans_run_on_the_nearest_number_of_ranks_that_keeps_nodes_whole():
 def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
     def tiered_on(nodes: int) -> PreparedLaunch:
         cluster, row = cluster_of(*((2, 8e9),) * nodes), tuple((expert,) for expert in range(8))
-        spread = Placement(
-            experts=8, experts_of_gpu=((*row, *((),) * (2 * nodes - 8)),) * LAYERS, model_layers=range(LAYERS)
-        )
+        rows = ((*row, *((),) * (2 * nodes - 8)),) * LAYERS
+        spread = Placement(experts=8, experts_of_gpu=rows, model_layers=range(LAYERS))
         return prepare(None, cluster, tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
 
     assert tiered_on(4).instructions.ranks == 4 and tiered_on(6).instructions.ranks == 6
-    with pytest.raises(
-        UndecidedError, match=r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"
-    ):
+    message = r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"
+    with pytest.raises(UndecidedError, match=message):
         tiered_on(9)
 
 
@@ -81,9 +76,9 @@ def test_a_two_tier_order_needs_the_nodes():
     refused(r"say which nodes there are \(--cluster\)", cluster=None)
     refused("it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
     refused("on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
-    assert (
-        prepare().ready and prepare(ranks=2).ready and prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
-    )
+    assert prepare().ready and prepare(ranks=2).ready
+    assert prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
+    assert all(prepare(plan=plan_for(TRACE, mode), cluster=None).ready for mode in MODES), "other modes need no cluster"
 
 
 def test_relays_of_a_job_on_other_nodes_are_warned_of():
@@ -115,10 +110,8 @@ def whole(launch_once) -> tuple[PreparedLaunch, Run]:
 
 def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole):
     launch, run = whole
-    launch = replace(
-        launch, instructions=launch.instructions.model_copy(update={"plans": launch.instructions.plans[:2]})
-    )
-    hold_together(launch, replace(run, runs=run.runs[:2]))
+    first_two = launch.instructions.model_copy(update={"plans": launch.instructions.plans[:2]})
+    hold_together(replace(launch, instructions=first_two), replace(run, runs=run.runs[:2]))
     relayed, plain, _ = run.runs
     assert relayed.difference == plain.difference, "the order changes when, never what"
     size, network = launch.instructions.model.bytes_per_token, launch.instructions.tiers.network
@@ -143,11 +136,6 @@ def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole
 def test_ranks_that_stand_for_whole_nodes_need_no_relays(tmp_path, warm_python):
     whole = run_here(prepare(ranks=2, repeats=1), tmp_path / "run", never, silent)
     assert whole.runs[0].difference.error <= 1e-5
-
-
-def test_other_modes_need_no_cluster():
-    for mode in MODES:
-        assert prepare(plan=plan_for(TRACE, mode), cluster=None).ready
 
 
 def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(whole):

@@ -70,11 +70,8 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
         assert 20000 <= int(port) < 30000 and re.fullmatch(r"switchyard-[0-9a-f]{12}", name)
         srun_options = options(words[:at])
         assert srun_options["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
-        assert (srun_options["chdir"], srun_options["cpus-per-task"], srun_options["kill-on-bad-exit"]) == (
-            str(ROOT),
-            "8",
-            "1",
-        )
+        own = [srun_options[name] for name in ("chdir", "cpus-per-task", "kill-on-bad-exit")]
+        assert own == [str(ROOT), "8", "1"]
         exported = srun_options["export"].split(",")
         assert "PATH" in exported and "ALL" not in exported
         assert "OMP_NUM_THREADS=2" in exported and "PYTHONUNBUFFERED=1" in exported
@@ -83,29 +80,15 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
 
 
 def test_slurm_gets_what_every_node_needs(tmp_path, monkeypatch):
-    for name in list(os.environ):
-        monkeypatch.delenv(name)
     names = "PATH LC_ALL NCCL_IB_HCA DATABASE_URL AWS_SECRET_ACCESS_KEY HF_TOKEN OMP_NUM_THREADS"
-    for name in names.split():
-        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(os, "environ", dict.fromkeys(names.split(), "x"))
     where = destination("slurm", tmp_path, partition="gpu,fast", account="team_1.a")
     script = dry_run(launch_for(where, limit=601), tmp_path / "run")
     first, between, second = sbatch_lines(script)
     assert between is None and first | {"job-name": ""} == second | {"job-name": ""}
-    assert first == {
-        "job-name": "switchyard-0",
-        "partition": "gpu,fast",
-        "account": "team_1.a",
-        "time": "11",
-        "nodes": "1",
-        "ntasks": "1",
-        "ntasks-per-node": "1",
-        "cpus-per-task": "8",
-        "gpus-per-task": "4",
-        "mem": str(16 * 1024),
-        "no-requeue": "",
-        "export": "LC_ALL,NCCL_IB_HCA,PATH",
-    }
+    asked = {"job-name": "switchyard-0", "partition": "gpu,fast", "account": "team_1.a", "time": "11", "no-requeue": ""}
+    size = {"nodes": "1", "ntasks": "1", "ntasks-per-node": "1", "cpus-per-task": "8", "gpus-per-task": "4"}
+    assert first == asked | size | {"mem": str(16 * 1024), "export": "LC_ALL,NCCL_IB_HCA,PATH"}
     assert sbatch_lines(script.partition("set -evx")[2]) == []  # sbatch stops reading at the first command
 
 
@@ -125,10 +108,8 @@ def test_slurm_in_a_container(tmp_path, monkeypatch):
     words, _ = groups_given_to_srun(dry_run(launch_for(where), tmp_path / "here" / "run"), tmp_path, monkeypatch)
     srun_options = options(words)
     assert srun_options["container-image"] == "registry.example#team/switchyard:1"
-    assert (
-        srun_options["container-mounts"] == "/scratch/a b:/scratch/a b"
-        and srun_options["container-workdir"] == IN_IMAGE
-    )
+    assert srun_options["container-mounts"] == "/scratch/a b:/scratch/a b"
+    assert srun_options["container-workdir"] == IN_IMAGE
     assert "chdir" not in srun_options and "python" in words and words[-1] == "/scratch/a b/run"
     assert srun_options["output"].startswith("/scratch/a b/run/")
 
@@ -142,11 +123,8 @@ def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
     seen = f"/mnt/$(PATH) x/{name}"
     for node, pod in enumerate(pods):
         (container,) = pod["template"]["spec"]["containers"]
-        environment = {variable["name"]: variable["value"] for variable in container["env"]} | {
-            "PATH": "/bin",
-            "SECRET": "oops",
-        }
-        words = [as_kubelet_expands(word, environment) for word in container["command"]]
+        own = {variable["name"]: variable["value"] for variable in container["env"]}
+        words = [as_kubelet_expands(word, own | {"PATH": "/bin", "SECRET": "oops"}) for word in container["command"]]
         assert "args" not in container
         variable = "VC_SWITCHYARD_0_HOSTS" if node else "TORCHX_RANK0_HOST"
         assert words == ["python", *meeting(variable, words[4], node, words[8], seen)]
@@ -186,14 +164,10 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
 
 # The fields of a Job that a person sets, by Volcano's CustomResourceDefinition jobs.batch.volcano.sh (v1alpha1), but for the
 # pods' templates, which are Kubernetes' own. Unlike the original, this schema refuses every other field.
-EVENTS = [
-    *("*", "PodPending", "PodRunning", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted", "OutOfSync"),
-    *("CommandIssued", "JobUpdated", "TaskFailed"),
-]
-ACTIONS = [
-    *("AbortJob", "RestartJob", "RestartTask", "RestartPod", "RestartPartition", "TerminateJob", "CompleteJob"),
-    "ResumeJob",
-]
+EVENTS = ["*", "Unknown", "OutOfSync", "CommandIssued", "JobUpdated", "TaskCompleted", "TaskFailed"]
+EVENTS += ["PodPending", "PodRunning", "PodFailed", "PodEvicted"]
+ACTIONS = [f"{verb}Job" for verb in ("Abort", "Restart", "Terminate", "Complete", "Resume")]
+ACTIONS += ["RestartTask", "RestartPod", "RestartPartition"]
 """The definition takes any text for these; the controller acts on these."""
 LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -295,15 +269,12 @@ def test_the_schemas_find_what_is_wrong(tmp_path, written, instead):
         check_job(text.replace(written, instead))
 
 
-def test_one_pod_meets_itself(tmp_path):
+def test_one_pod_meets_itself_and_the_image_has_what_it_starts(tmp_path):
     where = destination("kubernetes", tmp_path, nodes=1, gpus=0, ranks_per_node=2)
     (task,) = yaml.safe_load(dry_run(launch_for(where), tmp_path / "run"))["spec"]["tasks"]
     (container,) = task["template"]["spec"]["containers"]
     assert container["command"] == ["python", *alone("/shared/run")]
     assert "nvidia.com/gpu" not in container["resources"]["limits"] and not container["ports"]
-
-
-def test_the_image_has_what_the_job_starts():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert f"WORKDIR {IN_IMAGE}" in lines and "COPY engine engine" in lines
     assert any(re.search(rf"^ENV .*\bPYTHONPATH={IN_IMAGE}\b", line) for line in lines)

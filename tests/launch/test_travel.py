@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,10 +33,6 @@ from tests.cases.two_nodes import PADDED, TIERED, TWO_NODES, WIDE, cluster_of, h
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
-def launched(folder: Path, launch: PreparedLaunch) -> tuple[MeasuredPlan, ...]:
-    return run_here(launch, folder / "run", never, silent).runs
-
-
 # Before anything runs.
 def refused(plan: Plan, part: str, **more) -> None:
     with pytest.raises(InputError, match=part) as caught:
@@ -51,17 +46,13 @@ BY_NODE = travelling(PLAIN, "node", "fp8", "bf16")
 
 def test_what_no_rank_carries_out_is_refused_in_one_line():
     coherent = PLAIN.model_copy(update={"execution": "context-coherent"})
+    each_copy = "one row .* context-coherent launch sends one row per token copy .* --travel copies"
     for unit in ("gpu", "node"):
-        refused(
-            travelling(coherent, unit),
-            "one row .* context-coherent launch sends one row per token copy .* --travel copies",
-        )
+        refused(travelling(coherent, unit), each_copy)
     refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
     matched = travelling(plan_for(PADDED, "matched"), "node")
-    refused(
-        matched,
-        "one row per node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
-    )
+    at_once = "one row per node, .* all at once, not in a matched order"
+    refused(matched, f"{at_once}; plan with a concurrent order, or with --travel gpu")
     assert prepared(travelling(plan_for(PADDED, "matched"), "gpu"), cluster=None).ready
     both = travelling(beside(PLAIN, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
     refused(both, "not in a matched order", second=(recording_b(), OTHER))
@@ -149,9 +140,7 @@ def test_a_testbed_has_time_for_the_rows_that_are_sent():
     def least(*plans: Plan) -> float:
         return float(traffic_check(on_links(prepared(*plans), 1, 9)).text.split()[2])
 
-    copies, gpu, node = (
-        least(PLAIN if unit == "copies" else travelling(PLAIN, unit)) for unit in ("copies", "gpu", "node")
-    )
+    copies, gpu, node = (least(plan) for plan in (PLAIN, travelling(PLAIN, "gpu"), travelling(PLAIN, "node")))
     assert gpu < copies and node < copies
     assert least(travelling(PLAIN, "copies", "bf16", "bf16")) == pytest.approx(copies / 2, rel=0.02)
 
@@ -240,11 +229,9 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
     row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
     where = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=tuple(range(LAYERS)))
     concurrent = plan_for(PADDED, "concurrent", where, WIDE)
-    launch = prepared(
-        *(travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu")),
-        cluster=cluster_of((4, 8e9), (4, 8e9)),
-    )
-    runs = launched(tmp_path, launch)
+    plans = (travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu"))
+    launch = prepared(*plans, cluster=cluster_of((4, 8e9), (4, 8e9)))
+    runs = run_here(launch, tmp_path / "run", never, silent).runs
     assert launch.instructions.tiers.node == (0, 0, 1, 1) and launch.instructions.plans[0].placement.gpus == 4
     hold_bytes(launch, runs, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in runs)
@@ -253,10 +240,9 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
 def test_tokens_of_two_models_travel_alike(tmp_path):
     other = plan_for(recording_b(), "concurrent", UNEVEN, OTHER)
     both = beside(plan_for(PADDED, "concurrent", EVEN, WIDE), other)
-    launch = prepared(
-        *(travelling(both, unit, "fp8", "bf16") for unit in ("gpu", "node")), second=(recording_b(), OTHER)
-    )
-    runs = launched(tmp_path, launch)
+    plans = (travelling(both, unit, "fp8", "bf16") for unit in ("gpu", "node"))
+    launch = prepared(*plans, second=(recording_b(), OTHER))
+    runs = run_here(launch, tmp_path / "run", never, silent).runs
     hold_bytes(launch, runs, TWO_NODES)
     assert all(run.difference.error <= 1e-2 for run in runs)
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ from engine.result import never
 from tests import warm
 from tests.cases.cli import INPUTS, CommandLine
 from tests.cases.cluster_launches import destination, hold_results, launch_for, shared_folder
-from tests.slurm.real import NODES, until
+from tests.slurm.real import NODES, Cluster, until
 
 SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}
 
@@ -83,6 +84,18 @@ def watched(launch, seen: Path, act: Callable[[str], object], stop=never) -> lis
     return [*said, str(failure.value)]
 
 
+def to_the_last_rank(slurm: Cluster, act: Callable[[psutil.Process], object]) -> Callable[[str], None]:
+    """Acts on the second rank of the second node, once it computes."""
+
+    def report(message: str) -> None:
+        for process in slurm.processes(NODES[1]) if "measuring" in message else ():
+            with contextlib.suppress(psutil.Error):
+                if WORKER in process.cmdline() and process.environ().get("RANK") == "3":
+                    act(process)
+
+    return report
+
+
 def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, engine, warm_ranks, monkeypatch, capsys):
     monkeypatch.setattr(local, "POLL", 0.2)
     shared = shared_folder(tmp_path)
@@ -119,15 +132,7 @@ def test_a_rank_that_is_killed_is_named(slurm, shared, tmp_path, warm_ranks, mon
     monkeypatch.setattr(local, "POLL", 0.1)
     launch = launch_for(place(shared, ranks_per_node=2))
 
-    def kill(message: str) -> None:
-        """The second rank of the second node, once it computes."""
-        if "measuring" in message:
-            for process in slurm.processes(NODES[1]):
-                with contextlib.suppress(psutil.Error):
-                    if WORKER in process.cmdline() and process.environ().get("RANK") == "3":
-                        process.kill()
-
-    said = watched(launch, tmp_path / "seen", kill)[-1]
+    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.kill))[-1]
     assert re.search(r"failed.*; rank 3 was killed by signal 9 \(SIGKILL", said), said
 
 
@@ -198,6 +203,17 @@ def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch)
 
     said = watched(launch_for(place(shared)), tmp_path / "seen", act)
     assert "failed: NODE_FAIL (NodeDown); " in said[-1] and f"Node failure on {NODES[1]}" in said[-1], said
+
+
+@pytest.mark.everything  # Slurm counts limits in minutes
+def test_a_rank_that_hangs_to_the_time_limit_is_ended(slurm, shared, tmp_path, warm_ranks, monkeypatch):
+    monkeypatch.setattr(local, "POLL", 0.1)
+    launch = launch_for(place(shared, ranks_per_node=2), 60.0)
+    # Ranks wait for each other beyond the time limit of the job.
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
+
+    said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.suspend))[-1]
+    assert re.search(r"failed: TIMEOUT \(TimeLimit\); what its nodes", said), said
 
 
 def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):

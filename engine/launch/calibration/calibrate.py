@@ -2,7 +2,6 @@
 measurements."""
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from engine.launch.calibration.sweep import COLLECTIVES, MAX_RANKS, MEASURED, RE
 from engine.launch.places.devices import Devices, counted, driver_version
 from engine.launch.places.testbed import Testbed
 from engine.launch.rank.instructions import writing
-from engine.launch.results.run import unreadable
+from engine.launch.results.run import read_json
 from engine.launch.running.local import alone
 from engine.launch.running.processes import SWEEP_RANK, commands_of, run_processes
 from engine.result import Stop
@@ -47,10 +46,10 @@ def plan_sweep(devices: Devices, ranks: int | None = None, dtypes: Sequence[str]
         raise InputError(f"{ranks} ranks: choose between 1 and {most}{why}")
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
         raise InputError(f"GEMMs of {unknown[0]} cannot be measured; choose from {', '.join(DTYPES)}")
-    usual = ("bf16", "fp32") if devices.gpus else ("fp32",)
+    backend, usual = ("nccl", ("bf16", "fp32")) if devices.gpus else ("gloo", ("fp32",))
     return Sweep(
         ranks=ranks,
-        backend="nccl" if devices.gpus else "gloo",
+        backend=backend,
         dtypes=tuple(dict.fromkeys(dtypes)) or usual,
         seconds=QUICK if quick else FULL,
         repeats=3 if quick else 7,
@@ -74,16 +73,16 @@ def calibrate(
             write_atomically(folder / REQUEST, sweep.to_json())
         commands = commands_of(SWEEP_RANK, sweep.ranks, folder, testbed)
         run_processes(commands, sweep.ranks, sweep.limit, folder, stop, report)
-    try:
-        times = json.loads((folder / MEASURED).read_text())
-    except (OSError, ValueError) as error:
-        raise unreadable(folder / MEASURED, error) from None
+    times = read_json(folder / MEASURED)
     return read_measured(times, sweep, testbed.name if testbed else "local", type)
 
 
 def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | None = None) -> DeviceProfile:
     """The calibration from the measurements of `sweep_rank`."""
-    names = {name: _type_name(name, type) for name in times["computed"]}
+    # In a cluster a device has the catalogue's name if there is one, or the one chosen.
+    names = {
+        name: name if name == "CPU" else type_of(name) or type or name[:LONGEST_TYPE] for name in times["computed"]
+    }
     spreads: dict[tuple[str, ...], float] = {}
     gemm, memory, held_out = [], [], []
     for name, gpu in names.items():
@@ -143,10 +142,3 @@ def _origin(devices: Sequence[str], sweep: Sweep, on: str, moment: datetime, ver
     backend = sweep.backend.upper() if sweep.backend == "nccl" else "Gloo"
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"calibrated {moment:%Y-%m-%d}: {ranks}{where}, {backend}, {software}"[:300]
-
-
-def _type_name(device: str, type: str | None) -> str:
-    """The device's name in a cluster: the catalogue's if it has one, or the one chosen."""
-    if device == "CPU":
-        return device
-    return type_of(device) or type or device[:LONGEST_TYPE]

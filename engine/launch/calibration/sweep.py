@@ -130,13 +130,8 @@ def grids() -> list[Grid]:
     for caps in CAPS:
         whole = [tuple(size for size in sizes if size <= cap) for sizes, cap in zip((M, N, K), caps, strict=True)]
         every_grid.append(Grid(*whole))
-        every_grid.append(Grid(*(_every_second(sizes) for sizes in whole)))
+        every_grid.append(Grid(*((*sizes[:-1:2], sizes[-1]) for sizes in whole)))  # with both ends
     return every_grid
-
-
-def _every_second(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Every second size, with both ends."""
-    return (*sizes[:-1:2], sizes[-1]) if len(sizes) % 2 == 0 else sizes[::2]
 
 
 def grid_for(speed: Speed, seconds: float, repeats: int, room: float) -> Grid:

@@ -85,17 +85,19 @@ class SweepRank:
         for dtype in self.sweep.dtypes:
             computed |= self._gemms(dtype)
         computed["memory"] = self._memory(TORCH_DTYPE[self.sweep.dtypes[0]])
-        times: dict = {"computed": self._by_device(computed)}
+        # Each kind of device's times on rank 0: medians over the ranks that have one, with their largest spread.
+        everyone: list[tuple[str, dict[str, list]] | None] = [None] * self.sweep.ranks
+        own = torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+        dist.all_gather_object(everyone, (own, computed))
+        names, by_device = [name for name, _ in everyone], {}
+        for device in dict.fromkeys(names):
+            same = [its for name, its in everyone if name == device]
+            by_device[device] = {part: _merged([its[part] for its in same]) for part in same[0]}
+        times: dict = {"computed": by_device, "devices": names}
         if self.sweep.ranks > 1:
             for operation in COLLECTIVES:
                 times[operation] = self._collective(operation)
-        names: list[str | None] = [None] * self.sweep.ranks
-        dist.all_gather_object(names, self._device_name)
-        return times | {"devices": names, "torch": torch.__version__, "cuda": torch.version.cuda}
-
-    @property
-    def _device_name(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+        return times | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
     def _gemms(self, dtype: str) -> dict[str, list]:
         """GEMMs of one dtype: {"gemm DTYPE": [[m, n, k, seconds, spread], ...], "held out DTYPE": the same}."""
@@ -245,16 +247,6 @@ class SweepRank:
         if not self.on_gpu:
             return CPU_CACHE
         return 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
-
-    def _by_device(self, computed: dict[str, list]) -> dict[str, dict[str, list]]:
-        """Each kind of device's times on rank 0: medians over the ranks that have one, with their largest spread."""
-        everyone: list[tuple[str, dict[str, list]] | None] = [None] * self.sweep.ranks
-        dist.all_gather_object(everyone, (self._device_name, computed))
-        times_of_device: dict[str, dict[str, list]] = {}
-        for device in dict.fromkeys(name for name, _ in everyone):
-            same = [times for name, times in everyone if name == device]
-            times_of_device[device] = {part: _merged([times[part] for times in same]) for part in same[0]}
-        return times_of_device
 
     def _report(self, more: float, message: str) -> None:
         """Report progress by the planned seconds of finished parts, and `more` seconds."""

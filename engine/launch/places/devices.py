@@ -97,11 +97,11 @@ def attached() -> Devices:
     module, the driver, permission) is a note, never an error."""
     machine, notes = _seen_by_nvml()
     gpus, why_none = _seen_by_torch() if "torch" in sys.modules else seen_by_another_process()
-    if not machine:
-        machine = gpus
-        notes += () if gpus else (why_none,)
+    if not gpus:
+        notes += (why_none,)
     elif len(gpus) < len(machine):
-        notes += (why_none if not gpus else "PyTorch may use fewer GPUs than the machine has (CUDA_VISIBLE_DEVICES)",)
+        notes += ("PyTorch may use fewer GPUs than the machine has (CUDA_VISIBLE_DEVICES)",)
+    machine = machine or gpus
     free = {gpu.uuid: gpu.free for gpu in machine if gpu.free is not None}
     return Devices(
         gpus=tuple(gpu.name for gpu in gpus),

@@ -30,17 +30,16 @@ def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
     network: of the ranks, as fast out as in; None: each is as fast as the plan's fastest sends, and there are no links
     """
     gpus = plan.placement.gpus
-    plan = _started(apart(plan))
+    plan = apart(plan)
+    if plan.token_gpus is not None:  # the traces of a launch carry the starts of the tokens, see `fold_trace`
+        plan = plan.model_copy(update={"token_gpus": None, "token_gpus_b": None, "claim": None, "parent": plan.id})
     if ranks == gpus:
         return plan
     rank = rank_of_gpu(gpus, ranks)
-    folded = {
-        "placement": _fold_placement(plan.placement, rank),
-        "send_order": _fold_order(plan.send_order, rank, network),
-    }
-    if plan.goal is Goal.TWO_MODELS:
-        folded["placement_b"] = _fold_placement(plan.placement_b, rank)
-        folded["send_order_b"] = _fold_order(plan.send_order_b, rank, network)
+    folded = {}
+    for model in ("", "_b") if plan.goal is Goal.TWO_MODELS else ("",):
+        folded[f"placement{model}"] = _fold_placement(getattr(plan, f"placement{model}"), rank)
+        folded[f"send_order{model}"] = _fold_order(getattr(plan, f"send_order{model}"), rank, network)
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
 
 
@@ -51,13 +50,6 @@ def apart(plan: Plan) -> Plan:
         return plan
     alone = {"send_order": plan.send_order.alone, "send_order_b": plan.send_order_b.alone}
     return plan.model_copy(update=alone | {"claim": None, "parent": plan.id})
-
-
-def _started(plan: Plan) -> Plan:
-    """The plan without the starts of its tokens: the traces of a launch carry them, see `fold_trace`."""
-    if plan.token_gpus is None:
-        return plan
-    return plan.model_copy(update={"token_gpus": None, "token_gpus_b": None, "claim": None, "parent": plan.id})
 
 
 def fold_trace(trace: RoutingTrace, gpus: int, ranks: int, token_gpus: tuple[int, ...] | None = None) -> RoutingTrace:
@@ -118,14 +110,10 @@ def _fold_order(order: SendOrder, rank: np.ndarray, network: Network | None) -> 
     dispatch, combine = [], []
     for there, back in zip(order.dispatch, order.combine, strict=True):
         dispatch.append(fold(there))
-        mirrored = order.mode == "matched" and _are_mirrored(there, back)
+        columns = (there.src, back.dst), (there.dst, back.src), (there.bytes, back.bytes), (there.phase, back.phase)
+        mirrored = order.mode == "matched" and all(np.array_equal(mine, other) for mine, other in columns)
         combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
     return SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
-
-
-def _are_mirrored(there: Schedule, back: Schedule) -> bool:
-    columns = (there.src, back.dst), (there.dst, back.src), (there.bytes, back.bytes), (there.phase, back.phase)
-    return all(np.array_equal(mine, other) for mine, other in columns)
 
 
 def _order_again(schedule: Schedule, rank: np.ndarray, mode: str, network: Network | None) -> Schedule:
@@ -136,10 +124,8 @@ def _order_again(schedule: Schedule, rank: np.ndarray, mode: str, network: Netwo
     traffic = np.zeros((ranks, ranks))
     np.add.at(traffic, (rank[schedule.src], rank[schedule.dst]), schedule.bytes)
     if network is None:
-        pace = float((schedule.bytes / schedule.duration[schedule.phase]).max())
-        network = Network(
-            np.full(ranks, pace), np.full(ranks, pace), np.zeros(ranks), np.arange(ranks), 0.0, np.zeros(ranks)
-        )
+        pace = np.full(ranks, (schedule.bytes / schedule.duration[schedule.phase]).max())
+        network = Network(pace, pace, np.zeros(ranks), np.arange(ranks), 0.0, np.zeros(ranks))
     return order_on(network, off_diagonal(traffic), partial(order_sends, mode=mode))[0]
 
 

@@ -3,8 +3,6 @@ that it fits."""
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices
@@ -71,10 +69,7 @@ def _drawn_links(launch: Launch, ranks: int) -> Network | None:
     if launch.on != "testbed" or launch.cluster is None:
         return None
     testbed = emulated(launch.plans[0], launch.cluster, ranks, launch.scale)
-    tiers = testbed.tiers
-    if tiers is None:
-        return Links(testbed.bandwidth).network
-    return Links(testbed.bandwidth, node=np.array(tiers.node), near=np.array(tiers.link)).network
+    return Links.between(testbed.bandwidth, testbed.tiers).network
 
 
 def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
@@ -100,40 +95,32 @@ def _check_travel(plan: Plan) -> None:
             f"{travels}, but a context-coherent launch sends one row per token copy in the model's format; launch a plan with "
             "--travel copies or with vanilla execution"
         )
-    orders = [order for order in (plan.send_order, plan.send_order_b) if order is not None]
-    if plan.travel.unit == "node" and any(order.mode != "concurrent" for order in orders):
-        mode = next(order.mode for order in orders if order.mode != "concurrent")
+    modes = [order.mode for order in (plan.send_order, plan.send_order_b) if order is not None]
+    ordered = [mode for mode in modes if mode != "concurrent"]
+    if plan.travel.unit == "node" and ordered:
         raise InputError(
-            f"{travels}, which a launch sends all at once, not in a {mode} order; plan with a concurrent order, or with "
+            f"{travels}, which a launch sends all at once, not in a {ordered[0]} order; plan with a concurrent order, or with "
             "--travel gpu"
         )
 
 
 def _tiers(launch: Launch, ranks: int) -> Tiers | None:
     """The ranks' nodes, if a plan uses them. Raises InputError if they are not known, or no nodes."""
-    plan = next(filter(uses_nodes, launch.plans), None)
-    if plan is None:
-        return _nodes_of_all_gathers(launch, ranks)
+    plan, cluster = next(filter(uses_nodes, launch.plans), None), launch.cluster
+    if plan is None:  # the all-gathers of context-coherent plans use them if they are known
+        carried = any(plan.execution == "context-coherent" for plan in launch.plans)
+        known = carried and cluster is not None and len(cluster.gpus) == gpus_of(launch.plans)
+        return fold_tiers(cluster, ranks) if known else None
     asked = relays_of(plan)
-    if launch.cluster is None:
+    if cluster is None:
         raise InputError(f"{asked}; say which nodes there are (--cluster)")
-    if len(launch.cluster.gpus) != plan.placement.gpus:
-        raise InputError(
-            f"{asked}: it is for {plan.placement.gpus} GPUs, {launch.cluster.name} has {len(launch.cluster.gpus)}"
-        )
-    tiers = fold_tiers(launch.cluster, ranks)
+    if len(cluster.gpus) != plan.placement.gpus:
+        raise InputError(f"{asked}: it is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}")
+    tiers = fold_tiers(cluster, ranks)
     if tiers is None:
-        nearest = nearest_ranks(launch.plans, launch.cluster, ranks)
+        nearest = nearest_ranks(launch.plans, cluster, ranks)
         raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose {nearest}")
     return tiers
-
-
-def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes for the all-gathers of context-coherent plans, which can do without; None if they are not known."""
-    carried = any(plan.execution == "context-coherent" for plan in launch.plans)
-    if not carried or launch.cluster is None or len(launch.cluster.gpus) != gpus_of(launch.plans):
-        return None
-    return fold_tiers(launch.cluster, ranks)
 
 
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:

@@ -113,30 +113,34 @@ def forward_memory(instructions: RankInstructions, traces: Sequence[RoutingTrace
     """Memory of the fullest rank, which is taken to be the fullest in everything; of several plans one runs at a time."""
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     pools = [_pool(model, traces[0].layers) for model in {model.digest: model for model in models}.values()]
-    plans = [_parts(plan, models, traces, instructions.ranks) for plan in instructions.plans]
+    plans = [
+        [
+            Part(plan, model, trace, placement, *_copies(plan, trace, placement, instructions.ranks))
+            for model, trace, placement in zip(models, traces, (plan.placement, plan.placement_b), strict=False)
+        ]
+        for plan in instructions.plans
+    ]
     at_work = max(sum(map(_at_work, parts)) for parts in plans)
-    # Every plan keeps the output of its last pass, and all its routes.
-    outputs = sum(_output(part, instructions.ranks) for parts in plans for part in parts)
-    compared = max(_compared(part) for parts in plans for part in parts)
+    outputs, compared, routes = 0.0, 0.0, 0.0
+    for part in (
+        part for parts in plans for part in parts
+    ):  # every plan keeps the output of its last pass, and all routes
+        held = part.trace.tokens / (instructions.ranks if part.plan.execution == "vanilla" else 1)
+        outputs += held * part.model.bytes_per_token
+        compared = max(compared, _compared(part))
+        # Token, choice, expert and rank of every copy of all ranks in both exchanges of every layer, as int64, and as much
+        # again of one layer while it is laid out.
+        routes += 64.0 * part.trace.tokens * part.trace.k * (part.trace.layers + 2)
     return RankMemory(
         device=sum(pools) + outputs + at_work,
         compared=max(0.0, compared - at_work),
-        host=sum(trace.experts.nbytes + 4.0 * trace.tokens for trace in traces)
-        + sum(_routes(part) for parts in plans for part in parts),
+        host=routes + sum(trace.experts.nbytes + 4.0 * trace.tokens for trace in traces),
         # Random numbers are made in 32 bits.
         through_host=4.0 * max(pool / model.bytes_per_number for pool, model in zip(pools, models, strict=False))
         + 4.0 * max(trace.tokens * model.d_model for trace, model in zip(traces, models, strict=True)),
         # In both directions, each rounded up to a power of two.
         staged=max(sum(2.0 * (p.sent + p.received) * p.model.bytes_per_token for p in parts) for parts in plans),
     )
-
-
-def _parts(plan: Plan, models: Sequence[MoEModel], traces: Sequence[RoutingTrace], ranks: int) -> list[Part]:
-    placements = (plan.placement, plan.placement_b)
-    return [
-        Part(plan, model, trace, placement, *_copies(plan, trace, placement, ranks))
-        for model, trace, placement in zip(models, traces, placements, strict=False)
-    ]
 
 
 def _copies(plan: Plan, trace: RoutingTrace, placement: Placement, ranks: int) -> tuple[float, float]:
@@ -170,11 +174,6 @@ def _at_work(part: Part) -> float:
     return total + part.trace.tokens * model.d_model * (4 + number * gathered)
 
 
-def _output(part: Part, ranks: int) -> float:
-    held = part.trace.tokens / (ranks if part.plan.execution == "vanilla" else 1)
-    return held * part.model.bytes_per_token
-
-
 def _compared(part: Part) -> float:
     """Bytes on rank 0 of all ranks' tokens and their intermediate results in a layer, expert after expert, in 32 bits;
     a model in shorter numbers is computed in those first."""
@@ -184,10 +183,3 @@ def _compared(part: Part) -> float:
     total = part.trace.tokens * (model.d_model * (8 + gathered * wide) + 2 * 4.0 * model.experts)
     total += rows * (model.d_model * (8 + 3 * wide) + (model.ffn_matrices + 1) * model.d_ff * wide)
     return total + model.bytes_per_expert * (1 + wide / model.bytes_per_number) + 8.0 * part.trace.experts.size
-
-
-def _routes(part: Part) -> float:
-    """Bytes of token, choice, expert and rank of every copy of all ranks in both exchanges of every layer, as int64,
-    and as much again of one layer while it is laid out."""
-    copies = part.trace.tokens * part.trace.k
-    return 64.0 * copies * (part.trace.layers + 2)

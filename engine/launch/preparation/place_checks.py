@@ -17,11 +17,10 @@ from engine.goal import Goal
 from engine.launch.places.destination import FIRST_PORT, OR, PORTS, Destination
 from engine.launch.places.testbed import PORT, Testbed
 from engine.launch.preparation.launch import Check, PreparedLaunch
-from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import known_links
 from engine.model import MoEModel
 from engine.network import Network
-from engine.plan import Placement, Plan, Travel
+from engine.plan import Placement, Travel
 from engine.simulate.flows import all_to_all
 from engine.units import digits, ratio, seconds
 from engine.workload import RoutingTrace
@@ -58,11 +57,6 @@ def sent_bytes(
     return rows * out, rows.transpose(0, 2, 1) * back
 
 
-def emulated_network(instructions: RankInstructions) -> Network:
-    """The network of links that are known before a launch, with a typical start-up."""
-    return known_links(instructions, START_UP).network
-
-
 def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
     """A sentence for each of a launch's plans that is slower by its order of sends than with everything sent at once;
     None if no plan is. Only the network is simulated: its ports' rates and start-up, nothing measured.
@@ -73,7 +67,13 @@ def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
     for asked_for, plan in zip(launch.plans, launch.instructions.plans, strict=True):
         if plan.send_order.mode == "concurrent" or plan.goal is Goal.TWO_MODELS or plan.execution != "vanilla":
             continue
-        ordered, plain = _network_seconds(plan, launch, network)
+        order, model, ranks = plan.send_order, launch.instructions.model, launch.instructions.ranks
+        there, back = sent_bytes(launch.workloads[0], model, plan.placement, plan.travel, network)
+        ordered = plain = 0.0
+        for layer in range(0, len(there), -(-2 * len(there) * ranks * (ranks - 1) // MOST_SENDS) or 1):
+            for schedule, matrix in ((order.dispatch[layer], there[layer]), (order.combine[layer], back[layer])):
+                ordered += all_to_all(order.mode, schedule, matrix, network).seconds
+                plain += all_to_all("concurrent", None, matrix, network).seconds
         if ordered > WORTH_SAYING * plain:
             slow.append(
                 f"{asked_for.name} ({plan.send_order.mode} sends) is predicted to take {ratio(ordered / plain)} as long in its "
@@ -90,19 +90,6 @@ def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
     )
 
 
-def _network_seconds(plan: Plan, launch: PreparedLaunch, network: Network) -> tuple[float, float]:
-    """Seconds of all all-to-alls in the plan's order, and sent at once."""
-    order, model = plan.send_order, launch.instructions.model
-    there, back = sent_bytes(launch.workloads[0], model, plan.placement, plan.travel, network)
-    sends = 2 * len(there) * launch.instructions.ranks * (launch.instructions.ranks - 1)
-    total = np.zeros(2)
-    for layer in range(0, len(there), -(-sends // MOST_SENDS) or 1):
-        for schedule, matrix in ((order.dispatch[layer], there[layer]), (order.combine[layer], back[layer])):
-            total[0] += all_to_all(order.mode, schedule, matrix, network).seconds
-            total[1] += all_to_all("concurrent", None, matrix, network).seconds
-    return float(total[0]), float(total[1])
-
-
 def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Check]:
     """Checks of a launch at its destination. cluster: as drawn; for a launch by a scheduler, advice on its links is
     given if there is a rank a GPU."""
@@ -116,20 +103,23 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
         yield Check("Port", True, f"{PORT}, in a network of the testbed's own, where nothing else listens")
         if all(plan.execution == "vanilla" and plan.goal is not Goal.TRAINING for plan in launch.instructions.plans):
             yield traffic_check(launch)
-        yield from _advice(launch, emulated_network(launch.instructions))
+        yield from _advice(launch, known_links(launch.instructions, START_UP).network)
     else:
-        yield port_check()
+        try:
+            with socket.socket() as probe:  # torchrun asks for a port when it starts
+                probe.bind(("localhost", 0))
+        except OSError as error:
+            yield Check("Port", False, f"no port of localhost can be had ({error.strerror}); close what holds them")
+        else:
+            yield Check("Port", True, "torchrun picks a free one on localhost")
 
 
 def destination_checks(destination: Destination) -> Iterator[Check]:
     """Checks of a cluster's nodes: the program on them, the folder that they share, and the port at which they meet."""
     shared = Path(destination.shared)
     usable = shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)
-    seen = (
-        f"{shared}"
-        if destination.mount == destination.shared
-        else f"{shared}, which the nodes see as {destination.mount}"
-    )
+    elsewhere = destination.mount != destination.shared
+    seen = f"{shared}, which the nodes see as {destination.mount}" if elsewhere else f"{shared}"
     gpus = f"{destination.gpus_per_node} × {destination.gpu}, " if destination.gpus_per_node else ""
     # All nodes are asked for alike, and ranks are numbered in the order of the nodes' names.
     mixed = "; which type a rank gets is the scheduler's choice, not the plan's" if OR in destination.gpu else ""
@@ -184,20 +174,10 @@ def slots_check(launch: PreparedLaunch) -> Check:
     return Check("Slots", True, f"of a layer's {launch.instructions.model.experts} experts, {each}")
 
 
-def port_check() -> Check:
-    """Check that the ranks can meet on this machine. torchrun asks for a free port when it starts."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-    except OSError as error:
-        return Check("Port", False, f"no port of localhost can be had ({error.strerror}); close what holds them")
-    return Check("Port", True, "torchrun picks a free one on localhost")
-
-
 def traffic_check(launch: PreparedLaunch) -> Check:
     """Check that the emulated links carry all passes through the layers within the time limit: no order of sends is
     faster than the busiest port, and of two models each has its own sends."""
-    instructions, least, network = launch.instructions, 0.0, emulated_network(launch.instructions)
+    instructions, least, network = launch.instructions, 0.0, known_links(launch.instructions, START_UP).network
     models = (instructions.model, instructions.model_b or instructions.model)
     for plan in instructions.plans:
         placements = (plan.placement, plan.placement_b)
@@ -208,6 +188,6 @@ def traffic_check(launch: PreparedLaunch) -> Check:
     whole = least * (instructions.repeats + 1)
     which = "all plans" if len(launch.plans) > 1 else "the plan"
     text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
-    if whole < 0.8 * launch.limit:
-        return Check("Links", True, text)
-    return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
+    fits = whole < 0.8 * launch.limit
+    late = "" if fits else f", but the time limit is {launch.limit:g} s: replay fewer tokens"
+    return Check("Links", fits, f"{text}{late}")

@@ -85,10 +85,8 @@ def instructions_of(launch: Launch, devices: Devices, ranks: int, **more: Any) -
 
 def rank_check(instructions: RankInstructions, gpus: int) -> Check:
     """The line on the plan's GPUs per rank."""
-    plan_gpus = f"{gpus} GPUs of the plan"
-    folded = instructions.ranks != gpus
-    text = f"{plan_gpus}, folded onto {instructions.ranks} ranks" if folded else f"{plan_gpus}, one rank each"
-    return Check("Ranks", True, text)
+    each = "one rank each" if instructions.ranks == gpus else f"folded onto {instructions.ranks} ranks"
+    return Check("Ranks", True, f"{gpus} GPUs of the plan, {each}")
 
 
 def backend_check(instructions: RankInstructions, devices: Devices) -> Check:

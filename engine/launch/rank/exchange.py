@@ -48,7 +48,9 @@ class Exchange:
         # NCCL carries out one group after another: a receive that is posted long before its send would hold up the rest.
         self.ahead = dist.get_backend(group) == "gloo"
         if mode == "sequential":
-            mode, order = ("sequential", in_one_phase(order)) if self.ahead else ("matched", in_turns(order))
+            # Over Gloo every sender goes on as soon as its last piece has arrived.
+            one_phase = [replace(piece, phase=0) for piece in order]
+            mode, order = ("sequential", one_phase) if self.ahead else ("matched", in_turns(order))
         self.rank, self.mode, self.log, self.recorder, self.group = rank, mode, log, recorder, group
         self.links, self.channel, self.order = links, channel, order
         self.send_from = np.concatenate([[0], np.cumsum(counts[rank])])
@@ -82,7 +84,11 @@ class Exchange:
             works, self._expected = self._expected, None
             if self.mode == "sequential":
                 works = self._receive(phase, incoming) if works is None else works
-                self._one_after_another(outgoing)
+                for piece in self.sends:  # each when the previous one has arrived
+                    sent = self.recorder.mark()
+                    dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
+                    self._words[piece].wait()
+                    self.log(piece, sent)
             else:
                 if works is None:
                     works = self._receive(phase, incoming) if self.ahead else []
@@ -92,14 +98,6 @@ class Exchange:
             for piece in self.receives + (self.sends if self.mode != "sequential" else []):
                 if piece.phase == phase:
                     self.log(piece, begin)
-
-    def _one_after_another(self, outgoing: torch.Tensor) -> None:
-        """Send over Gloo, each piece when the previous one has arrived."""
-        for piece in self.sends:
-            begin = self.recorder.mark()
-            dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
-            self._words[piece].wait()
-            self.log(piece, begin)
 
     def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
         """Send all of a phase (and receive it, unless that has begun). A paced send progresses at the constant rate
@@ -175,11 +173,6 @@ class Exchange:
         return 2 * piece.phase + self.channel
 
 
-def in_one_phase(order: Sequence[Piece]) -> list[Piece]:
-    """A sequential order in which every sender goes on as soon as its last piece has arrived."""
-    return [replace(piece, phase=0) for piece in order]
-
-
 def in_turns(order: Sequence[Piece]) -> list[Piece]:
     """A sequential order for NCCL, which queues sends and receives in one order: the first pieces of all senders are a
     phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait
@@ -194,6 +187,8 @@ def in_turns(order: Sequence[Piece]) -> list[Piece]:
 
 def slices(piece: Piece, count: int) -> list[Piece]:
     """A piece cut into `count` parts as equal as rows allow."""
+    if count == 1:
+        return [piece]
     ends = np.linspace(piece.begin, piece.end, count + 1).round().astype(int).tolist()
     return [replace(piece, begin=begin, end=end) for begin, end in pairwise(ends)]
 

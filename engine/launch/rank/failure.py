@@ -129,7 +129,9 @@ class Failures:
         for failure in self._causes:
             return failure.message
         for rank, number in self._killed.items():
-            return f"{'torchrun' if rank is None else f'rank {rank}'} was killed by signal {number} ({_name(number)})"
+            name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+            name += ", which the system sends when memory runs out" if number == signal.SIGKILL else ""
+            return f"{'torchrun' if rank is None else f'rank {rank}'} was killed by signal {number} ({name})"
         if self._first and self._first[1] == os.EX_IOERR:
             return f"rank {self._first[0]} could not write what it printed; the disk of the run folder may be full"
         for failure in self.reported:
@@ -141,11 +143,6 @@ class Failures:
     @property
     def _causes(self) -> list[RankFailure]:
         return [failure for failure in self.reported if not failure.lost]
-
-
-def _name(number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    return f"{name}, which the system sends when memory runs out" if number == signal.SIGKILL else name
 
 
 class RankProgress(Frozen):

@@ -92,11 +92,13 @@ def hops(schedule: Schedule, counts: np.ndarray, network: Network) -> Hops:
     domain = steps.domains.of_gpu
     rows = _rows(counts, domain)
     away = domain[rows.origin] != domain[rows.target]
-    moves = [_local(rows.of(~away), steps), *_relayed(rows.of(away), steps)]
+    local = rows.of(~away)
+    local = local.of(np.lexsort((local.place, local.origin)))
+    step = _takers(_dealt(steps.local.T[domain], np.bincount(local.origin, minlength=ranks)))
+    moves = [(step, local.origin, local.target, local.number), *_relayed(rows.of(away), steps)]
     step, src, dst, number = (np.concatenate(column) for column in zip(*moves, strict=True))
-    moves_on = src != dst
-    step, src, dst, number = (column[moves_on] for column in (step, src, dst, number))
-    return Hops.of(step, src, dst, number, ranks)
+    on = src != dst
+    return Hops.of(step[on], src[on], dst[on], number[on], ranks)
 
 
 def _rows(counts: np.ndarray, domain: np.ndarray) -> _Rows:
@@ -133,15 +135,6 @@ def _takers(room: np.ndarray) -> np.ndarray:
     """int64[row]: the part to which each row falls, for rows in the order of their groups, when the parts of group g
     take room[g, part] (int64) of them in turn."""
     return np.repeat(np.tile(np.arange(room.shape[1]), len(room)), room.ravel())
-
-
-def _local(rows: _Rows, steps: Steps) -> tuple[np.ndarray, ...]:
-    """Step, src, dst and number (int64[hop] each) of rows that stay in their domain."""
-    order = np.lexsort((rows.place, rows.origin))
-    rows = rows.of(order)
-    totals = np.bincount(rows.origin, minlength=len(steps.domains.of_gpu))
-    step = _takers(_dealt(steps.local.T[steps.domains.of_gpu], totals))
-    return step, rows.origin, rows.target, rows.number
 
 
 def _relayed(rows: _Rows, steps: Steps) -> list[tuple[np.ndarray, ...]]:
@@ -221,10 +214,7 @@ class Legs:
         first = np.unique(way + np.where(foreign, entry, host))
         first_token, pair = np.divmod(first, ranks * ranks)
         first_src, first_dst = np.divmod(pair, ranks)
-        by_pair = np.lexsort((first_token, pair))
-        size = np.unique(pair[by_pair], return_counts=True)[1]
-        place = np.empty(len(first))
-        place[by_pair] = (counted(size) + 0.5) / np.repeat(size, size)
+        place = _shares(pair, np.lexsort((first_token, pair)))
         on = foreign & (entry != host)
         entered = np.searchsorted(first, (way + entry)[on])
         src, dst = np.concatenate([first_src, entry[on]]), np.concatenate([first_dst, host[on]])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.costs import fit_line
-from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.instructions import RankInstructions, Tiers
 from engine.network import Network
 from engine.units import digits, seconds
 
@@ -29,6 +29,12 @@ class Links:
     start_up: float = 0.0
     node: np.ndarray | None = None
     near: np.ndarray | None = None
+
+    @classmethod
+    def between(cls, rates: np.ndarray, tiers: Tiers | None, start_up: float = 0.0) -> "Links":
+        """The links of ranks whose nodes are known, or that all meet on the fabric."""
+        nodes = () if tiers is None else (np.array(tiers.node), np.array(tiers.link))
+        return cls(rates, start_up, *nodes)
 
     @property
     def network(self) -> Network:
@@ -69,25 +75,21 @@ def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links
     """
     if not measured["network"]:
         return None
-    links = _measured(instructions, measured) if instructions.bandwidth is None else known_links(instructions)
+    ranks, tiers = instructions.ranks, instructions.tiers
+    if instructions.bandwidth is not None:
+        links = known_links(instructions)
+    elif "inside nodes" not in measured:
+        links = Links(np.full(ranks, _rate(measured["network"])))
+    else:
+        near = np.where(np.array(tiers.link) > 0, _rate(measured["inside nodes"]), 0.0)
+        links = Links(np.full(ranks, _rate(measured["between nodes"])), node=np.array(tiers.node), near=near)
     sent, took = np.array(measured["phases"]).T
     return replace(links, start_up=max(0.0, float(np.median(took - sent / links.slowest))))
 
 
 def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
     """The links of a testbed."""
-    rates, tiers = np.array(instructions.bandwidth), instructions.tiers
-    nodes = () if tiers is None else (np.array(tiers.node), np.array(tiers.link))
-    return Links(rates, start_up, *nodes)
-
-
-def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Links:
-    if "inside nodes" not in measured:
-        return Links(np.full(instructions.ranks, _rate(measured["network"])))
-    linked = np.array(instructions.tiers.link) > 0
-    near = np.where(linked, _rate(measured["inside nodes"]), 0.0)
-    rates = np.full(instructions.ranks, _rate(measured["between nodes"]))
-    return Links(rates, node=np.array(instructions.tiers.node), near=near)
+    return Links.between(np.array(instructions.bandwidth), instructions.tiers, start_up)
 
 
 def _rate(measured: list[list[float]]) -> float:

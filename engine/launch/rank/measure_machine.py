@@ -86,23 +86,25 @@ def _gemm(context: RankContext, times: float) -> list[float]:
 
 
 def _gate(context: RankContext, times: float) -> list[float]:
-    model = context.instructions.model
+    model, x = context.instructions.model, _rows_of_rank(context, times)
     router = context.weights(model, context.tokens[0].experts.shape[1]).router[0]
-    rows = rows_of(times, len(context.tokens[0].experts) / context.ranks)
-    x = torch.ones((rows, model.d_model), dtype=router.dtype, device=context.device)
-    chosen = torch.arange(model.experts_per_token, device=context.device).expand(rows, -1)
+    chosen = torch.arange(model.experts_per_token, device=context.device).expand(len(x), -1)
     seconds = seconds_of(lambda: gate(x, router, chosen), context, REPEATS)
-    return [rows * model.experts * model.d_model, seconds]
+    return [len(x) * model.experts * model.d_model, seconds]
 
 
 def _memory(context: RankContext, times: float) -> list[float]:
-    model, k = context.instructions.model, context.instructions.model.experts_per_token
-    rows = rows_of(times, len(context.tokens[0].experts) / context.ranks)
-    x = torch.ones((rows, model.d_model), dtype=context.dtype, device=context.device)
-    token = torch.arange(rows, device=context.device).repeat(k)
+    model, x = context.instructions.model, _rows_of_rank(context, times)
+    token = torch.arange(len(x), device=context.device).repeat(model.experts_per_token)
     outputs, weight = x[token], torch.ones(len(token), dtype=x.dtype, device=context.device)
     seconds = seconds_of(lambda: aggregate(x, outputs, weight, token), context, REPEATS)
-    return [rows * (k + 1) * model.bytes_per_token, seconds]
+    return [len(x) * (model.experts_per_token + 1) * model.bytes_per_token, seconds]
+
+
+def _rows_of_rank(context: RankContext, times: float) -> torch.Tensor:
+    """[token, d_model]: ones for the tokens of the mean rank."""
+    rows = rows_of(times, len(context.tokens[0].experts) / context.ranks)
+    return torch.ones((rows, context.instructions.model.d_model), dtype=context.dtype, device=context.device)
 
 
 def _exchange(
@@ -158,12 +160,10 @@ def _meeting(context: RankContext, between_layers: bool) -> float:
         communicator.meet()
         gone = recorder.mark()
         if context.device.type == "cuda":  # ranks go on together: the last to be ready has waited least
-            (longest,) = _latest(context, -recorder.seconds_between(ready, gone))
-            gaps.append(max(0.0, -longest))
+            gaps.append((0.0, -recorder.seconds_between(ready, gone)))
         else:
-            last, first = _latest(context, recorder.seconds_at(ready), -recorder.seconds_at(gone))
-            gaps.append(max(0.0, -first - last))
-    return _median(gaps[1:])
+            gaps.append((recorder.seconds_at(ready), -recorder.seconds_at(gone)))
+    return max(0.0, -_median_of_sums(context, gaps))
 
 
 def rows_of(times: float, mean: float) -> int:
@@ -192,18 +192,16 @@ def seconds_of(
         work()
         end = recorder.mark()
         if context.device.type == "cuda":
-            spans.append(max(_latest(context, recorder.seconds_between(begin, end))))
+            spans.append((0.0, recorder.seconds_between(begin, end)))
         else:
-            spans.append(sum(_latest(context, -recorder.seconds_at(begin), recorder.seconds_at(end))))
-    return _median(spans[1:])
+            spans.append((-recorder.seconds_at(begin), recorder.seconds_at(end)))
+    return _median_of_sums(context, spans)
 
 
-def _latest(context: RankContext, *times: float) -> list[float]:
-    """The largest of all ranks, for each of `times`."""
-    largest = torch.tensor(times, dtype=torch.float64, device=context.communication_device)
+def _median_of_sums(context: RankContext, pairs: list[tuple[float, float]]) -> float:
+    """The median of all pairs but the first, each the sum of the largest first and the largest second number that any rank
+    has."""
+    largest = torch.tensor(pairs[1:], dtype=torch.float64, device=context.communication_device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.tolist()
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    sums = sorted(largest.sum(dim=1).tolist())
+    return sums[len(sums) // 2]

@@ -37,13 +37,11 @@ class Wire:
         vectors: [row, width]
         weights: [row, weight], if the rows have some
         """
-        if self.groups:
-            parts = [part.view(torch.uint8) for part in self._scaled(vectors)]
-        else:
-            parts = [vectors.to(self.dtype).contiguous().view(torch.uint8)]
+        parts = [*self._scaled(vectors)] if self.groups else [vectors.to(self.dtype)]
         if self.weights:
-            parts.append(weights.float().contiguous().view(torch.uint8))
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+            parts.append(weights.float())
+        packed = [part.contiguous().view(torch.uint8) for part in parts]
+        return torch.cat(packed, dim=1) if len(packed) > 1 else packed[0]
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[row, width] of uint8[row, byte]."""
@@ -80,7 +78,7 @@ class Wire:
         grouped = padded.view(len(vectors), self.groups, NUMBERS_PER_SCALE)
         scale = (grouped.abs().amax(dim=2) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
         numbers = (grouped / scale[:, :, None]).clamp(-LARGEST, LARGEST).to(FP8)
-        return numbers.flatten(1)[:, : self.width].contiguous(), scale.contiguous()
+        return numbers.flatten(1)[:, : self.width], scale
 
 
 def _at_the_beginning(part: torch.Tensor) -> torch.Tensor:

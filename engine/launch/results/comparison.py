@@ -36,15 +36,17 @@ class Comparison:
 def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     """Compare a measured timeline with the predicted one."""
     seconds_of = _of_step if measured.labels is not None else _of_pass
-    predicted_seconds, measured_seconds = seconds_of(predicted), seconds_of(measured)
-    by_kind = _joined(predicted_seconds.by_kind, measured_seconds.by_kind)
+    (kind_predicted, layer_predicted, predicted_waiting), (kind_measured, layer_measured, waiting) = map(
+        seconds_of, (predicted, measured)
+    )
+    by_kind = _joined(kind_predicted, kind_measured)
     return Comparison(
         by_kind=by_kind.reindex([kind for kind in KINDS if kind in by_kind.index]).reset_index(names="kind"),
-        by_layer=_joined(predicted_seconds.by_layer, measured_seconds.by_layer).reset_index(names="layer"),
+        by_layer=_joined(layer_predicted, layer_measured).reset_index(names="layer"),
         predicted=predicted.total,
         measured=measured.total,
-        waiting=measured_seconds.waiting,
-        predicted_waiting=predicted_seconds.waiting,
+        waiting=waiting,
+        predicted_waiting=predicted_waiting,
     )
 
 
@@ -54,37 +56,21 @@ def _joined(predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
     return table.assign(ratio=table["measured"] / table["predicted"].where(table["predicted"] > 0))
 
 
-@dataclass(frozen=True)
-class _Seconds:
-    """Seconds of one timeline.
-
-    by_kind, by_layer: indexed by these
-    """
-
-    by_kind: pd.Series
-    by_layer: pd.Series
-    waiting: float
-
-
-def _of_pass(timeline: Timeline) -> _Seconds:
-    spans = _spans(timeline)
+def _of_pass(timeline: Timeline) -> tuple[pd.Series, pd.Series, float]:
+    """Seconds by kind, by layer (indexed by these), and of waiting."""
+    grouped = timeline.events.groupby(["model", "layer", "kind"], observed=True)
+    spans = grouped.agg(start=("start", "min"), end=("end", "max")).reset_index()
+    spans["seconds"] = spans["end"] - spans["start"]
     by_layer = pd.Series({layer: _seconds(own) for layer, own in spans.groupby("layer")}, dtype=float)
     by_kind = spans.groupby("kind", observed=True)["seconds"].sum()
-    return _Seconds(by_kind, by_layer, timeline.total - _seconds(spans))
+    return by_kind, by_layer, timeline.total - _seconds(spans)
 
 
-def _of_step(timeline: Timeline) -> _Seconds:
-    events, lanes = timeline.events, len(timeline.resources)
-    seconds = (events["end"] - events["start"]) / lanes
+def _of_step(timeline: Timeline) -> tuple[pd.Series, pd.Series, float]:
+    events = timeline.events
+    seconds = (events["end"] - events["start"]) / len(timeline.resources)
     by_kind = seconds.groupby(events["kind"], observed=True).sum()
-    return _Seconds(by_kind, seconds.groupby(events["layer"]).sum(), timeline.decomposition()["idle"])
-
-
-def _spans(timeline: Timeline) -> pd.DataFrame:
-    spans = timeline.events.groupby(["model", "layer", "kind"], observed=True).agg(
-        start=("start", "min"), end=("end", "max")
-    )
-    return spans.assign(seconds=spans["end"] - spans["start"]).reset_index()
+    return by_kind, seconds.groupby(events["layer"]).sum(), timeline.decomposition()["idle"]
 
 
 def _seconds(spans: pd.DataFrame) -> float:

@@ -86,11 +86,11 @@ def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
             for layer in range(trace.layers)
         )
         layers = [hops_of_layer(of_layer, source, stops, row_bytes, links, instructions.backend) for of_layer in hosts]
-        dispatch, combine = (
-            tuple(_schedule(hops, size, links) for hops in way)
+        ways = [
+            [_schedule(hops, size, links) for hops in way]
             for way, size in zip(zip(*layers, strict=True), row_bytes, strict=True)
-        )
-        orders[name] = SendOrder(mode="matched", dispatch=dispatch, combine=combine)
+        ]
+        orders[name] = SendOrder(mode="matched", dispatch=ways[0], combine=ways[1])
     return plan.model_copy(update=orders)
 
 

@@ -84,9 +84,8 @@ class Preference:
     def lines(self) -> list[str]:
         """The finding in words, a line each."""
         best, comparisons = self.names[self.order[0]], []
-        for pair in self.pairs:
-            if pair.faster != self.order[0]:
-                continue
+        of_best = [pair for pair in self.pairs if pair.faster == self.order[0]]
+        for pair in of_best:
             about = f"pass by pass, {self.names[pair.slower]} takes {ratio(pair.times)} as long"
             if pair.low is not None:
                 about += f" ({ratio(pair.low)} to {ratio(pair.high)} at {share(CONFIDENCE)} confidence)"
@@ -94,13 +93,10 @@ class Preference:
             comparisons.append(about if pair.decided else f"{about}: within the noise")
         first = f"measured, {best} is the fastest"
         if not self.decided:
-            close = [
-                self.names[pair.slower] for pair in self.pairs if pair.faster == self.order[0] and not pair.decided
-            ]
+            close = [self.names[pair.slower] for pair in of_best if not pair.decided]
             first = f"too close to call: {', '.join([best, *close[:-1]])} and {close[-1]} differ by less than the noise"
             if self.pairs[0].passes == 1:
                 first = f"measured, {best} has the lowest time, but a single pass does not tell it from noise"
-        wrong = [pair for pair in self.pairs if pair.as_predicted is False]
         apart = f"differ by more than {share(APART - 1)}"
         if self.ranked_alike is None:
             within = f"within {share(APART - 1)} of each other"
@@ -113,20 +109,16 @@ class Preference:
             ranked = "; ".join(
                 f"{self.names[pair.slower]} was predicted to be faster than {self.names[pair.faster]} "
                 f"({ratio(1 / pair.predicted_times)}), but is slower"
-                for pair in wrong
+                for pair in self.pairs
+                if pair.as_predicted is False
             )
         return [first, *comparisons, ranked]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         pairs = [asdict(pair) | {"decided": pair.decided, "foretold": pair.as_predicted} for pair in self.pairs]
-        return {
-            "order": list(self.order),
-            "pairs": pairs,
-            "decided": self.decided,
-            "ranked_alike": self.ranked_alike,
-            "lines": self.lines,
-        }
+        told = {name: getattr(self, name) for name in ("decided", "ranked_alike", "lines")}
+        return {"order": list(self.order), "pairs": pairs} | told
 
 
 def prefer(runs: Sequence[MeasuredPlan]) -> Preference:

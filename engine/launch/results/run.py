@@ -28,7 +28,13 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
 
     source: the device that they were measured on
     """
-    parts = [_read_events(folder / f"events-{rank}.npz").assign(seen_by=rank) for rank in range(ranks)]
+    parts = []
+    for rank in range(ranks):
+        try:
+            with np.load(path := folder / f"events-{rank}.npz", allow_pickle=False) as arrays:
+                parts.append(pd.DataFrame({name: arrays[name] for name in arrays.files}).assign(seen_by=rank))
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise unreadable(path, error) from None
     events = pd.concat(parts, ignore_index=True)
     sends = events["dst"] >= 0
     key = ["plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "label"]
@@ -51,19 +57,18 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
     return timelines
 
 
-def _read_events(path: Path) -> pd.DataFrame:
-    """A rank's events, as its recorder saved them."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return pd.DataFrame({name: arrays[name] for name in arrays.files})
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise unreadable(path, error) from None
-
-
 def unreadable(path: Path, error: Exception) -> InputError:
     """The error for a file that a rank should have left whole."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else "it is torn"
     return InputError(f"the measurements in {path} cannot be read ({why}); launch again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file of rank 0. Raises InputError if it is missing or torn."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +109,7 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
 
     cores: processors of the machines that they ran on (default: of this one)
     """
-    instructions, outcome = launch.instructions, _read_json(folder / REPORT)
+    instructions, outcome = launch.instructions, read_json(folder / REPORT)
     differences = [Difference(*figures) for figures in outcome["differences"]]
     for plan, difference in zip(instructions.plans, differences, strict=True):
         if difference.share > 1:
@@ -112,7 +117,7 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
                 f"what {plan.name} computed differs from the unplanned computation by {difference.error:.2g} of its "
                 f"largest number (allowed: {difference.allowed:.2g}); the run is not valid"
             )
-    machine_times = _read_json(folder / MACHINE_TIMES)
+    machine_times = read_json(folder / MACHINE_TIMES)
     profile = fit_profile(machine_times, outcome["device"], instructions, cores or len(os.sched_getaffinity(0)))
     passes = measured_timelines(folder, instructions.ranks, len(instructions.plans), outcome["device"])
     measured_plans = []
@@ -122,11 +127,3 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
         predicted = predict(launch, folded, profile, machine_times)
         measured_plans.append(MeasuredPlan(plan, predicted, timelines[middle], totals, difference))
     return Run(tuple(measured_plans), outcome["device"], launch.tokens, profile, outcome["clock_error"])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a file of rank 0."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None

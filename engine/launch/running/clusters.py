@@ -25,7 +25,7 @@ from engine.launch.rank.instructions import REPORT, read_instructions, write_ins
 from engine.launch.results.run import Run, read_run
 from engine.launch.running.processes import OF_RANK
 from engine.launch.running.slurm import MaybeSubmittedError, refuse_impossible
-from engine.launch.running.torchx_application import ROLE, batch_log_name, log_name, request_for, torchx
+from engine.launch.running.torchx_application import ROLE, asking, batch_log_name, log_name, request_for
 from engine.plan import Plan
 from engine.schema import Kept
 from engine.training import balanced_load
@@ -52,8 +52,7 @@ def node_lines(folder: Path, handle: str, destination: Destination, node: int) -
         # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
         yield from _lines(folder / log_name(_number(handle), node))
         return
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         yield from runner.log_lines(handle, ROLE, node)
 
 
@@ -167,8 +166,7 @@ def write(launch: PreparedLaunch, folder: Path) -> None:
     """Write the run folder: all that the job and a reader of its results need."""
     write_instructions(folder, launch.instructions, launch.workloads)
     names = tuple(workload.name for workload in launch.workloads)
-    job = ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit)
-    _save(folder, job)
+    _save(folder, ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit))
 
 
 def submit(launch: PreparedLaunch, folder: Path) -> str:
@@ -181,8 +179,7 @@ def submit(launch: PreparedLaunch, folder: Path) -> str:
     replace(launch, checks=(*launch.checks, *destination_checks(launch.destination))).check()
     job = read_job(folder)
     with _submitting(folder):
-        schedulers = torchx()
-        with schedulers.as_input_errors(), schedulers.runner() as runner:
+        with asking() as runner:
             if isinstance(launch.destination, Slurm):
                 refuse_impossible(launch.destination, launch.limit)
             handle = runner.schedule(request_for(launch, folder))
@@ -197,7 +194,15 @@ def submit(launch: PreparedLaunch, folder: Path) -> str:
 def _submitting(folder: Path) -> Iterator[None]:
     """In the body, this is the only process that submits the folder. A folder that was not submitted in the end can be
     submitted again."""
-    if read_job(folder).handle or not _claimed(folder):
+    claimed = False
+    if not read_job(folder).handle:
+        try:
+            with contextlib.suppress(FileExistsError):
+                (folder / SUBMISSION).touch(exist_ok=False)
+                claimed = True
+        except OSError as error:
+            raise InputError(f"{folder / SUBMISSION} cannot be written: {error.strerror}") from None
+    if not claimed:
         by = read_job(folder).handle
         how = f"has been submitted as {by}" if by else "is being submitted, or has been by what ended before it said so"
         raise InputError(f"{folder} {how}; launch again for a folder of its own")
@@ -210,21 +215,9 @@ def _submitting(folder: Path) -> Iterator[None]:
         raise
 
 
-def _claimed(folder: Path) -> bool:
-    """True if this is the first to claim the folder's submission for itself."""
-    try:
-        (folder / SUBMISSION).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise InputError(f"{folder / SUBMISSION} cannot be written: {error.strerror}") from None
-    return True
-
-
 def status(handle: str) -> Status:
     """State of a submitted job. Raises InputError if its scheduler cannot be asked."""
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         answer = runner.status(_checked(handle))
     if answer is None:
         return Status("gone", "its scheduler does not know it any more", True)
@@ -233,8 +226,7 @@ def status(handle: str) -> Status:
 
 def cancel(handle: str) -> None:
     """End a submitted job; one that is over already stays as it is."""
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
+    with asking() as runner:
         runner.cancel(_checked(handle))
 
 
@@ -274,7 +266,15 @@ def collect(folder: Path) -> Run:
     results = [REPORT, *(f"events-{rank}.npz" for rank in range(job.destination.ranks))]
     missing = [name for name in results if not (folder / name).exists()]
     if missing:
-        raise InputError(f"{folder} has no {missing[0]} yet: {_why_none(folder, job)}")
+        why = "the job was not submitted from here, has not ended, or has failed (its log says why)"
+        if job.handle is not None:
+            try:
+                now = status(job.handle)
+            except InputError as error:
+                why = f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
+            else:
+                why = failure(folder, now) if now.over else f"{job.handle} is {now.text}"
+        raise InputError(f"{folder} has no {missing[0]} yet: {why}")
     instructions, tokens = read_instructions(folder)
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     workloads: tuple[Workload, ...] = tuple(
@@ -285,17 +285,6 @@ def collect(folder: Path) -> Run:
         workloads = (balanced_load(instructions.model),)
     launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, (), destination=job.destination)
     return read_run(launch, folder, cores=job.destination.devices.cores)
-
-
-def _why_none(folder: Path, job: ClusterJob) -> str:
-    """The reason why a job has left no results so far, as far as its scheduler can be asked."""
-    if job.handle is None:
-        return "the job was not submitted from here, has not ended, or has failed (its log says why)"
-    try:
-        now = status(job.handle)
-    except InputError as error:
-        return f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
-    return failure(folder, now) if now.over else f"{job.handle} is {now.text}"
 
 
 def _save(folder: Path, job: ClusterJob) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from engine.errors import InputError
 from engine.files import data_folder, make_folder, open_to_append, write_atomically
@@ -52,8 +51,7 @@ def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
 def command_of(launch: PreparedLaunch, folder: Path) -> list[str]:
     """The exact command as an argument list, in a testbed that of rank 0. Raises InputError if the machine cannot build
     the testbed."""
-    arguments, _ = commands_of(WORKER, launch.instructions.ranks, folder, launch.testbed)[0]
-    return list(arguments)
+    return list(commands_of(WORKER, launch.instructions.ranks, folder, launch.testbed)[0][0])
 
 
 @contextlib.contextmanager
@@ -63,7 +61,11 @@ def temporary_folder() -> Iterator[Path]:
         # One process at a time, so that none takes a folder for abandoned that another one is about to hold.
         with writing(where := data_folder()), open_to_append(where / "run.lock") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            remove_abandoned(where)
+            # The system releases the locks of a launch that was killed.
+            for path in where.glob(f"{TEMPORARY}*/{IN_USE}"):
+                with contextlib.suppress(OSError), path.open("w") as use:
+                    fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent, ignore_errors=True)
             # A folder that stays on a disk that became read-only must not hide why the launch failed.
             folder = held.enter_context(
                 tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True)
@@ -71,15 +73,6 @@ def temporary_folder() -> Iterator[Path]:
             use = held.enter_context(open_to_append(Path(folder) / IN_USE))
             fcntl.flock(use, fcntl.LOCK_EX)
         yield Path(folder)
-
-
-def remove_abandoned(where: Path) -> None:
-    """Remove the run folders of launches that ended without doing so: the system releases the locks of a killed
-    process."""
-    for path in where.glob(f"{TEMPORARY}*/{IN_USE}"):
-        with contextlib.suppress(OSError), path.open("w") as use:
-            fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -122,7 +115,13 @@ def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report)
     answered = time.monotonic()
     while True:
         if stop():
-            _end(handle)
+            try:
+                clusters.cancel(handle)
+            except InputError as error:
+                raise InputError(
+                    f"the launch was ended: stopped, but {handle} may go on, for it cannot be ended now: {error}"
+                ) from None
+            raise InputError(f"the launch was ended: stopped, and {handle} with it")
         try:
             status = clusters.status(handle)
         except InputError as error:
@@ -142,17 +141,6 @@ def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report)
         until = time.monotonic() + POLL
         while time.monotonic() < until and not stop():
             time.sleep(0.1)
-
-
-def _end(handle: str) -> NoReturn:
-    """End the job, and with it the launch."""
-    try:
-        clusters.cancel(handle)
-    except InputError as error:
-        raise InputError(
-            f"the launch was ended: stopped, but {handle} may go on, for it cannot be ended now: {error}"
-        ) from None
-    raise InputError(f"the launch was ended: stopped, and {handle} with it")
 
 
 def _look(folder: Path, nodes: int, seen: Path) -> list[RankProgress | None]:

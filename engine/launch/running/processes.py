@@ -100,8 +100,9 @@ def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
         "TMPDIR": str(folder),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",  # a suspended rank does not end when it is asked to
     }
+    # Sent by Linux when the job that started the process dies, so that no ranks are left behind (1 = PR_SET_PDEATHSIG).
     # torchrun has ranks to end; a rank may be suspended, and then only SIGKILL ends it.
-    last = partial(_die_with_parent, signal.SIGTERM if _rank_of(command) is None else signal.SIGKILL)
+    last = signal.SIGTERM if _rank_of(command) is None else signal.SIGKILL
     return subprocess.Popen(
         arguments,
         cwd=ROOT,
@@ -112,7 +113,7 @@ def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
         text=True,
         encoding="utf-8",
         errors="replace",
-        preexec_fn=last,
+        preexec_fn=partial(ctypes.CDLL(None).prctl, 1, last),
         start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends its processes
     )
 
@@ -140,7 +141,11 @@ def _wait(
         if now > saved + 0.5:
             saved = now
             output.logs.save()
-            if output.printed + _kept_by_torchrun(folder) > MOST_PRINTED:
+            printed = output.printed
+            for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):  # torchrun's own files
+                with contextlib.suppress(OSError):
+                    printed += path.stat().st_size
+            if printed > MOST_PRINTED:
                 raise InputError(f"the launch was ended: its ranks printed more than {MOST_PRINTED >> 20} MiB")
         time.sleep(0.05)
     return codes
@@ -159,15 +164,6 @@ def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
     """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*start, "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder)]
-
-
-def _kept_by_torchrun(folder: Path) -> int:
-    """Bytes in the files that torchrun writes."""
-    size = 0
-    for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):
-        with contextlib.suppress(OSError):
-            size += path.stat().st_size
-    return size
 
 
 class _Output:
@@ -242,8 +238,3 @@ def _hung(folder: Path) -> str:
             process.send_signal(STACK)
     time.sleep(0.5)
     return "".join(f"; rank {rank} is suspended" for rank in sorted(suspended, key=int))
-
-
-def _die_with_parent(number: signal.Signals) -> None:
-    """Ask Linux to send this process a signal when the job that started it dies, so that no ranks are left behind."""
-    ctypes.CDLL(None).prctl(1, number)  # 1 = PR_SET_PDEATHSIG

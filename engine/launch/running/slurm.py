@@ -86,7 +86,8 @@ def words_on(job: str) -> list[Word]:
     """
     queue = asked(["squeue", "--noheader", "--states=all", "--format=%T %r", f"--jobs={job}"])
     if queue.returncode == 0 and queue.stdout.strip():
-        return [_word(line) for line in queue.stdout.splitlines() if line.strip()]
+        said = [line.strip().partition(" ")[::2] for line in queue.stdout.splitlines() if line.strip()]
+        return [Word(state, "" if reason.strip() in NO_REASON else reason.strip()) for state, reason in said]
     if shutil.which("sacct"):
         books = asked(["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={job}"])
         if books.returncode == 0 and books.stdout.strip():
@@ -94,11 +95,6 @@ def words_on(job: str) -> list[Word]:
     if queue.returncode and UNKNOWN_JOB not in queue.stderr:
         raise InputError(f"Slurm does not answer: {fault_of(queue)}")
     return []
-
-
-def _word(line: str) -> Word:
-    state, _, reason = line.strip().partition(" ")
-    return Word(state, "" if reason.strip() in NO_REASON else reason.strip())
 
 
 def refuse_impossible(destination: Slurm, limit: float) -> None:
@@ -109,11 +105,9 @@ def refuse_impossible(destination: Slurm, limit: float) -> None:
     """
     answer = asked(["sinfo", "--noheader", "--exact", "--noconvert", "--format=%P|%l|%D|%c|%m|%G"])
     kinds = _kinds(answer.stdout) if answer.returncode == 0 else []
-    names = (
-        destination.partition.split(",")
-        if destination.partition
-        else [kind.partition for kind in kinds if kind.default]
-    )
+    names = [kind.partition for kind in kinds if kind.default]
+    if destination.partition:
+        names = destination.partition.split(",")
     faults = []
     for name in dict.fromkeys(names):
         its = [kind for kind in kinds if kind.partition == name]

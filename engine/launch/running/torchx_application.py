@@ -4,11 +4,13 @@ The job needs nothing but the project (its image, or its installation) and the r
 job's nodes see.
 """
 
+import contextlib
 import hashlib
 import math
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -16,11 +18,12 @@ from typing import TYPE_CHECKING
 import yaml
 
 from engine.errors import InputError
-from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Destination, Slurm
+from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Slurm
 from engine.launch.preparation.launch import PreparedLaunch
 from engine.launch.running.processes import FOR_EVERY_RANK, ROOT, WORKER
 
 if TYPE_CHECKING:
+    from torchx.runner import Runner
     from torchx.specs import AppDef, AppDryRunInfo
 
 ROLE = "switchyard"
@@ -50,6 +53,14 @@ def torchx() -> ModuleType:
     return schedulers
 
 
+@contextlib.contextmanager
+def asking() -> "Iterator[Runner]":
+    """Inside, TorchX's runner asks a cluster's scheduler; what goes wrong on the way is an InputError."""
+    schedulers = torchx()
+    with schedulers.as_input_errors(), schedulers.runner() as runner:
+        yield runner
+
+
 def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
     """The launch as TorchX's application: one role, played once on every node, that runs torchrun by an argument list.
     Raises InputError if the launch was prepared for another number of ranks, or if the job would not see the folder.
@@ -72,15 +83,16 @@ def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
     else:
         start = ["-m", NODE, specs.macros.rank0_env, str(port), specs.macros.replica_id, str(math.ceil(launch.limit))]
         start += ["--rdzv-id", name, "--nnodes", str(destination.nodes), *each]
-    # torchrun leaves a folder for its logs behind, wherever it is told to.
-    literal = [_literally(destination, text) for text in ("--log-dir", seen, "--module", WORKER, seen)]
     on_slurm = isinstance(destination, Slurm)
+    # To arrive unchanged: TorchX fills in `$name`, Kubernetes `$(NAME)`, and both take `$$` for `$`.
+    literal = seen.replace("$", "$$" if on_slurm else "$$$$")
     unit = 2**20 if on_slurm else 10**6  # M at Slurm and at Kubernetes
     role = specs.Role(
         name=ROLE,
         image=destination.image,
         entrypoint=sys.executable if on_slurm and not destination.image else "python",
-        args=[*start, *literal],
+        # torchrun leaves a folder for its logs behind, wherever it is told to.
+        args=[*start, "--log-dir", literal, "--module", WORKER, literal],
         num_replicas=destination.nodes,
         env=FOR_EVERY_RANK | {"OMP_NUM_THREADS": str(max(1, destination.cpus_per_node // destination.ranks_per_node))},
         resource=specs.Resource(
@@ -103,8 +115,7 @@ def request_for(launch: PreparedLaunch, folder: Path) -> "AppDryRunInfo":
         else:
             where = {"namespace": destination.namespace, "queue": destination.queue}
             request = runner.dryrun(app, "kubernetes", where)
-            name = job_name(launch, folder)
-            request.request.resource = _completed_for_kubernetes(str(request.request), name, launch.limit)
+            _complete_for_kubernetes(request.request, job_name(launch, folder), launch.limit)
     return request
 
 
@@ -145,9 +156,10 @@ def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
             part.srun_opts["chdir"] = str(ROOT)
 
 
-def _completed_for_kubernetes(text: str, name: str, limit: float) -> dict:
-    """The request under a name that tells its run, instead of a random one; with a time limit, an end for all pods when
-    one fails, and as the user who wrote the run folder, so that the job may write into it."""
+def _complete_for_kubernetes(request, name: str, limit: float) -> None:
+    """Complete the request: a name that tells its run, instead of a random one; a time limit, an end for all pods when
+    one fails, and the user who wrote the run folder, so that the job may write into it."""
+    text = str(request)
     resource = yaml.safe_load(text)
     resource = yaml.safe_load(text.replace(resource["metadata"]["name"], name))
     resource["spec"]["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
@@ -156,13 +168,7 @@ def _completed_for_kubernetes(text: str, name: str, limit: float) -> dict:
             "activeDeadlineSeconds": math.ceil(limit),
             "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},
         }
-    return resource
-
-
-def _literally(destination: Destination, text: str) -> str:
-    """The text escaped to arrive unchanged: TorchX fills in `$name`, Kubernetes `$(NAME)`, and both take `$$` for `$`."""
-    escaped = text if isinstance(destination, Slurm) else text.replace("$", "$$")
-    return escaped.replace("$", "$$")
+    request.resource = resource
 
 
 def job_name(launch: PreparedLaunch, folder: Path) -> str:

@@ -1,6 +1,6 @@
 """The operators of a step's graph as nodes with tensors on one rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from torch import Tensor
 from engine.launch.rank.context import RankContext
 from engine.launch.step.layout import Choice, Layout
 from engine.launch.step.nodes import (
+    Activated,
     ActivatedExperts,
-    ActivatedLinear,
     Aggregate,
     Attention,
     Combine,
@@ -88,31 +88,23 @@ class Builder:
     def node(self, operator: Operator, inputs: list[Node]) -> Node:
         name, kind, weight = operator.name, operator.kind, self.weights.get(operator.name)
         layout = self.layouts.get(operator.layer)
-        first = name.endswith("_up")
-        if kind == "embedding":
-            return Embedding(name, weight, self.ids)
-        if kind == "layer_norm":
-            return LayerNorm(name, inputs)
-        if kind == "attention":
-            return Attention(name, inputs, self.mask, self.step.heads)
-        if kind == "residual":
-            return Residual(name, inputs)
+        if kind in ("dense_ffn", "shared_experts", "experts"):
+            parameters = (name, inputs, weight) if kind != "experts" else (name, inputs, weight, layout)
+            if name.endswith("_up"):
+                return Linear(*parameters) if kind != "experts" else Experts(*parameters)
+            return (Activated if kind != "experts" else ActivatedExperts)(*parameters, gated=self.gated)
         if kind in ("qkv", "projection"):
             tied = name == HEAD and self.step.tied_embeddings
             return Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
-        if kind in ("dense_ffn", "shared_experts"):
-            return Linear(name, inputs, weight) if first else ActivatedLinear(name, inputs, weight, self.gated)
-        if kind == "gate":
-            return Gate(name, inputs, weight, layout.chosen)
-        if kind == "dispatch":
-            return Dispatch(name, inputs, layout)
-        if kind == "experts" and first:
-            return Experts(name, inputs, weight, layout)
-        if kind == "experts":
-            return ActivatedExperts(name, inputs, weight, layout, self.gated)
-        if kind == "combine":
-            return Combine(name, inputs, layout)
-        if kind == "aggregate":
-            combine, gate = sorted(inputs, key=lambda node: isinstance(node, Gate))
-            return Aggregate(name, [combine, gate], layout)
-        return Loss(name, inputs, self.targets, self.tokens)
+        made: dict[str, Callable[[], Node]] = {
+            "embedding": lambda: Embedding(name, weight, self.ids),
+            "layer_norm": lambda: LayerNorm(name, inputs),
+            "attention": lambda: Attention(name, inputs, self.mask, self.step.heads),
+            "residual": lambda: Residual(name, inputs),
+            "gate": lambda: Gate(name, inputs, weight, layout.chosen),
+            "dispatch": lambda: Dispatch(name, inputs, layout),
+            "combine": lambda: Combine(name, inputs, layout),
+            "aggregate": lambda: Aggregate(name, sorted(inputs, key=lambda node: isinstance(node, Gate)), layout),
+            "loss": lambda: Loss(name, inputs, self.targets, self.tokens),
+        }
+        return made[kind]()

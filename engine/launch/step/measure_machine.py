@@ -13,7 +13,7 @@ from engine.overlap.operator_graph import Gemm, OperatorGraph
 from engine.overlap.transformer import transformer_step
 
 SHAPES = 8
-"""GEMMs measured, from the smallest to the largest of the step."""
+"""Most GEMMs measured, evenly spread from the smallest to the largest of the step."""
 PARTS = (0.25, 0.5, 1.0)
 """Parts of an all-to-all and of a pass over memory, which a plan may cut."""
 REDUCED = (1 / 512, 1 / 64, 1 / 8, 1.0)
@@ -30,8 +30,13 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
     all_reduce: size in bytes of the buffer
     """
     graph = transformer_step(context.instructions.model, context.instructions.step, context.ranks)
+    shapes = {
+        (gemm.m * gemm.n * gemm.k, gemm.m, gemm.n): gemm for operator in graph.operators for gemm in operator.gemms
+    }
+    ordered = [shapes[key] for key in sorted(shapes)]
+    places = np.unique(np.linspace(0, len(ordered) - 1, min(SHAPES, len(ordered))).round().astype(int))
     measured = {
-        "gemm": [_gemm(context, shape) for shape in gemm_shapes(graph)],
+        "gemm": [_gemm(context, ordered[place]) for place in places],
         "memory": [_memory(context, part) for part in PARTS],
         "network": [],
         "all_reduce": [],
@@ -41,16 +46,6 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
         largest = max(operator.sent for operator in graph.of_phase("all_reduce")) / context.dtype.itemsize
         measured["all_reduce"] = [_all_reduce(context, rows_of(part, largest)) for part in REDUCED]
     return measured
-
-
-def gemm_shapes(graph: OperatorGraph) -> list[Gemm]:
-    """At most `SHAPES` of the step's products, evenly spread from the smallest to the largest."""
-    shapes = {
-        (gemm.m * gemm.n * gemm.k, gemm.m, gemm.n): gemm for operator in graph.operators for gemm in operator.gemms
-    }
-    ordered = [shapes[key] for key in sorted(shapes)]
-    places = np.unique(np.linspace(0, len(ordered) - 1, min(SHAPES, len(ordered))).round().astype(int))
-    return [ordered[place] for place in places]
 
 
 def _gemm(context: RankContext, shape: Gemm) -> list[float]:

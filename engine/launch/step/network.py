@@ -194,15 +194,13 @@ class Network:
         if all(self._over(before) for before in self.before[current]):
             return False
         if self.policy == "priority":
-            return not any(self._reached(hold) and not self._over(hold) for hold in self._begun)
+            reached = [hold for hold, event in self._begun.items() if not self.on_gpu or event.query()]
+            return all(self._over(hold) for hold in reached)
         # A pair is open from the start of its first all-to-all to the end of its last one.
         return self._landed == 0 or self.pair[self.exchanges[self._landed - 1]] != self.pair[current]
 
     def _over(self, task: int) -> bool:
         return task in self._done and (not self.on_gpu or self._done[task].query())
-
-    def _reached(self, task: int) -> bool:
-        return not self.on_gpu or self._begun[task].query()
 
     def _event(self) -> torch.cuda.Event | None:
         return torch.cuda.current_stream().record_event() if self.on_gpu else None

@@ -117,8 +117,8 @@ class Embedding(Node):
         self.write(at, self.table.value.index_select(0, at.tokens.part(self.ids, at.index)))
 
     def dw(self, at: At) -> None:
-        gradient, fresh = self.table.gradient, self.table.is_first_write()
-        if fresh:
+        gradient = self.table.gradient
+        if self.table.is_first_write():
             gradient.zero_()
         gradient.index_add_(0, at.tokens.part(self.ids, at.index), self.incoming(at))
 
@@ -158,8 +158,12 @@ class Linear(Node):
         x, w = self.factor(at), self.matrix
         torch.mm(x, w, out=self.output.room(at.tokens, at.index, x, w.shape[1]))
 
+    def factor_dx(self, at: At) -> Tensor:
+        """The gradient of `factor`."""
+        return torch.mm(self.incoming(at), self.matrix.t())
+
     def dx(self, at: At) -> None:
-        self.pass_back(at, torch.mm(self.incoming(at), self.matrix.t()))
+        self.pass_back(at, self.factor_dx(at))
 
     def dw(self, at: At) -> None:
         x, dy = self.factor(at), self.incoming(at)
@@ -167,23 +171,22 @@ class Linear(Node):
         ops.add_product(left.t(), right, self.weight.gradient, self.weight.is_first_write())
 
 
-class ActivatedLinear(Linear):
-    """y = act(x) W, the second product of an FFN."""
+class Activated(Linear):
+    """A product with the activated input, the second one of an FFN; other parameters as of the product."""
 
-    def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, gated: bool) -> None:
-        super().__init__(name, inputs, weight)
+    def __init__(self, *parameters, gated: bool) -> None:
+        super().__init__(*parameters)
         self.gated, self.activated = gated, self.keep()
 
     def factor(self, at: At) -> Tensor:
-        return self.activated.get(at.tokens, at.index)
+        return self.activated.get(self.cut(at), at.index)
 
     def forward(self, at: At) -> None:
-        self.activated.put(at.tokens, at.index, activated(self.read(at), self.gated))
+        self.activated.put(self.cut(at), at.index, activated(self.read(at), self.gated))
         super().forward(at)
 
     def dx(self, at: At) -> None:
-        da = torch.mm(self.incoming(at), self.matrix.t())
-        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
+        self.pass_back(at, ops.activated_dx(self.factor_dx(at), self.read(at), self.gated))
 
 
 class Attention(Node):
@@ -307,11 +310,12 @@ class Dispatch(AllToAll):
             return
         self.copies.put(at.rows(self.layout).home, at.index, rows)
         if at.index == at.tokens.count - 1:
-            self.gradients[0].put(Slices((0, self.layout.tokens)), 0, self._spread_back)
-
-    def _spread_back(self) -> Tensor:
-        whole = self.layout.parts("batch", 1)
-        return ops.spread_dx(self.copies.whole(), whole.row_of_copy[0], whole.kept[0])
+            whole = self.layout.parts("batch", 1)
+            self.gradients[0].put(
+                Slices((0, self.layout.tokens)),
+                0,
+                lambda: ops.spread_dx(self.copies.whole(), whole.row_of_copy[0], whole.kept[0]),
+            )
 
     def forget_gradients(self) -> None:
         super().forget_gradients()
@@ -337,12 +341,12 @@ class Combine(AllToAll):
             self.write(at, rows)
 
 
-class Experts(Node):
+class Experts(Linear):
     """The first product of all experts of this rank."""
 
     def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, layout: Layout) -> None:
-        super().__init__(name, inputs)
-        self.weight, self.layout = weight, layout
+        super().__init__(name, inputs, weight)
+        self.layout = layout
 
     def cut(self, at: At) -> Cut:
         return at.rows(self.layout).host
@@ -351,38 +355,19 @@ class Experts(Node):
         """The division of the rows among the experts."""
         return at.rows(self.layout).rows[at.index]
 
-    def factor(self, at: At) -> Tensor:
-        """The input of the product with the weights."""
-        return self.read(at)
-
     def forward(self, at: At) -> None:
         self.write(at, experts(self.factor(at), self.weight.value, self.share(at)))
 
-    def dx(self, at: At) -> None:
-        self.pass_back(at, experts_dx(self.incoming(at), self.weight.value, self.share(at)))
+    def factor_dx(self, at: At) -> Tensor:
+        return experts_dx(self.incoming(at), self.weight.value, self.share(at))
 
     def dw(self, at: At) -> None:
         fresh = self.weight.is_first_write()
         experts_dw(self.factor(at), self.incoming(at), self.share(at), self.weight.gradient, fresh)
 
 
-class ActivatedExperts(Experts):
+class ActivatedExperts(Activated, Experts):
     """The second product, of the activated first."""
-
-    def __init__(self, name: str, inputs: Sequence[Node], weight: Weight, layout: Layout, gated: bool) -> None:
-        super().__init__(name, inputs, weight, layout)
-        self.gated, self.activated = gated, self.keep()
-
-    def factor(self, at: At) -> Tensor:
-        return self.activated.get(self.cut(at), at.index)
-
-    def forward(self, at: At) -> None:
-        self.activated.put(self.cut(at), at.index, activated(self.read(at), self.gated))
-        super().forward(at)
-
-    def dx(self, at: At) -> None:
-        da = experts_dx(self.incoming(at), self.weight.value, self.share(at))
-        self.pass_back(at, ops.activated_dx(da, self.read(at), self.gated))
 
 
 class Aggregate(Node):

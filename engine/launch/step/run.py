@@ -55,25 +55,22 @@ def start_collective(
 
 class Groups:
     """The process groups of a step: all-to-alls and all-reduces have their own, so that they never queue behind each
-    other. Making them is collective. `exchanging` is the group in which this rank exchanges tokens.
+    other. Making them is collective. `exchanging` is the group in which this rank exchanges tokens; gradients are added
+    up by `everyone`, or by those with the same experts, who are `alike`.
 
     count: number of such groups, each of which holds every expert once, in the same order
     """
 
     def __init__(self, context: RankContext, count: int) -> None:
         everyone, size = list(range(context.ranks)), context.ranks // count
-        self.exchanging, self._all = context.groups(2)
-        self._alike = self._all
+        self.exchanging, self.everyone = context.groups(2)
+        self.alike = self.everyone
         if count > 1:
             blocks = [everyone[first : first + size] for first in range(0, context.ranks, size)]
             self.exchanging = self._own(context, blocks)
-            self._alike = self._own(context, [everyone[first::size] for first in range(size)])
-        for group in (self.exchanging, self._all, self._alike):  # connects, which no step should pay for
+            self.alike = self._own(context, [everyone[first::size] for first in range(size)])
+        for group in (self.exchanging, self.everyone, self.alike):  # connects, which no step should pay for
             dist.all_reduce(torch.zeros(1, device=context.communication_device), group=group)
-
-    def of_gradients(self, of_experts: bool) -> dist.ProcessGroup:
-        """The group that adds up a gradient: all ranks, or those that have the same experts."""
-        return self._alike if of_experts else self._all
 
     @staticmethod
     def _own(context: RankContext, blocks: list[list[int]]) -> dist.ProcessGroup:
@@ -151,7 +148,11 @@ class StepExecutor:
         except BaseException as failure:
             self.network.fail(failure)
             raise
-        self._log()
+        for task, (start, end, size) in sorted(self._events.items()):
+            bound = self._bound.get(task)
+            kind, layer = ("all_reduce", -1) if bound is None else (event_kind(bound.operator), bound.operator.layer)
+            self.context.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
+        self._events.clear()
 
     def difference(self) -> float | None:
         """Difference of the last step's loss, final hidden state and gradients from those of the reference, see
@@ -241,21 +242,16 @@ class StepExecutor:
         else:
             bound.compute()
         for exchange in self._packed.get(task, ()):
-            self._pack(exchange)
+            at, node, backward = (bound := self._bound[exchange]).at, bound.node, bound.operator.phase == "dx"
+            sent = node.pack(at, backward)
+            received = sent.new_empty((sum(node.sizes(at, backward)[1]), sent.shape[1]))
+            self._buffers[exchange] = (sent, received)
+            # Read only by tasks that the program lets wait for this all-to-all.
+            node.arrived(at, backward, received)
         self._events[task] = (start, recorder.mark(), 0.0)
         self.network.finish(task)
         for forget in self._forgotten.get(task, ()):
             forget()
-
-    def _pack(self, task: int) -> None:
-        bound = self._bound[task]
-        node: AllToAll = bound.node
-        backward = bound.operator.phase == "dx"
-        sent = node.pack(bound.at, backward)
-        received = sent.new_empty((sum(node.sizes(bound.at, backward)[1]), sent.shape[1]))
-        self._buffers[task] = (sent, received)
-        # Read only by tasks that the program lets wait for this all-to-all.
-        node.arrived(bound.at, backward, received)
 
     def _launch(self, task: int) -> Callable[[], None]:
         """Start a collective; the function returned waits for its end, in a thread of the network."""
@@ -273,7 +269,8 @@ class StepExecutor:
     def _collective(self, task: int) -> tuple[Callable[..., dist.Work], list[Tensor]]:
         """(function that starts it, its tensors: the one sent first, the one received last)."""
         if task in self._reduced:
-            group = self.groups.of_gradients(self.program.pieces[task].gradients[0].groups > 1)
+            of_experts = self.program.pieces[task].gradients[0].groups > 1
+            group = self.groups.alike if of_experts else self.groups.everyone
             return lambda gradients: dist.all_reduce(gradients, group=group, async_op=True), [self._reduced[task]]
         bound, buffers = self._bound[task], self._buffers.pop(task)
         to, come = bound.node.sizes(bound.at, bound.operator.phase == "dx")
@@ -286,10 +283,3 @@ class StepExecutor:
             return dist.all_to_all_single(received, sent, come, to, group=group, async_op=True)
 
         return exchange, list(buffers)
-
-    def _log(self) -> None:
-        for task, (start, end, size) in sorted(self._events.items()):
-            bound = self._bound.get(task)
-            kind, layer = ("all_reduce", -1) if bound is None else (event_kind(bound.operator), bound.operator.layer)
-            self.context.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
-        self._events.clear()
