@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import yaml
-
 from engine.errors import InputError
 from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Slurm
 from engine.launch.preparation.launch import PreparedLaunch
@@ -159,6 +157,8 @@ def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
 def _complete_for_kubernetes(request, name: str, limit: float) -> None:
     """Complete the request: a name that tells its run, instead of a random one; a time limit, an end for all pods when
     one fails, and the user who wrote the run folder, so that the job may write into it."""
+    import yaml  # not where there is a GPU and PyTorch alone
+
     text = str(request)
     resource = yaml.safe_load(text)
     resource = yaml.safe_load(text.replace(resource["metadata"]["name"], name))
