@@ -39,15 +39,10 @@ def any_costs(draw):
 # Datasheet
 
 
-def test_a_large_gemm_takes_its_arithmetic():
-    cost = Datasheet(compute_efficiency=0.5, memory_efficiency=1.0, launch=0.0)
-    size = 100_000
+def test_a_large_gemm_takes_its_arithmetic_and_a_thin_one_its_memory_traffic():
+    cost, size = Datasheet(compute_efficiency=0.5, memory_efficiency=0.8, launch=0.0), 100_000
     assert cost.gemm(GPU, size, size, size, "bf16") == pytest.approx(2 * size**3 / 0.5e12, rel=1e-9)
     assert cost.gemm(GPU, size, size, size, "fp32") == pytest.approx(2 * size**3 / 0.25e12, rel=1e-9)
-
-
-def test_a_thin_gemm_takes_its_memory_traffic():
-    cost = Datasheet(compute_efficiency=1.0, memory_efficiency=0.8, launch=0.0)
     for dtype, width in (("bf16", 2), ("fp32", 4), ("fp8", 1)):
         weights = 4096 * 8192
         assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
@@ -146,17 +141,10 @@ def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
         assert best <= squares(line.alpha, line.beta * step) * SLACK + 1e-12
 
 
-def test_falling_times_have_no_negative_slope():
-    line = fit_line([1, 10, 100], [3.0, 2.0, 1.0])
-    assert line.beta == 0
-
-
-def test_one_size_is_no_line():
+def test_falling_times_have_no_negative_slope_and_one_size_or_no_time_is_no_line():
+    assert fit_line([1, 10, 100], [3.0, 2.0, 1.0]).beta == 0
     with pytest.raises(InputError, match="two different sizes"):
         fit_line([5, 5], [1.0, 2.0])
-
-
-def test_times_that_no_clock_shows_are_no_line():
     with pytest.raises(InputError, match="1e-311 s is too short for a measured time"):
         fit_line([5, 6], [1.0, 1e-311])
 
@@ -249,17 +237,13 @@ def test_shared_processors_equal_a_naive_simulation(work, cores):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs, jobs)
-def test_layers_share_nothing(first, second):
+def test_layers_share_nothing_and_processors_enough_for_all_change_nothing(first, second):
     count = min(len(first), len(second))
     both = np.array([first[:count], second[:count]])
     cost = AlphaBeta(profile(ranks=9, cores=2))
     np.testing.assert_array_equal(cost.together(both), [cost.together(both[0]), cost.together(both[1])])
-
-
-def test_processors_enough_for_all_change_nothing():
-    work = np.array([3.0, 1.0, 2.0])
-    assert AlphaBeta(profile(ranks=3, cores=3)).together(work).tolist() == work.tolist()
-    assert Datasheet().together(work).tolist() == work.tolist()
+    for enough in (AlphaBeta(profile(ranks=3, cores=3)), Datasheet()):
+        assert enough.together(both).tolist() == both.tolist()
 
 
 COST = Datasheet()
@@ -273,19 +257,9 @@ def simulated(network: Network, size: float) -> float:
 
 
 def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Cluster:
-    return Cluster(
-        name="test",
-        latency=latency,
-        nodes=tuple(
-            Node(
-                name=f"node-{index}",
-                gpus=(make_gpu(send=send),) * count,
-                link_bandwidth=link,
-                link_latency=link_latency,
-            )
-            for index, count in enumerate(counts)
-        ),
-    )
+    links, card = {"link_bandwidth": link, "link_latency": link_latency}, make_gpu(send=send)
+    nodes = [Node(name=f"node-{index}", gpus=(card,) * count, **links) for index, count in enumerate(counts)]
+    return Cluster(name="test", latency=latency, nodes=nodes)
 
 
 # All-to-all
@@ -323,9 +297,8 @@ def test_links_and_fabric_work_side_by_side():
 
 
 def test_a_fitted_network_counts():
-    line = Line(alpha=1.0, beta=1e-3)
-    profile = CostProfile(name="p", origin="o", gemm={"type-0": line}, memory={"type-0": line}, network=line)
-    assert float(AlphaBeta(profile).all_to_all(nodes_of((1, 1)), 2000.0)) == pytest.approx(2.0)
+    cost = AlphaBeta(profile(network=Line(alpha=1.0, beta=1e-3)))
+    assert float(cost.all_to_all(nodes_of((1, 1)), 2000.0)) == pytest.approx(2.0)
 
 
 # All-reduce
@@ -357,23 +330,21 @@ def test_a_small_one_on_many_nodes_takes_the_tree():
     assert float(COST.all_reduce(cluster, 1.0)) == pytest.approx(2 * 6 * 0.01 + 2e-6)
 
 
-def test_a_nodes_gpus_give_it_their_ports_together():
-    fast_links = nodes_of((4, 4), link=1e9)
-    assert float(COST.all_reduce(fast_links, 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 4e6)
-    assert float(COST.all_reduce(nodes_of((4, 4), link=1e6), 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 1e6)
-    # Without links every hop inside a node takes the GPU's own port too.
-    assert float(COST.all_reduce(nodes_of((4, 4)), 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 1e6)
-
-
-def test_inside_one_node_the_fabric_does_not_count():
-    node = nodes_of((4,), link=1e7, link_latency=1e-3, latency=9.0)
-    assert float(COST.all_reduce(node, 8e6)) == pytest.approx(6e-3 + 1.5 * 0.8)
-
-
-def test_hops_inside_a_node_start_up_as_links_do():
-    cluster = nodes_of((2, 2), link=1e9, link_latency=1e-3, latency=1e-1)
-    # A ring of four passes a part on six times: four times over a link, twice over the fabric.
-    assert float(COST.all_reduce(cluster, 1e9)) == pytest.approx(4e-3 + 2e-1 + 1.5 * 1e9 / 2e6)
+@pytest.mark.parametrize(
+    ("cluster", "size", "wanted"),
+    [
+        (nodes_of((4, 4), link=1e9), 8e6, 2 * 7 / 8 * 8e6 / 4e6),
+        (nodes_of((4, 4), link=1e6), 8e6, 2 * 7 / 8 * 8e6 / 1e6),
+        # Without links every hop inside a node takes the GPU's own port too.
+        (nodes_of((4, 4)), 8e6, 2 * 7 / 8 * 8e6 / 1e6),
+        # Inside one node the fabric does not count.
+        (nodes_of((4,), link=1e7, link_latency=1e-3, latency=9.0), 8e6, 6e-3 + 1.5 * 0.8),
+        # A ring of four passes a part on six times: four times over a link, twice over the fabric.
+        (nodes_of((2, 2), link=1e9, link_latency=1e-3, latency=1e-1), 1e9, 4e-3 + 2e-1 + 1.5 * 1e9 / 2e6),
+    ],
+)
+def test_a_nodes_gpus_give_it_their_ports_together_and_hops_inside_start_up_as_links_do(cluster, size, wanted):
+    assert float(COST.all_reduce(cluster, size)) == pytest.approx(wanted)
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -35,16 +35,13 @@ def qwen():
 def test_deepseek_decodes_with_the_attention_of_wide_expert_parallelism(deepseek):
     """Its command line takes 12.2 ms for attention at a length of 2500, 0.24 ms for normalisation and 1.56 ms for shared
     experts in 61 layers, of which 58 have some."""
-    kinds = by_kind(deepseek.operators(DECODE))
+    operators = deepseek.operators(DECODE)
+    kinds, names = by_kind(operators), {operator.name for operator in operators}
     assert kinds["attention"] == pytest.approx((12.206 + 0.757) * 1e-3, rel=2e-3)
     assert kinds["norm"] == pytest.approx(0.2413e-3, rel=1e-3)
     assert kinds["shared expert"] == pytest.approx(1.5567e-3 * 58 / 61, rel=0.1)
     assert set(kinds) == {"attention", "norm", "embedding", "shared expert", "dense FFN", "head"}
-
-
-def test_the_down_projection_counts_once(deepseek):
-    names = [operator.name for operator in deepseek.operators(DECODE)]
-    assert "qkv_a_proj_gemm" in names and "downscale_gemm" not in names
+    assert "qkv_a_proj_gemm" in names and "downscale_gemm" not in names, "the down-projection counts once"
 
 
 def test_dense_layers_and_head_are_those_of_the_model(deepseek):
