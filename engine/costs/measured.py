@@ -91,12 +91,8 @@ class MeasuredTimes(Frozen):
 
     def collective(self, operation: str, ranks: int) -> CollectiveTimes | None:
         """The times of a collective over `ranks` GPUs, None where they were not measured."""
-        matching = (
-            collective
-            for collective in self.collectives
-            if (collective.operation, collective.ranks) == (operation, ranks)
-        )
-        return next(matching, None)
+        asked = operation, ranks
+        return next((times for times in self.collectives if (times.operation, times.ranks) == asked), None)
 
     def ranks_of(self, operation: str) -> list[int]:
         """Numbers of GPUs over which a collective was measured, ascending."""

@@ -126,9 +126,7 @@ def run(
         np.empty(total, np.uint32), np.empty(total, np.uint32), np.empty(total), np.empty(total), np.empty(total)
     )
     rates, counts, sources = np.zeros((4, len(capacity))), np.zeros((5, len(capacity)), np.int64), moving.sink.copy()
-    at = _Ports(
-        rates[0], rates[1], rates[2], rates[3], counts[0], counts[1], counts[2], counts[3], counts[4], sources
-    )
+    at = _Ports(rates[0], rates[1], rates[2], rates[3], counts[0], counts[1], counts[2], counts[3], counts[4], sources)
     ended = np.empty(total, dtype=np.int64)
     waits, count = _list_waiting(sends, pending, waiting), 0
     next_arrival, latest = -np.inf, np.inf

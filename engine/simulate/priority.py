@@ -66,7 +66,11 @@ def schedule_network(
     if not (math.isfinite(overhead) and overhead >= 0):
         raise InputError(f"overhead: wanted seconds of at least 0, not {overhead:g}")
     solution = _run(first, second, _pieces(second[:, 1], micro_op), overhead, policy)
-    objective, bound = float(solution.waiting.sum()), _waiting_alone(first)
+    objective, bound = float(solution.waiting.sum()), 0.0
+    free = 0.0
+    for arrival, duration in first[np.argsort(first[:, 0], kind="stable")].tolist():  # with nothing else on the network
+        free = max(free, arrival) + duration
+        bound += free - (arrival + duration)
     met = objective <= bound * (1 + ROUND_OFF)
     return Result(
         status=Status.OPTIMAL if met else Status.FEASIBLE,
@@ -126,12 +130,3 @@ def _run(
     waiting = np.maximum(of_alltoall[:, 1] - alltoall.sum(axis=1), 0.0)
     finish = float(times[:, 1].max(initial=0.0))
     return NetworkSchedule(of_alltoall, times[len(alltoall) :], piece_of, waiting, finish)
-
-
-def _waiting_alone(alltoall: NDArray[np.float64]) -> float:
-    """Total waiting in order of arrival when nothing else is on the network."""
-    total = free = 0.0
-    for arrival, duration in alltoall[np.argsort(alltoall[:, 0], kind="stable")].tolist():
-        free = max(free, arrival) + duration
-        total += free - (arrival + duration)
-    return total

@@ -7,7 +7,6 @@ a proven bound and says how far the printed rules, kept as `exclusive_printed`, 
 
 import contextlib
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -160,7 +159,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     if not stop():
         with contextlib.suppress(StoppedError):
             notes |= compare_with_printed(gpu_of_expert, problem, stop)
-    return replace(ordered.draft(notes, stop(), guard.cut), bound=bound)
+    return ordered.draft(notes, stop(), guard.cut, bound)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:

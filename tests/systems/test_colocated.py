@@ -41,16 +41,13 @@ def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
 def test_a_broken_timeline_is_noticed():
     problem = pair_of_samples()
     plan = run(SYSTEMS["linear"], problem).result.solution
-    for change in ("late", "lost", "crowded"):
+    for kind, columns, factor in (
+        ("combine", ["start", "end"], 0.5),
+        ("combine", "bytes", 0.5),
+        ("dispatch", "end", 0.5),
+    ):
         timeline = simulate(plan, problem)
-        events = timeline.events
-        sends = events["kind"] == "combine"
-        if change == "late":
-            events.loc[sends, ["start", "end"]] -= 0.5 * timeline.total
-        elif change == "lost":
-            events.loc[sends, "bytes"] *= 0.5
-        else:
-            events.loc[events["kind"] == "dispatch", "end"] = events["start"] + (events["end"] - events["start"]) * 0.01
+        timeline.events.loc[timeline.events["kind"] == kind, columns] *= factor
         with pytest.raises(IllegalError):
             check_timeline(timeline, plan, problem)
 
@@ -73,15 +70,10 @@ def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
     """The bound of one run holds for random placements of as many slots, in any order."""
     bound = run(SYSTEMS["aurora"], problem, {"time_limit": 0.1}).result.bound
     layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    slots = -(-experts // gpus)
+    slots = np.repeat(np.arange(gpus), -(-experts // gpus)).tolist()
     for _ in range(3):
-        rows = [
-            [data.draw(st.permutations([gpu for gpu in range(gpus) for _ in range(slots)])) for _ in range(layers)]
-            for _ in range(2)
-        ]
-        both = []
-        for layer_rows, side in zip(rows, (problem, problem.second), strict=True):
-            both.append(to_placement(np.array([row[:experts] for row in layer_rows]), side))
+        rows = np.array([[data.draw(st.permutations(slots)) for _ in range(layers)] for _ in range(2)])[..., :experts]
+        both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
         for mode in ("matched", "concurrent"):
             assert simulate(plan_of(problem, *both, mode), problem).total >= bound * (1 - 1e-7)
 
@@ -154,10 +146,7 @@ def test_uneven_slots_share_the_memory_between_both_models():
 def test_a_plan_of_two_models_needs_two_models():
     problem = pair_of_samples()
     alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
-    pair_plan, single_plan = (
-        run(SYSTEMS["linear"], problem).result.solution,
-        run(SYSTEMS["linear"], alone).result.solution,
-    )
+    pair_plan, single_plan = (run(SYSTEMS["linear"], given).result.solution for given in (problem, alone))
     with pytest.raises(InputError, match="open the second"):
         simulate(pair_plan, alone)
     with pytest.raises(InputError, match="close the second"):

@@ -94,9 +94,10 @@ def test_the_greedy_gap_is_measured_against_a_proven_optimum():
     assert (rows["best"] <= rows["seconds"]).all() and rows["dW"].tolist() == [56, 110]
 
 
-def test_a_gate_that_needs_the_whole_batch_is_never_cut_before_the_moe_layer(paper):
+def test_a_gate_that_needs_the_whole_batch_is_never_cut_before_the_moe_layer(paper, outcomes):
     careful = replace(paper, step=paper.step.model_copy(update={"gate": "batch-prioritised"}))
-    free, kept = (run(TRAINING["lancet"], problem).result.solution.overlap.ranges for problem in (paper, careful))
+    both = outcomes["lancet"], run(TRAINING["lancet"], careful, {"weight_gradients": "none"})
+    free, kept = (outcome.result.solution.overlap.ranges for outcome in both)
     names = [operator.name for operator in graph_of(paper).of_phase("forward")]
 
     def covered(ranges):
@@ -106,13 +107,12 @@ def test_a_gate_that_needs_the_whole_batch_is_never_cut_before_the_moe_layer(pap
     assert covered(kept) and not any(name.endswith(".gate") for name in covered(kept))
 
 
-def test_lancets_parts_by_themselves(paper):
+def test_lancets_parts_by_themselves(paper, outcomes):
     """The paper's ablation (Figure 16): each pass alone gains, both together gain more."""
-    plain = run(TRAINING["lancet"], paper, {"partition": False, "weight_gradients": "none"}).result.objective
-    cut = run(TRAINING["lancet"], paper, {"weight_gradients": "none"}).result.objective
-    moved = run(TRAINING["lancet"], paper, {"partition": False}).result.objective
-    greedy = run(TRAINING["lancet"], paper, {"partition": False, "weight_gradients": "greedy"}).result.objective
-    both = run(TRAINING["lancet"], paper).result.objective
+    whole, still = {"partition": False}, {"weight_gradients": "none"}
+    options = whole | still, still, whole, whole | {"weight_gradients": "greedy"}
+    plain, cut, moved, greedy = (run(TRAINING["lancet"], paper, option).result.objective for option in options)
+    both = outcomes["lancet"].result.objective
     assert both < min(cut, moved) and max(cut, moved) < plain
     assert moved <= greedy * (1 + 1e-9)
 
@@ -127,14 +127,8 @@ def test_pipemoe_chooses_the_best_degree_of_every_layer(paper, outcomes):
     plan = outcomes["pipemoe"].result.solution
     best = outcomes["pipemoe"].result.objective
     for degree in range(1, 9):
-        other = plan.model_copy(
-            update={
-                "pipeline": plan.pipeline.model_copy(
-                    update={"forward": (degree,) * 6, "backward": plan.pipeline.backward}
-                )
-            }
-        )
-        assert best <= simulate(other, paper).total * (1 + 1e-9)
+        pipeline = plan.pipeline.model_copy(update={"forward": (degree,) * 6})
+        assert best <= simulate(plan.model_copy(update={"pipeline": pipeline}), paper).total * (1 + 1e-9)
     tables = layer_tables(price_step(paper, plan.placement), plan.placement.model_layers, "dx")
     assert tables[1].shape == (6, 16)
 
@@ -155,11 +149,11 @@ def test_linas_policies_on_a_step_where_gradients_meet_all_to_alls(paper):
     assert times["priority"] <= min(times.values()) * 1.02, times
 
 
-def test_packing_holds_every_expert_once_in_every_group(paper):
+def test_packing_holds_every_expert_once_in_every_group(paper, outcomes):
     for count in (2, 4, 8, 16, 32):
         assert expert_groups(packed_placement(paper, count)) == count // 2
-    plan = run(TRAINING["lina"], paper).result.solution
-    assert plan.placement.slots[0, 0] > 2  # two experts fill too little of an all-to-all here
+    # Two experts fill too little of an all-to-all here.
+    assert outcomes["lina"].result.solution.placement.slots[0, 0] > 2
 
 
 def test_packing_is_left_out_where_groups_would_be_uneven():

@@ -21,13 +21,7 @@ from engine.workload import RoutingTrace
 if TYPE_CHECKING:
     import networkx as nx
 
-FORWARD_KINDS = {
-    "gate": "gate",
-    "dispatch": "dispatch",
-    "experts": "ffn",
-    "combine": "combine",
-    "aggregate": "aggregate",
-}
+FORWARD_KINDS = {"experts": "ffn"} | {kind: kind for kind in ("gate", "dispatch", "combine", "aggregate")}
 
 GRID = 2 ** (1 / 256)
 """Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
@@ -84,7 +78,9 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
         }
     )
     names = problem.cluster.gpu_names
-    lanes = tuple(_lane(names, members) for members in priced.groups)
+    alike = (len(members) - 1 for members in priced.groups)
+    firsts = [names[members[0]] for members in priced.groups]
+    lanes = tuple(f"{first} and {more} like it" if more else first for first, more in zip(firsts, alike, strict=True))
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
     return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
@@ -97,12 +93,6 @@ def event_kind(operator: Operator) -> str:
     if operator.phase in ("dx", "dw"):
         return operator.phase
     return FORWARD_KINDS.get(operator.kind, "dense")
-
-
-def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
-    """`GPU 0 · A100-80`, with how many others do the same."""
-    alike = len(members) - 1
-    return names[members[0]] + (f" and {alike} like it" if alike else "")
 
 
 def bound_of_step(problem: Problem, placement: Placement) -> float:
@@ -161,14 +151,7 @@ def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarra
     out."""
     import networkx as nx
 
-    loss = next(
-        (
-            operator.name
-            for operator in priced.graph.operators
-            if (operator.kind, operator.phase) == ("loss", "forward")
-        ),
-        None,
-    )
+    loss = next((operator.name for operator in priced.graph.of_phase("forward") if operator.kind == "loss"), None)
     if loss is None:
         return _among(priced), ~_among(priced)
     return _among(priced, nx.ancestors(graph, loss), {loss}), _among(priced, nx.descendants(graph, loss))

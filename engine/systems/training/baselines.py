@@ -3,6 +3,7 @@
 These are their policies on our simulated step, not their programs: kernels and communication take the same time in all.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -61,9 +62,7 @@ def tutel(problem: Problem, options: BucketOptions, stop: Stop, report: Report) 
         if stop():
             break
     notes = {f"degree {degree}": Note(value, "s") for degree, value in seconds.items()}
-    return Draft(
-        best.placement, best.send_order, priority=best.priority, pipeline=best.pipeline, notes=notes, cancelled=stop()
-    )
+    return replace(best, notes=notes, cancelled=stop())
 
 
 def raf(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
