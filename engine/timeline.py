@@ -68,12 +68,8 @@ class Timeline:
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
         columns = {name: self.events[name].tolist() for name in COLUMNS}
-        document = {
-            "resources": list(self.resources),
-            "source": self.source,
-            "cost_source": self.cost_source,
-            "events": columns,
-        }
+        document = {"resources": list(self.resources), "source": self.source, "cost_source": self.cost_source}
+        document["events"] = columns
         document |= {} if self.labels is None else {"labels": list(self.labels)}
         document |= {"bundled": True} if self.bundled else {}
         return document | ({} if self.exact else {"exact": False, "latest": self.latest})

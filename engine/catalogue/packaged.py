@@ -177,13 +177,8 @@ def nodes_without_links(cluster: Cluster) -> list[Node]:
     """Nodes without links, though their GPUs come with some. A node that is the same in a preset is left alone: its source says
     so."""
     of_presets = {node.digest for preset in cluster_presets().values() for node in preset.cluster.nodes}
-    return [
-        node
-        for node in cluster.nodes
-        if node.link_bandwidth is None
-        and usual_links([gpu.type for gpu in node.gpus])
-        and node.digest not in of_presets
-    ]
+    bare = [node for node in cluster.nodes if node.link_bandwidth is None and node.digest not in of_presets]
+    return [node for node in bare if usual_links([gpu.type for gpu in node.gpus])]
 
 
 def with_usual_links(cluster: Cluster) -> Cluster:

@@ -121,17 +121,9 @@ class Fabric:
         bound = 0.0 if exact else min(exchange.bound for exchange in live)
         exchange = np.repeat(np.arange(len(live)), counts)
         columns = fair_share.Sends(group=group, exchange=exchange, **sends)
-        self.now = fair_share.run(
-            columns,
-            np.concatenate(follower),
-            unfinished,
-            self.network.capacity,
-            self.network.share,
-            self.now,
-            live.index(awaited),
-            (WINDOW * bound, HURRIED_WINDOW * bound),
-            self.hurry,
-        )
+        ports, windows = (self.network.capacity, self.network.share), (WINDOW * bound, HURRIED_WINDOW * bound)
+        until = self.now, live.index(awaited), windows, self.hurry
+        self.now = fair_share.run(columns, np.concatenate(follower), unfinished, *ports, *until)
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):
             for exchange, part in zip(live, np.split(sends[column], cuts), strict=True):

@@ -229,15 +229,9 @@ def two_phase(
     def result_of_batches(done: int) -> TwoPhaseResult:
         if not done:
             raise StoppedError("stopped before a batch was simulated")
-        return TwoPhaseResult(
-            options=options,
-            cost_source=problem.cost_source,
-            schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
-            fine_tuned=tuned[:done],
-            same_set=same_set[:done],
-            same_order=same_order[:done],
-            wrong_rank=wrong_rank[:done],
-        )
+        schemes = {scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()}
+        judged = (table[:done] for table in (tuned, same_set, same_order, wrong_rank))
+        return TwoPhaseResult(options, problem.cost_source, schemes, *judged)
 
     for batch, layer in product(range(batches), range(trace.layers)):
         if stop():

@@ -311,17 +311,7 @@ def _layer_bound(
     for side, taken in zip(sides, slots, strict=True):
         must_leave = (side.bytes.sum(axis=0) - side.bytes.max(axis=0)).sum() > 0
         instance = side.instance
-        tables.append(
-            ModelTables(
-                side.gate,
-                side.aggregate,
-                instance.compute,
-                instance.receive * scale[:, None],
-                instance.send_total * scale,
-                instance.send_saved * scale[:, None],
-                quickest * must_leave,
-                taken,
-                even and int(taken.sum()) == instance.experts,
-            )
-        )
+        moved = instance.receive * scale[:, None], instance.send_total * scale, instance.send_saved * scale[:, None]
+        computed, exact = (side.gate, side.aggregate, instance.compute), int(taken.sum()) == instance.experts
+        tables.append(ModelTables(*computed, *moved, quickest * must_leave, taken, even and exact))
     return cycle_bound(*tables, next_gate)

@@ -234,13 +234,8 @@ def assign_layers(
         if experts == len(slots) and np.all(slots == 1):
             result = assign(instance, late)
         else:
-            result = assign_groups(
-                instance,
-                Limits(time_limit / layers, wall=math.inf, seed=seed),
-                late,
-                slots=slots,
-                exact_slots=exact_slots,
-            )
+            limits = Limits(time_limit / layers, wall=math.inf, seed=seed)
+            result = assign_groups(instance, limits, late, slots=slots, exact_slots=exact_slots)
         seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.

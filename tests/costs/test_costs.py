@@ -283,22 +283,18 @@ def test_it_does_on_the_clusters_of_the_catalogue(name):
     np.testing.assert_allclose(COST.all_to_all(cluster, sizes), expected, rtol=CLOSE)
 
 
-def test_the_own_part_does_not_travel():
-    cluster = nodes_of((1, 1, 1, 1), latency=1e-3)
-    assert float(COST.all_to_all(cluster, 4e6)) == pytest.approx(1e-3 + 3.0)
-
-
-def test_links_and_fabric_work_side_by_side():
-    # Of 4 parts of 1 MB one stays, one goes over a link (0.1 s + 0.5 s) and two over the fabric (0.2 s + 2 s).
-    cluster = nodes_of((2, 2), link=2e6, link_latency=0.1, latency=0.2)
-    assert float(COST.all_to_all(cluster, 4e6)) == pytest.approx(2.2)
-    slow_links = nodes_of((2, 2), link=2e5, link_latency=0.1, latency=0.2)
-    assert float(COST.all_to_all(slow_links, 4e6)) == pytest.approx(5.1)
-
-
-def test_a_fitted_network_counts():
-    cost = AlphaBeta(profile(network=Line(alpha=1.0, beta=1e-3)))
-    assert float(cost.all_to_all(nodes_of((1, 1)), 2000.0)) == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("cost", "cluster", "size", "wanted"),
+    [
+        (COST, nodes_of((1, 1, 1, 1), latency=1e-3), 4e6, 1e-3 + 3.0),  # the own part does not travel
+        # Of 4 parts of 1 MB one stays, one goes over a link (0.1 s + 0.5 s) and two over the fabric (0.2 s + 2 s).
+        (COST, nodes_of((2, 2), link=2e6, link_latency=0.1, latency=0.2), 4e6, 2.2),
+        (COST, nodes_of((2, 2), link=2e5, link_latency=0.1, latency=0.2), 4e6, 5.1),
+        (AlphaBeta(profile(network=Line(alpha=1.0, beta=1e-3))), nodes_of((1, 1)), 2000.0, 2.0),
+    ],
+)
+def test_an_all_to_all_by_hand(cost, cluster, size, wanted):
+    assert float(cost.all_to_all(cluster, size)) == pytest.approx(wanted)
 
 
 # All-reduce
@@ -319,20 +315,13 @@ def test_without_start_up_a_ring_of_single_gpus_is_the_slowest_hop(rates):
     assert float(COST.all_reduce(cluster, 6e6)) == pytest.approx(ring_step_by_step(hops, 6e6))
 
 
-def test_a_large_all_reduce_starts_up_at_every_step_of_the_ring():
-    cluster = nodes_of((1,) * 4, latency=0.01)
-    assert float(COST.all_reduce(cluster, 1e8)) == pytest.approx(6 * 0.01 + 1.5 * 100)
-    assert ring_step_by_step([(0.01, 1e6)] * 4, 1e8) == pytest.approx(float(COST.all_reduce(cluster, 1e8)))
-
-
-def test_a_small_one_on_many_nodes_takes_the_tree():
-    cluster = nodes_of((1,) * 64, latency=0.01)
-    assert float(COST.all_reduce(cluster, 1.0)) == pytest.approx(2 * 6 * 0.01 + 2e-6)
-
-
 @pytest.mark.parametrize(
     ("cluster", "size", "wanted"),
     [
+        # A large one starts up at every step of the ring, a small one on many nodes takes the tree.
+        (nodes_of((1,) * 4, latency=0.01), 1e8, ring_step_by_step([(0.01, 1e6)] * 4, 1e8)),
+        (nodes_of((1,) * 64, latency=0.01), 1.0, 2 * 6 * 0.01 + 2e-6),
+        # A node's GPUs give it their ports together.
         (nodes_of((4, 4), link=1e9), 8e6, 2 * 7 / 8 * 8e6 / 4e6),
         (nodes_of((4, 4), link=1e6), 8e6, 2 * 7 / 8 * 8e6 / 1e6),
         # Without links every hop inside a node takes the GPU's own port too.
@@ -343,7 +332,7 @@ def test_a_small_one_on_many_nodes_takes_the_tree():
         (nodes_of((2, 2), link=1e9, link_latency=1e-3, latency=1e-1), 1e9, 4e-3 + 2e-1 + 1.5 * 1e9 / 2e6),
     ],
 )
-def test_a_nodes_gpus_give_it_their_ports_together_and_hops_inside_start_up_as_links_do(cluster, size, wanted):
+def test_an_all_reduce_by_hand(cluster, size, wanted):
     assert float(COST.all_reduce(cluster, size)) == pytest.approx(wanted)
 
 

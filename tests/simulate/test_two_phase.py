@@ -82,17 +82,10 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     test, train = skewed(seed, 50, layers, experts), skewed(seed + 1, 40, layers, experts)
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, layers))
-    options = TwoPhaseOptions(
-        path_length=length,
-        top_k=int(rng.integers(1, experts + 1)),
-        batch_tokens=20,
-        check=check,
-        packing=packing,
-        max_experts_per_device=-(-experts // gpus) + more - 1,
-        renormalise=renormalise,
-        schedule_seconds=0.02,
-        check_seconds=0.003,
-    )
+    sizes = {"path_length": length, "top_k": int(rng.integers(1, experts + 1)), "batch_tokens": 20}
+    sizes["max_experts_per_device"] = -(-experts // gpus) + more - 1
+    ways = {"check": check, "packing": packing, "renormalise": renormalise}
+    options = TwoPhaseOptions(**sizes, **ways, schedule_seconds=0.02, check_seconds=0.003)
     result = two_phase(problem_of(test, gpus), train, options)
     assert result.batches == 2 and set(result.schemes) == set(SCHEMES)
     for scheme in result.schemes.values():

@@ -40,15 +40,11 @@ def gpus(draw: st.DrawFn, kind: int) -> Gpu:
 def clusters(draw: st.DrawFn) -> Cluster:
     """Two nodes of two GPUs, with or without links."""
     kinds = [draw(gpus(kind)) for kind in range(draw(st.integers(1, 4)))]
-    nodes = tuple(
-        Node(
-            name=f"node-{index}",
-            gpus=tuple(kinds[place % len(kinds)] for place in (2 * index, 2 * index + 1)),
-            link_bandwidth=draw(st.none() | RATES),
-            link_latency=draw(START_UP),
-        )
-        for index in range(2)
-    )
+    nodes = []
+    for index in range(2):
+        cards = tuple(kinds[place % len(kinds)] for place in (2 * index, 2 * index + 1))
+        links = {"link_bandwidth": draw(st.none() | RATES), "link_latency": draw(START_UP)}
+        nodes.append(Node(name=f"node-{index}", gpus=cards, **links))
     return Cluster(name="odd", nodes=nodes, latency=draw(START_UP))
 
 

@@ -34,12 +34,8 @@ def popularity_of(problem: Problem) -> np.ndarray:
 def largest_loads(plan: Plan, problem: Problem, cap: int) -> np.ndarray:
     """float64[layer]: the validator's largest device load over the mean."""
     popularity, gpus = popularity_of(problem), plan.placement.gpus
-    return np.array(
-        [
-            check_devices(row, layer, gpus, cap) * gpus / layer.sum()
-            for row, layer in zip(plan.placement.experts_of_gpu, popularity, strict=True)
-        ]
-    )
+    rows = zip(plan.placement.experts_of_gpu, popularity, strict=True)
+    return np.array([check_devices(row, layer, gpus, cap) * gpus / layer.sum() for row, layer in rows])
 
 
 # Hosting
@@ -147,12 +143,8 @@ def test_the_notes_are_counted_again():
     assert notes["assumed"].value.startswith("6.2 ms to schedule again and 1.45 ms to check")
     options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10)
     result = two_phase(problem.with_workload(served), profile, options)
-    names = {
-        "no scheduling": "baseline",
-        "both phases": "lina",
-        "without estimation": "without_estimation",
-        "without fine-tuning": "without_fine_tuning",
-    }
+    names = {"no scheduling": "baseline", "both phases": "lina"}
+    names |= {"without estimation": "without_estimation", "without fine-tuning": "without_fine_tuning"}
     for title, percent in (("median", 50), ("95th percentile", 95)):
         ideal = np.percentile(result.schemes["ideal"].layer.sum(axis=1), percent)
         times = {

@@ -68,12 +68,6 @@ def test_what_cannot_be_is_answered_in_a_line_with_what_can(system: System, name
                 system.settings({name: schema[limit] + beyond})
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_an_option_that_does_not_exist_is_named(name):
-    with pytest.raises(InputError, match=rf"{name} has no option 'colour' \(it has: "):
-        run(SYSTEMS[name], small_problem(), {"colour": "red"})
-
-
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
@@ -106,12 +100,12 @@ def test_plans_remember_their_options_and_inputs():
     assert provenance.inputs["workload"] == problem.workload.digest
 
 
-def test_options_that_a_system_does_not_have() -> None:
-    with pytest.raises(InputError, match=r"linear has no option 'order' \(it has: slots\)"):
-        SYSTEMS["linear"].settings({"order": "best", "speed": "3"})
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_an_option_that_does_not_exist_is_named(name: str) -> None:
+    has = ", ".join(SYSTEMS[name].options.model_fields) or "none"
+    with pytest.raises(InputError, match=rf"^{name} has no option 'colour' \(it has: {has}\)"):
+        run(SYSTEMS[name], small_problem(), {"speed": "3", "colour": "red"})
     assert Options.schemas() == {}
-    with pytest.raises(InputError, match=r"rga has no option 'slots' \(it has: seed\)"):
-        SYSTEMS["rga"].settings({"slots": "even"})
 
 
 PROBLEM = sample_problem("alpha-code", tokens=400)
@@ -126,10 +120,7 @@ def test_every_system_gets_a_row_or_a_reason():
     assert [row.plan.name for row in rows] == [LINEAR.title, ROUND_ROBIN.title]
     assert [row.metrics.total for row in rows] == [outcome.result.objective for outcome in outcomes]
     assert list(comparison.refused) == [FOR_TWO.title] and "two models" in comparison.refused[FOR_TWO.title]
-
-
-def test_the_only_system_that_refuses_says_why_itself():
-    with pytest.raises(InputError, match="two models"):
+    with pytest.raises(InputError, match="two models"):  # the only one that refuses says why itself
         list(Comparison(PROBLEM).run([(FOR_TWO, {})]))
 
 

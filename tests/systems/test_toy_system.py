@@ -40,14 +40,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "SWITCHYARD_DATA": str(studio / "data"),
         "PYTHONPATH": os.pathsep.join([str(studio), str(ROOT)]),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.systems.studio_with_toy"],
-        cwd=studio,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    asked = [sys.executable, "-m", "tests.systems.studio_with_toy"]
+    done = subprocess.run(asked, cwd=studio, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

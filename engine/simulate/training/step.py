@@ -126,13 +126,8 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     sent_behind = max(
         total(exchanged & after).max() + reduced, total(exchanged & after & waited_for).max() + reduced + last.max()
     )
-    return float(
-        max(
-            (before + behind + last).max(),
-            sent_before + (behind + last).max(),
-            max(before.max(), sent_before) + sent_behind,
-        )
-    )
+    on_gpus = (before + behind + last).max(), sent_before + (behind + last).max()
+    return float(max(*on_gpus, max(before.max(), sent_before) + sent_behind))
 
 
 def _least(priced: PricedStep) -> np.ndarray:
