@@ -56,14 +56,10 @@ class Network:
     def of(cls, cluster: Cluster) -> "Network":
         """The network of a cluster as drawn."""
         nodes = [node for node in cluster.nodes for _ in node.gpus]
-        drawn = cls(
-            send=cluster.values("send_bandwidth"),
-            receive=cluster.values("receive_bandwidth"),
-            link=np.array([node.link_bandwidth or 0.0 for node in nodes]),
-            node=cluster.node_of_gpu,
-            latency=cluster.latency,
-            link_latency=np.array([node.link_latency for node in nodes]),
-        )
+        link = np.array([node.link_bandwidth or 0.0 for node in nodes])
+        link_latency = np.array([node.link_latency for node in nodes])
+        ports = cluster.values("send_bandwidth"), cluster.values("receive_bandwidth")
+        drawn = cls(*ports, link, cluster.node_of_gpu, cluster.latency, link_latency)
         return drawn if cluster.efficiency is None else drawn.with_efficiency(cluster.efficiency)
 
     def with_efficiency(self, efficiency: Efficiency) -> "Network":

@@ -73,20 +73,15 @@ def test_faulty_clusters_are_refused_with_the_place(change, says):
         Cluster.from_dict(data, "cluster.json")
 
 
-def test_rates_by_number_format():
-    card = make_gpu(flops=8e12)
-    assert [card.flops(dtype) for dtype in ("fp32", "fp16", "bf16", "fp8")] == [4e12, 8e12, 8e12, 8e12]
-    assert card.model_copy(update={"flops_fp8": 16e12}).flops("fp8") == 16e12
-
-
 # Model
 
 
-def test_sizes_of_a_known_model():
+def test_sizes_of_a_known_model_and_rates_by_number_format():
     """Mixtral 8x7B: 45.1 G of its 46.7 G weights are in experts."""
-    model = MoEModel(
-        name="Mixtral", layers=32, experts=8, experts_per_token=2, d_model=4096, d_ff=14336, ffn_matrices=3
-    )
+    card = make_gpu(flops=8e12)
+    assert [card.flops(dtype) for dtype in ("fp32", "fp16", "bf16", "fp8")] == [4e12, 8e12, 8e12, 8e12]
+    assert card.model_copy(update={"flops_fp8": 16e12}).flops("fp8") == 16e12
+    model = MoEModel(name="Mixtral", layers=32, experts=8, experts_per_token=2, d_model=4096, d_ff=14336)
     assert model.bytes_per_expert * 8 * 32 / 2 == pytest.approx(45.1e9, rel=1e-3)
     assert model.bytes_per_token == 8192
     assert model.ffn_flops_per_token == model.bytes_per_expert  # two FLOP and two bytes to a weight
@@ -264,6 +259,8 @@ def test_every_further_send_costs_as_much_time():
     slower = 1 / shares(contention_points(0.1, 8), np.arange(1, 11))
     assert slower == pytest.approx([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.7, 1.7])
     assert contention_points(0.1, 1) == ((1, 1.0),)
+    said = "ports reach 90 % of their rate with 1 send, 50 % with 8; links reach their full rate (by hand)"
+    assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == said
 
 
 @pytest.mark.parametrize(
@@ -289,9 +286,3 @@ def test_a_network_has_the_rates_of_one_send_and_shares_of_those():
     assert network.rate(np.array([0, 0, 5]), np.array([1, 2, 9])).tolist() == [8e5, 4e5, 4e5]
     again = network.with_efficiency(Efficiency(fabric=contention_points(1.0, 2)))
     assert again.send.tolist() == [8e5] * 3 and again.share[0].tolist() == [1, 0.25]
-
-
-def test_it_says_what_it_is():
-    assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == (
-        "ports reach 90 % of their rate with 1 send, 50 % with 8; links reach their full rate (by hand)"
-    )

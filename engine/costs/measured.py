@@ -132,13 +132,6 @@ def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
     if not gemm and network is None:
         raise InputError(f"{measured.name}: neither GEMMs of {dtype} nor an all-to-all to fit a profile to")
     reduced = measured.collective("all_reduce", ranks) if ranks else None
-    return CostProfile(
-        name=measured.name,
-        origin=measured.origin,
-        gemm=gemm,
-        memory=memory,
-        network=network,
-        all_reduce=fit_line(*np.array(reduced.points).T) if reduced else None,
-        ranks=ranks or 1,
-        cores=ranks or 1,
-    )
+    all_reduce = fit_line(*np.array(reduced.points).T) if reduced else None
+    about = {"name": measured.name, "origin": measured.origin, "ranks": ranks or 1, "cores": ranks or 1}
+    return CostProfile(**about, gemm=gemm, memory=memory, network=network, all_reduce=all_reduce)

@@ -115,15 +115,10 @@ def _run(
 ) -> NetworkSchedule:
     by_arrival = np.argsort(alltoall[:, 0], kind="stable")
     piece_of = np.repeat(np.arange(len(pieces)), pieces)
-    count = len(alltoall) + len(piece_of)
-    tasks = Tasks(
-        stream=np.repeat([ALL_TO_ALL, ALL_REDUCE], [len(alltoall), len(piece_of)]),
-        seconds=np.r_[alltoall[by_arrival, 1], (allreduce[:, 1] / pieces + overhead)[piece_of]][:, None],
-        edges=np.zeros((0, 2), dtype=np.int64),
-        release=np.r_[alltoall[by_arrival, 0], allreduce[piece_of, 0]],
-        pair=np.full(count, -1),
-        holds=np.zeros(count, dtype=bool),
-    )
+    stream = np.repeat([ALL_TO_ALL, ALL_REDUCE], [len(alltoall), len(piece_of)])
+    seconds = np.r_[alltoall[by_arrival, 1], (allreduce[:, 1] / pieces + overhead)[piece_of]][:, None]
+    release = np.r_[alltoall[by_arrival, 0], allreduce[piece_of, 0]]
+    tasks = Tasks(stream, seconds, [], release, pair=np.full(len(stream), -1), holds=np.zeros(len(stream), dtype=bool))
     times = np.concatenate(run_streams(tasks, policy), axis=1)
     of_alltoall = np.empty_like(alltoall)
     of_alltoall[by_arrival] = times[: len(alltoall)]

@@ -3,6 +3,7 @@ nothing; its colocation with random colocation, and with Lina's packing of one m
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -173,65 +174,51 @@ def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop)
     return Draft(placements[0], orders[0], cancelled=stop(), **two)
 
 
+_usual = partial(System, paper="common practice", baseline=True)
+_of_aurora = partial(System, paper="Aurora §8.1", baseline=True)
+_sequence = partial(_of_aurora, options=SequentialOptions, preselected=True, shown_beside=True)
+
 SYSTEMS = (
-    System(
+    _usual(
         name="linear",
         title="Linear placement",
         summary="experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        paper="common practice",
         recipe=linear,
         options=SlotOptions,
-        baseline=True,
         goals=(Goal.INFERENCE, Goal.TWO_MODELS),
         preselected=True,
     ),
-    System(
+    _usual(
         name="round-robin",
         title="Round-robin placement",
         summary="experts assigned to the GPUs one by one, a plain all-to-all",
-        paper="common practice",
         recipe=round_robin,
         options=SlotOptions,
-        baseline=True,
     ),
-    System(
+    _usual(
         name="random",
         title="Random placement",
         summary="every layer's experts on random GPUs, a plain all-to-all",
-        paper="common practice",
         recipe=random,
         options=RandomPlacementOptions,
-        baseline=True,
     ),
-    System(
+    _sequence(
         name="rcs",
         title="Random order (RCS)",
         summary="every GPU sends to its peers one by one in a random order",
-        paper="Aurora §8.1",
         recipe=rcs,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
     ),
-    System(
+    _sequence(
         name="sjf",
         title="Shortest job first (SJF)",
         summary="every GPU sends to the peer with the fewest bytes first",
-        paper="Aurora §8.1",
         recipe=sjf,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
     ),
-    System(
+    _of_aurora(
         name="rga",
         title="Random GPUs (RGA)",
         summary="experts on random GPUs, sends in Aurora's order",
-        paper="Aurora §8.1",
         recipe=rga,
         options=SeedOptions,
-        baseline=True,
     ),
 )

@@ -57,18 +57,14 @@ def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
     assert cost.gemm(GPU, m, n, k, "fp16") == pytest.approx(max(arithmetic, memory) + cost.launch, rel=1e-9)
 
 
-def test_eight_bits_count_double_only_where_there_are_eight_bit_units():
+def test_eight_bits_count_double_only_where_there_are_eight_bit_units_and_sources_say_what_was_assumed():
+    assert "60 % of peak" in Datasheet().source and "a test" in AlphaBeta(profile()).source
+    assert Datasheet(launch=1e-6).source != Datasheet().source
     with_units = GPU.model_copy(update={"flops_fp8": 2e12})
     cost, size = Datasheet(launch=0.0), 100_000
     once = cost.gemm(GPU, size, size, size, "fp16")
     assert cost.gemm(with_units, size, size, size, "fp8") == pytest.approx(once / 2)
     assert cost.gemm(GPU, size, size, size, "fp8") == pytest.approx(once)
-
-
-def test_sources_say_what_was_assumed():
-    assert "60 % of peak" in Datasheet().source
-    assert "a test" in AlphaBeta(profile()).source
-    assert Datasheet(launch=1e-6).source != Datasheet().source
 
 
 # Tests of every source
@@ -97,7 +93,10 @@ def test_more_tokens_never_take_less_time(case, tokens):
         np.testing.assert_array_equal(times, [float(seconds(gpu, token, model)) for token in tokens])
 
 
-def test_a_gated_expert_has_a_third_matrix():
+def test_a_gated_expert_has_a_third_matrix_and_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
+    alone, crowded = (AlphaBeta(profile(ranks=ranks, cores=2)) for ranks in (2, 8))
+    assert float(crowded.memory_pass(GPU, 100.0)) == pytest.approx(float(alone.memory_pass(GPU, 100.0)) / 4)
+    assert AlphaBeta(profile(ranks=1, cores=8)).profile.alone == 1
     cost = AlphaBeta(profile(gemm={"type-0": Line(alpha=0, beta=1e-9)}))
     gated, plain = (float(cost.expert_ffn(GPU, 10.0, make_model(1, 4, ffn_matrices=count))) for count in (3, 2))
     assert gated == pytest.approx(1.5 * plain)
@@ -180,20 +179,10 @@ def test_a_measured_network_replaces_the_drawn_fabric_only():
     assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([5e6, 5e6, 1e7])
     assert measured.latency == 2e-4
     assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6, 0], [1e-5, 1e-5, 0])
-
-
-def test_between_gpus_that_links_join_the_links_were_measured():
-    cards = (make_gpu(), make_gpu())
-    cluster = Cluster(name="two", nodes=(Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5),))
-    measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
-    assert (measured.link.tolist(), measured.link_latency.tolist()) == (pytest.approx([1e7, 1e7]), [2e-4, 2e-4])
-    assert measured.send.tolist() == [1e6, 1e6]
-
-
-def test_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
-    alone, crowded = (AlphaBeta(profile(ranks=ranks, cores=2)) for ranks in (2, 8))
-    assert float(crowded.memory_pass(GPU, 100.0)) == pytest.approx(float(alone.memory_pass(GPU, 100.0)) / 4)
-    assert AlphaBeta(profile(ranks=1, cores=8)).profile.alone == 1
+    # Between GPUs that links join the links were measured.
+    joined = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(Cluster(name="two", nodes=(pair,)))
+    assert (joined.link.tolist(), joined.link_latency.tolist()) == (pytest.approx([1e7, 1e7]), [2e-4, 2e-4])
+    assert joined.send.tolist() == [1e6, 1e6]
 
 
 # Processor sharing

@@ -92,16 +92,13 @@ def test_a_curve_meets_its_points_and_stays_between_neighbours(points):
     assert float(curve.at(0.0, "x")) == 0
 
 
-def test_far_beyond_the_largest_size_is_refused_with_what_to_do():
+def test_repetitions_count_by_their_median_and_far_beyond_the_largest_size_is_refused_with_what_to_do():
+    assert Curve.through([(2, 5.0), (1, 1.0), (2, 1.0), (2, 3.0)]).seconds.tolist() == [1.0, 3.0]
+    assert medians([(2, 7, 5.0), (2, 7, 1.0), (1, 9, 4.0), (2, 7, 2.0)]) == ((1, 9, 4.0), (2, 7, 2.0))
     curve = Curve.through([(1, 1.0), (10, 2.0)])
     says = r"^a thing was measured up to size 10 and 41 is asked for.*measure larger sizes"
     with pytest.raises(InputError, match=says):
         curve.at(np.array([1.0, 41.0]), "a thing")
-
-
-def test_repetitions_count_by_their_median():
-    assert Curve.through([(2, 5.0), (1, 1.0), (2, 1.0), (2, 3.0)]).seconds.tolist() == [1.0, 3.0]
-    assert medians([(2, 7, 5.0), (2, 7, 1.0), (1, 9, 4.0), (2, 7, 2.0)]) == ((1, 9, 4.0), (2, 7, 2.0))
 
 
 # The cost model
@@ -128,21 +125,17 @@ def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(ro
     assert np.all(np.diff(cost.all_to_all(fabric(4), rows * 1e4)) >= 0)
 
 
-def test_an_unmeasured_shape_grows_from_its_nearest():
+def test_an_unmeasured_shape_grows_from_its_nearest_and_single_sizes_make_a_line():
     """With times of a line over the work, scaling all but the start-up by n·k is exact."""
     cost = with_gemms([(m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)])
     assert float(cost.gemm(GPU, 100.0, 128, 96, "bf16")) == pytest.approx(1e-5 + 2e-10 * 99 * 128 * 96)
     assert float(cost.gemm(GPU, 0.0, 128, 96, "bf16")) == 0
-
-
-def test_the_nearest_shape_is_nearest_in_ratios():
+    # The nearest shape is nearest in ratios.
     shapes = {(64.0, 64.0): 1.0, (1024.0, 1024.0): 10.0}
     cost = with_gemms([(m, n, k, level * m) for (n, k), level in shapes.items() for m in (1.0, 2.0)])
     assert float(cost.gemm(GPU, 2.0, 300, 300, "bf16")) == pytest.approx(1 + 19 * (300 / 1024) ** 2)
     assert float(cost.gemm(GPU, 2.0, 200, 200, "bf16")) == pytest.approx(1 + 1 * (200 / 64) ** 2)
-
-
-def test_single_sizes_of_several_shapes_make_a_line():
+    # Single sizes of several shapes make a line.
     cost = with_gemms([(16.0, n, 32.0, gemm_seconds(16, n, 32)) for n in (32.0, 64.0, 1024.0)])
     assert float(cost.gemm(GPU, 100, 200, 300, "bf16")) == pytest.approx(gemm_seconds(100, 200, 300), rel=1e-6)
 
@@ -248,12 +241,9 @@ def test_a_fit_takes_the_dtype_asked_for():
         assert fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
     with pytest.raises(InputError, match="bench: neither GEMMs of fp8 nor an all-to-all"):
         fit_profile(measured(collectives=()), "fp8")
-
-
-def test_a_fit_of_the_network_alone_has_no_computation():
-    profile = fit_profile(measured(gemm=(), memory=()))
-    assert "no GEMM times at all" in AlphaBeta(profile).lacks_computation(fabric(4))
-    assert profile.alone == 1
+    alone = fit_profile(measured(gemm=(), memory=()))  # the network alone has no computation
+    assert "no GEMM times at all" in AlphaBeta(alone).lacks_computation(fabric(4))
+    assert alone.alone == 1
 
 
 CARD = gpu("H200")
@@ -320,13 +310,10 @@ def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
     assert "calibrated in a test" in cost.source
 
 
-def test_the_measured_times_are_an_alpha_beta_profile_as_well():
+def test_the_measured_times_are_lines_as_well_and_another_number_of_gpus_takes_only_the_computation():
     profile = AlphaBeta(fit_profile(planted.measured()))
     assert float(profile.gemm(CARD, 100, 100, 100, "bf16")) == pytest.approx(float(planted.GEMM.seconds(1e6)), rel=1e-6)
     assert profile.network(CLUSTER).link_latency[0] == pytest.approx(planted.ALL_TO_ALL.alpha, rel=1e-6)
-
-
-def test_another_number_of_gpus_takes_only_the_computation():
     eight = Cluster(name="eight", nodes=(Node(name="n", gpus=(CARD,) * 8),))
     measured = Profiled(planted.measured())
     assert "no all-to-all over 8 GPUs (it has 4)" in measured.lacks_network(eight)

@@ -110,8 +110,10 @@ def read(tmp_path):
     return of
 
 
-def test_latent_attention_is_read_and_a_sparse_one(read):
+def test_latent_attention_is_read_and_a_sparse_one(read, tmp_path):
     assert read(LATENT) == DEEPSEEK_SIZES
+    (tmp_path / "ours.json").write_text(DEEPSEEK.to_json())
+    assert is_huggingface(tmp_path / "config.json") and not is_huggingface(tmp_path / "ours.json")
     sizes = read(LATENT | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128})
     assert (sizes.sparse_keys, sizes.index_heads, sizes.index_size) == (2048, 64, 128)
     assert sizes.kv_numbers == DEEPSEEK_SIZES.kv_numbers + 128
@@ -152,13 +154,6 @@ def test_what_cannot_be_used_is_named(read, config, message):
     assert "config.json" in said and message in said
 
 
-def test_which_files_are_of_hugging_face(tmp_path):
-    theirs, ours = tmp_path / "config.json", tmp_path / "ours.json"
-    theirs.write_text(json.dumps(GROUPED))
-    ours.write_text(DEEPSEEK.to_json())
-    assert is_huggingface(theirs) and not is_huggingface(ours)
-
-
 def test_all_weights_together_are_what_the_models_are_named_for_and_the_cache_keeps_latents_or_keys_and_values():
     for model, sizes, billions in ((DEEPSEEK, DEEPSEEK_SIZES, 671), (QWEN, QWEN_SIZES, 30.5)):
         experts = len(model.moe_layers) * model.experts * 3 * model.d_model * model.d_ff
@@ -176,18 +171,14 @@ def timed(model, sizes, step, datasheet=IDEAL):
     return {operator.name: operator for operator in RooflineOperators(model, sizes, H200, datasheet).operators(step)}
 
 
-def test_decode_attention_reads_every_key_and_value_once():
+def test_decode_attention_reads_every_key_and_value_once_and_prefill_multiplies_half_the_square():
     step = DECODE.model_copy(update={"kv_dtype": "bf16"})
     # Layers, sequences, tokens, keys and values of 4 heads of 128, bf16.
     bytes_read = 48 * 64 * step.keys * 2 * 4 * 128 * 2
     assert timed(QWEN, QWEN_SIZES, step)["attention"].seconds == pytest.approx(bytes_read / H200.memory_bandwidth)
     halved = timed(QWEN, QWEN_SIZES, DECODE)["attention"].seconds
     assert halved == pytest.approx(bytes_read / 2 / H200.memory_bandwidth)
-
-
-def test_prefill_attention_multiplies_half_the_square():
-    tokens, context, heads = PREFILL.tokens, PREFILL.context, 32
-    flops = 48 * 2 * tokens * (context + 1) / 2 * heads * (128 + 128)
+    flops = 48 * 2 * PREFILL.tokens * (PREFILL.context + 1) / 2 * 32 * (128 + 128)
     assert timed(QWEN, QWEN_SIZES, PREFILL)["attention"].seconds == pytest.approx(flops / H200.flops_fp16)
 
 
@@ -226,13 +217,10 @@ def test_every_layer_is_counted_where_it_is():
     assert not {"shared experts", "dense FFN"} & set(timed(QWEN, QWEN_SIZES, DECODE))
 
 
-def test_only_last_tokens_meet_the_vocabulary():
+def test_only_last_tokens_meet_the_vocabulary_and_kinds_add_up_to_the_whole():
     rows = {step.phase: timed(DEEPSEEK, DEEPSEEK_SIZES, step)["output head"].seconds for step in (DECODE, PREFILL)}
     assert rows["prefill"] < rows["decode"]
     assert rows["decode"] > 7168 * 129280 * 2 / H200.memory_bandwidth
-
-
-def test_kinds_add_up_to_the_whole():
     operators = RooflineOperators(DEEPSEEK, DEEPSEEK_SIZES, H200).operators(DECODE)
     assert sum(by_kind(operators).values()) == pytest.approx(seconds_of(operators))
     assert set(by_kind(operators)) == {"embedding", "norm", "attention", "shared expert", "dense FFN", "head"}

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compare.figures import metrics
@@ -59,10 +59,15 @@ def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
         return whole, simulate(plan, problem)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(cases)
-def test_no_figure_tells_bundles_from_sends(case):
+def test_no_figure_tells_bundles_from_sends_and_they_survive_json_and_the_data_folder(case):
     whole, folded = both(*case)
+    save_timeline("b" * 64, folded)
+    for again in (Timeline.from_dict(json.loads(json.dumps(folded.to_dict()))), load_timeline("b" * 64)):
+        assert again.bundled and "bundled" not in whole.to_dict()
+        if len(folded.events):
+            pd.testing.assert_frame_equal(again.events, folded.events, check_dtype=False)
     assert folded.bundled and not whole.bundled and (folded.events["peer"] == -1).all()
     for stream in ("compute", "network"):
         assert folded.busy(stream).tolist() == whole.busy(stream).tolist()
@@ -161,18 +166,6 @@ def test_bundles_begin_above_a_stated_number_of_pairs():
         assert not simulate(plan, problem).bundled
     with mock.patch.object(events, "MOST_SENDS", pairs - 1):
         assert simulate(plan, problem).bundled
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(cases)
-def test_timelines_with_bundles_survive_json_and_the_data_folder(case):
-    _, folded = both(*case)
-    assume(len(folded.events))
-    save_timeline("b" * 64, folded)
-    for again in (Timeline.from_dict(json.loads(json.dumps(folded.to_dict()))), load_timeline("b" * 64)):
-        assert again.bundled
-        pd.testing.assert_frame_equal(again.events, folded.events, check_dtype=False)
-    assert "bundled" not in simulate(*case).to_dict()
 
 
 @settings(max_examples=examples(100), deadline=None)

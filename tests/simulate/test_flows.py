@@ -176,27 +176,20 @@ def test_order_decides_between_three_units_and_two():
     assert network.bound(traffic) == 2
 
 
-def test_two_senders_share_one_receiver():
-    traffic = np.zeros((3, 3))
-    traffic[0, 2], traffic[1, 2] = 1, 3
-    flows = all_to_all("concurrent", None, traffic, fabric([1, 1, 1]))
-    assert dict(zip(flows.src.tolist(), flows.end.tolist(), strict=True)) == pytest.approx({0: 2, 1: 4})
-
-
-def test_a_fast_receiver_serves_two_slow_senders_at_once():
-    traffic = np.zeros((3, 3))
-    traffic[1:, 0] = 5
-    network = fabric([1, 0.5, 0.5])
-    assert all_to_all("concurrent", None, traffic, network).seconds == pytest.approx(10)
-    matched = order(traffic, network.send, network.receive, "matched").solution
-    assert all_to_all("matched", matched, traffic, network).seconds == pytest.approx(20)
-
-
-def test_what_a_slow_sender_leaves_goes_to_the_fast_one():
-    traffic = np.zeros((3, 3))
-    traffic[0, 2], traffic[1, 2] = 9, 1
-    flows = all_to_all("concurrent", None, traffic, fabric([1, 0.1, 1]))
-    assert flows.seconds == pytest.approx(10)  # 0.9 and 0.1 of the receiver, not a half each
+@pytest.mark.parametrize(
+    ("rates", "sizes", "ends", "matched"),
+    [
+        ([1, 1, 1], [1, 3], [2, 4], 4),  # two senders share one receiver
+        ([0.5, 0.5, 1], [5, 5], [10, 10], 20),  # a fast receiver serves two slow senders at once
+        ([1, 0.1, 1], [9, 1], [10, 10], 19),  # 0.9 and 0.1 of the receiver, not a half each
+    ],
+)
+def test_two_senders_to_one_receiver(rates, sizes, ends, matched):
+    traffic, network = np.zeros((3, 3)), fabric(rates)
+    traffic[:2, 2] = sizes
+    assert all_to_all("concurrent", None, traffic, network).end.tolist() == pytest.approx(ends)
+    schedule = order(traffic, network.send, network.receive, "matched").solution
+    assert all_to_all("matched", schedule, traffic, network).seconds == pytest.approx(matched)
 
 
 def test_latency_counts_once_per_send():

@@ -159,10 +159,6 @@ def names(*plans: Plan, chosen: dict[str, str] | None = None) -> list[str]:
     return list(names_of({plan.id: plan for plan in plans}, chosen or {}, INPUTS).values())
 
 
-def test_a_name_that_only_one_plan_has_stays() -> None:
-    assert names(made(), made("EPLB", PROSE)) == ["Aurora", "EPLB"]
-
-
 @pytest.mark.parametrize(
     ("other", "both"),
     [
@@ -183,24 +179,17 @@ def test_what_differs_is_added_and_nothing_else(other: dict, both: list[str]) ->
     assert names(made(**usual), made(**usual | other)) == both
 
 
-def test_only_plans_of_one_name_are_told_apart() -> None:
-    aurora, reseeded, eplb = made(seed=0), made(seed=1), made("EPLB", PROSE, seed=2)
-    assert names(aurora, reseeded, eplb) == ["Aurora · seed 0", "Aurora · seed 1", "EPLB"]
-
-
-def test_a_person_s_name_stays_and_what_remains_alone_needs_no_more() -> None:
-    first, second = made(seed=0), made(seed=1)
+def test_only_plans_of_one_name_are_told_apart_and_a_person_s_name_stays() -> None:
+    first, second, eplb = made(seed=0), made(seed=1), made("EPLB", PROSE, seed=2)
+    assert names(made(), eplb) == ["Aurora", "EPLB"]
+    assert names(first, second, eplb) == ["Aurora · seed 0", "Aurora · seed 1", "EPLB"]
     assert names(first, second, chosen={second.id: "for Monday"}) == ["Aurora", "for Monday"]
     assert names(first, second, chosen={second.id: "mine", first.id: "mine"}) == ["mine · seed 0", "mine · seed 1"]
 
 
-def test_ids_are_the_last_resort() -> None:
-    """Recordings that nobody knows the names of."""
-    first, second = made(workload="e" * 64), made(workload="f" * 64)
+def test_ids_are_the_last_resort_and_a_hundred_long_names_are_all_different_and_fit() -> None:
+    first, second = made(workload="e" * 64), made(workload="f" * 64)  # nobody knows the names of these recordings
     assert names(first, second) == [f"Aurora · {first.id[:8]}", f"Aurora · {second.id[:8]}"]
-
-
-def test_a_hundred_long_names_are_all_different_and_fit() -> None:
     plans = [made("x" * 120, workload, seed=seed) for seed in range(50) for workload in (CODE, PROSE)]
     told = names(*plans)
     assert len(set(told)) == 100 and max(map(len, told)) <= LONGEST

@@ -365,22 +365,11 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
     pair, holds = [], []
     for place, stream in zip(build.operators, build.stream, strict=True):
         operator = graph.operators[place]
-        if stream == ALL_TO_ALL:
-            pair.append(pairs.setdefault((operator.layer, operator.phase), len(pairs)))
-        else:
-            pair.append(-1)
+        own = (operator.layer, operator.phase)
+        pair.append(pairs.setdefault(own, len(pairs)) if stream == ALL_TO_ALL else -1)
         # Lina's combine of the backward pass is the gradient of the aggregation: an all-to-all is imminent.
         holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
-    edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
-    tasks = Tasks(
-        stream=np.array(build.stream),
-        seconds=np.stack(build.seconds),
-        edges=edges,
-        release=np.zeros(len(build.labels)),
-        pair=np.array(pair),
-        holds=np.array(holds),
-    )
-    part, parts, stretch = np.array(build.cut, dtype=np.int64).T
-    return Program(
-        tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent), part, parts, stretch, build.pieces
-    )
+    edges, release = sorted(set(build.edges)), np.zeros(len(build.labels))
+    tasks = Tasks(build.stream, np.stack(build.seconds), edges, release, pair, holds)
+    columns = (np.array(column) for column in (build.operators, build.sent))
+    return Program(tasks, tuple(build.labels), *columns, *np.array(build.cut, dtype=np.int64).T, build.pieces)

@@ -58,25 +58,14 @@ def _check_replicas(plan: Plan, problem: Problem) -> None:
 def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.ndarray, problem: Problem) -> Timeline:
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
-    kinds = np.array(
-        [KINDS.index("all_reduce" if place < 0 else event_kind(operators[place])) for place in program.operators]
-    )
+    kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
     network = program.tasks.stream != COMPUTE
-    streams = np.where(network, STREAMS.index("network"), STREAMS.index("compute"))
-    events = pd.DataFrame(
-        {
-            "resource": group,
-            "stream": pd.Categorical.from_codes(streams[task], categories=list(STREAMS)),
-            "start": start[task, group],
-            "end": end[task, group],
-            "kind": pd.Categorical.from_codes(kinds[task], categories=list(KINDS)),
-            "layer": layers[task],
-            "model": 0,
-            "peer": -1,
-            "bytes": np.where(network, program.sent, 0.0)[task],
-        }
-    )
+    stream = pd.Categorical(np.where(network, "network", "compute")[task], categories=list(STREAMS))
+    times = {"start": start[task, group], "end": end[task, group]}
+    about = {"kind": pd.Categorical(np.array(kind_of)[task], categories=list(KINDS)), "layer": layers[task]}
+    sent = {"model": 0, "peer": -1, "bytes": np.where(network, program.sent, 0.0)[task]}
+    events = pd.DataFrame({"resource": group, "stream": stream} | times | about | sent)
     names = problem.cluster.gpu_names
     alike = (len(members) - 1 for members in priced.groups)
     firsts = [names[members[0]] for members in priced.groups]

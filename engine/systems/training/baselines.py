@@ -4,6 +4,7 @@ These are their policies on our simulated step, not their programs: kernels and 
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -70,50 +71,40 @@ def raf(problem: Problem, options: BucketOptions, stop: Stop, report: Report) ->
     return fixed_degree(problem, 1, "fifo", options.bucket_mb * 1e6)
 
 
+_baseline = partial(System, options=BucketOptions, goals=(Goal.TRAINING,), baseline=True)
+
 SYSTEMS = (
-    System(
+    _baseline(
         name="deepspeed",
         title="DeepSpeed (no overlap)",
         summary="all-to-alls and experts take turns; gradients are reduced meanwhile",
         paper="Lancet §7, Lina §7",
         recipe=deepspeed,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
         shown_beside=True,
     ),
-    System(
+    _baseline(
         name="tutel",
         title="Tutel (best of 1, 2, 4, 8)",
         summary="dispatch, experts and combine in a pipeline of one degree for all layers",
         paper="Lancet §7, PipeMoE §V",
         recipe=tutel,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
         shown_beside=True,
     ),
-    System(
+    _baseline(
         name="fastermoe",
         title="FasterMoE (degree 2)",
         summary="dispatch, experts and combine in a pipeline of two parts",
         paper="PipeMoE §VI",
         recipe=fastermoe,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
     ),
-    System(
+    _baseline(
         name="raf",
         title="RAF-like (no partition)",
         summary="a compiler's plain order, one queue for all communication",
         paper="Lancet §7",
         recipe=raf,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
     ),
 )
