@@ -205,13 +205,6 @@ class Cluster(Frozen):
 def any_gpus(count: int) -> Cluster:
     """A cluster of `count` alike GPUs without links, for code that only needs their number: memory for everything, rates
     without a meaning."""
-    gpu = Gpu(
-        type="rank",
-        memory=2.0**60,
-        memory_bandwidth=1e12,
-        flops_fp32=1e13,
-        flops_fp16=1e14,
-        send_bandwidth=1e10,
-        receive_bandwidth=1e10,
-    )
+    rates = {"memory_bandwidth": 1e12, "flops_fp32": 1e13, "flops_fp16": 1e14}
+    gpu = Gpu(type="rank", memory=2.0**60, **rates, send_bandwidth=1e10, receive_bandwidth=1e10)
     return Cluster(name="ranks", nodes=(Node(name="ranks", gpus=(gpu,) * count),))

@@ -14,7 +14,8 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_readable(message))
+        line = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", one_line(message))  # without the addresses of objects
+        super().__init__(line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} … {line[-TAIL:]}")
 
 
 class StoppedError(InputError):
@@ -32,9 +33,3 @@ class IllegalError(ValueError):
 def one_line(text: str) -> str:
     """`text` on one line: every run of blanks and line ends becomes one blank, and control characters become harmless."""
     return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
-
-
-def _readable(message: str) -> str:
-    """`message` as one line of bearable length, without the addresses of objects."""
-    line = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", one_line(message))
-    return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} … {line[-TAIL:]}"

@@ -56,22 +56,17 @@ class Network:
     def of(cls, cluster: Cluster) -> "Network":
         """The network of a cluster as drawn."""
         nodes = [node for node in cluster.nodes for _ in node.gpus]
-        drawn = cls(
-            send=cluster.values("send_bandwidth"),
-            receive=cluster.values("receive_bandwidth"),
-            link=np.array([node.link_bandwidth or 0.0 for node in nodes]),
-            node=cluster.node_of_gpu,
-            latency=cluster.latency,
-            link_latency=np.array([node.link_latency for node in nodes]),
-        )
+        link = np.array([node.link_bandwidth or 0.0 for node in nodes])
+        link_latency = np.array([node.link_latency for node in nodes])
+        ports = cluster.values("send_bandwidth"), cluster.values("receive_bandwidth")
+        drawn = cls(*ports, link, cluster.node_of_gpu, cluster.latency, link_latency)
         return drawn if cluster.efficiency is None else drawn.with_efficiency(cluster.efficiency)
 
     def with_efficiency(self, efficiency: Efficiency) -> "Network":
         """The same ports, with their shares multiplied by those of an efficiency."""
         sends = np.arange(1, self.most_peers + 1)
-        share = np.stack([self.reached(over_links, sends) for over_links in (False, True)]) * efficiency.table(
-            self.most_peers
-        )
+        mine = np.stack([self.reached(over_links, sends) for over_links in (False, True)])
+        share = mine * efficiency.table(self.most_peers)
         fabric, links = share[:, 0]
         rates = {"send": self.send * fabric, "receive": self.receive * fabric, "link": self.link * links}
         return replace(self, share=share / share[:, :1], **rates)
@@ -188,10 +183,8 @@ class Network:
         """
         out, into = self.ports(src, dst)
         ports, moving = np.concatenate([out, into]), np.concatenate([size, size])
-        moved, sends = (
-            np.bincount(ports, moving, 4 * self.gpus),
-            np.bincount(ports[moving > 0], minlength=4 * self.gpus),
-        )
+        moved = np.bincount(ports, moving, 4 * self.gpus)
+        sends = np.bincount(ports[moving > 0], minlength=4 * self.gpus)
         busy = np.flatnonzero(moved)
         return float((moved[busy] / self.rate(busy, sends[busy])).max(initial=0.0))
 

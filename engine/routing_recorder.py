@@ -25,18 +25,8 @@ from engine.errors import InputError
 from engine.workload import RoutingTrace
 
 CHOICE_NAMES = (
-    "topk_idx",
-    "topk_ids",
-    "topk_index",
-    "topk_indices",
-    "top_k_index",
-    "top_k_indices",
-    "topk_experts",
-    "selected_experts",
-    "router_indices",
-    "expert_indices",
-    "expert_index",
-    "routed_experts",
+    *("topk_idx", "topk_ids", "topk_index", "topk_indices", "top_k_index", "top_k_indices", "topk_experts"),
+    *("selected_experts", "router_indices", "expert_indices", "expert_index", "routed_experts"),
 )
 EXPERT_COUNT_NAMES = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "n_experts")
 # Attention indexers return integer tensors too, so a tensor without a telling name only counts from these modules.

@@ -1,9 +1,8 @@
 """The base of everything that is saved, loaded or edited as JSON: documents, their columns of numbers, and types of quantities.
 
 Numbers leave the engine finite or not at all. Columns of numbers are arrays in memory; in JSON they are lists, or text if they
-are
-long: a send order of 320 GPUs has up to twelve million sends in its 58 layers, and as lists those took twelve seconds to read,
-    as base64 of the numbers' own bytes less than two.
+are long: a send order of 320 GPUs has up to twelve million sends in its 58 layers, and as lists those took twelve seconds to
+read, as base64 of the numbers' own bytes less than two.
 """
 
 import base64

@@ -68,12 +68,8 @@ class Timeline:
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
         columns = {name: self.events[name].tolist() for name in COLUMNS}
-        document = {
-            "resources": list(self.resources),
-            "source": self.source,
-            "cost_source": self.cost_source,
-            "events": columns,
-        }
+        document = {"resources": list(self.resources), "source": self.source, "cost_source": self.cost_source}
+        document["events"] = columns
         document |= {} if self.labels is None else {"labels": list(self.labels)}
         document |= {"bundled": True} if self.bundled else {}
         return document | ({} if self.exact else {"exact": False, "latest": self.latest})
@@ -220,12 +216,7 @@ def _union(spans: np.ndarray) -> np.ndarray:
 
     spans: float64[event, 2]
     """
-    if not len(spans):
-        return np.empty((0, 2))
-    start, end = spans[np.argsort(spans[:, 0], kind="stable")].T
-    latest = np.maximum.accumulate(end)
-    first = np.append(True, start[1:] > latest[:-1])
-    return np.column_stack([start[first], latest[np.append(first[1:], True)]])
+    return unions(spans, np.zeros(len(spans), dtype=np.int64))[0]
 
 
 def _inside(times: np.ndarray, intervals: np.ndarray) -> np.ndarray:
@@ -313,7 +304,5 @@ class Balance:
 
 def over_layers(factors: Mapping[str, float]) -> str:
     """`Balance.factors` as `p50 1.2×, p75 1.31×, p90 1.44×, p95 1.5×, worst 1.61×`."""
-    shown = {name: factor for name, factor in factors.items() if name not in ("mean", "max")} | {
-        "worst": factors["max"]
-    }
+    shown = {"worst" if name == "max" else name: factor for name, factor in factors.items() if name != "mean"}
     return ", ".join(f"{name} {ratio(factor)}" for name, factor in shown.items())

@@ -61,9 +61,7 @@ def test_no_token_touches_fewer_with_its_copies_in_turn(case):
         chosen = problem.workload.experts[:, layer]
         hosts = serving_gpus(plan.placement, layer, chosen, travel, source, problem.stops)
         assert np.array_equal(hosts >= 0, chosen >= 0)
-        return np.array(
-            [len({*group[row[row >= 0]]} - {group[at]}) for row, at in zip(hosts, source, strict=True)], dtype=int
-        )
+        return np.array([len({*group[row[row >= 0]]} - {group[at]}) for row, at in zip(hosts, source, strict=True)])
 
     for layer in range(problem.workload.layers):
         assert np.all(touched(plan.travel, layer) <= touched(Travel(unit=plan.travel.unit), layer))
@@ -75,13 +73,9 @@ def test_one_token_by_hand():
     row = ((1,), (0, 2), (1, 2), (3,))
     placement = Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,))
     stops, experts = Stops(np.array([0, 0, 1, 1])), np.array([[0, 1, 2], [0, 1, 2]], dtype=np.int16)
-    by_unit = {
-        unit: serving_gpus(
-            placement, 0, experts, Travel(unit=unit, replicas="fewest"), np.array([0, 3]), stops
-        ).tolist()
-        for unit in ("gpu", "node")
-    }
-    assert by_unit == {"gpu": [[1, 0, 1], [1, 0, 1]], "node": [[1, 0, 1], [1, 2, 2]]}
+    for unit, wanted in (("gpu", [[1, 0, 1], [1, 0, 1]]), ("node", [[1, 0, 1], [1, 2, 2]])):
+        travel = Travel(unit=unit, replicas="fewest")
+        assert serving_gpus(placement, 0, experts, travel, np.array([0, 3]), stops).tolist() == wanted
 
 
 def in_two_nodes(workload: Workload) -> Problem:
@@ -108,18 +102,12 @@ def test_copies_save_rows_where_each_token_chooses_them(unit):
     assert off_diagonal(work.dispatch[0]).sum() < off_diagonal(works_of(in_turn, problem)[0].dispatch[0]).sum()
     balanced = [metrics(plan, problem).balancedness for plan in (fewest, in_turn)]
     assert balanced[0] != balanced[1], "the load follows the tokens that are served"
-
-
-@pytest.mark.parametrize("unit", ["gpu", "node"])
-def test_loads_have_no_tokens_that_choose(unit):
-    problem, placement = paired()
+    # Loads have no tokens that choose.
     loads = in_two_nodes(ExpertLoad("loads", problem.workload.load, problem.model.moe_layers))
-    fewest, in_turn = (
-        works_of(plan_of(placement, travel=Travel(unit=unit, replicas=way)), loads)[0] for way in ("fewest", None)
-    )
-    assert np.array_equal(fewest.dispatch, in_turn.dispatch)
-    assert all(np.array_equal(fewest.compute[kind], in_turn.compute[kind]) for kind in fewest.compute)
-    assert "estimated" in loads.source_of_times(Travel(unit=unit, replicas="fewest"))
+    chosen, turns = (works_of(plan, loads)[0] for plan in (fewest, in_turn))
+    assert np.array_equal(chosen.dispatch, turns.dispatch)
+    assert all(np.array_equal(chosen.compute[kind], turns.compute[kind]) for kind in chosen.compute)
+    assert "estimated" in loads.source_of_times(fewest.travel)
 
 
 def test_who_chooses_is_said_and_kept_out_of_plans_from_before():

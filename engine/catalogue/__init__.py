@@ -44,17 +44,9 @@ class GpuType(CatalogueEntry):
     def gpu(self, send_bandwidth: float | None = None, receive_bandwidth: float | None = None) -> Gpu:
         """A GPU of this type. Without `receive_bandwidth` it receives as fast as it sends."""
         send = self.bandwidth if send_bandwidth is None else send_bandwidth
-        return Gpu(
-            type=self.name,
-            memory=self.memory,
-            memory_bandwidth=self.memory_bandwidth,
-            flops_fp32=self.flops_fp32,
-            flops_fp16=self.flops_fp16,
-            flops_tf32=self.flops_tf32,
-            flops_fp8=self.flops_fp8,
-            send_bandwidth=send,
-            receive_bandwidth=send if receive_bandwidth is None else receive_bandwidth,
-        )
+        receive = send if receive_bandwidth is None else receive_bandwidth
+        rates = self.model_dump(include=set(Gpu.model_fields))
+        return Gpu(type=self.name, send_bandwidth=send, receive_bandwidth=receive, **rates)
 
 
 class NodeType(CatalogueEntry):

@@ -41,9 +41,8 @@ class Links:
 
 
 LINKS = {
-    "RTX 2080 Ti": Links(
-        3, 25e9, 2, bridge=True
-    ),  # Turing whitepaper: two x8 links, 100 GB/s in both directions together
+    # Turing whitepaper: two x8 links, 100 GB/s in both directions together
+    "RTX 2080 Ti": Links(3, 25e9, 2, bridge=True),
     "V100-16": Links(3, 25e9, 6),  # V100 datasheet, SXM2: NVLink 2, 300 GB/s in both directions together
     "V100-32": Links(3, 25e9, 6),
     "A100-40": Links(4, 25e9, 12),  # A100 datasheet: NVLink 3, 600 GB/s in both directions together

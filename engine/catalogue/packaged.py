@@ -160,17 +160,12 @@ class NodeLinks:
 def links_of_types() -> dict[str, NodeLinks]:
     """The links of GPU types that come with NVLink, by type; not of cards with a bridge that is sold apart. Types that only the
     package has are in it if their nodes have links faster than PCIe."""
-    ours = {
-        kind: NodeLinks(links.nvlink * links.nvlinks)
-        for kind, links in LINKS.items()
-        if links.nvlinks and not links.bridge
-    }
-    packaged = {kind: packaged_node(kind, kind) for kind in packaged_gpu_types() if kind not in LINKS}
-    return ours | {
-        kind: NodeLinks(node.link_bandwidth, node.link_latency)
-        for kind, node in packaged.items()
-        if node.link_bandwidth > FASTEST_PCIE
-    }
+    on_board = {kind: links for kind, links in LINKS.items() if links.nvlinks and not links.bridge}
+    known = {kind: NodeLinks(links.nvlink * links.nvlinks) for kind, links in on_board.items()}
+    for kind in packaged_gpu_types():
+        if kind not in LINKS and (node := packaged_node(kind, kind)).link_bandwidth > FASTEST_PCIE:
+            known[kind] = NodeLinks(node.link_bandwidth, node.link_latency)
+    return known
 
 
 def usual_links(types: Sequence[str]) -> NodeLinks | None:
@@ -182,23 +177,16 @@ def nodes_without_links(cluster: Cluster) -> list[Node]:
     """Nodes without links, though their GPUs come with some. A node that is the same in a preset is left alone: its source says
     so."""
     of_presets = {node.digest for preset in cluster_presets().values() for node in preset.cluster.nodes}
-    return [
-        node
-        for node in cluster.nodes
-        if node.link_bandwidth is None
-        and usual_links([gpu.type for gpu in node.gpus])
-        and node.digest not in of_presets
-    ]
+    bare = [node for node in cluster.nodes if node.link_bandwidth is None and node.digest not in of_presets]
+    return [node for node in bare if usual_links([gpu.type for gpu in node.gpus])]
 
 
 def with_usual_links(cluster: Cluster) -> Cluster:
     """The cluster with the usual links in `nodes_without_links`."""
     lacking = {node.name for node in nodes_without_links(cluster)}
-    return cluster.model_copy(
-        update={"nodes": tuple(_linked(node) if node.name in lacking else node for node in cluster.nodes)}
-    )
-
-
-def _linked(node: Node) -> Node:
-    links = usual_links([gpu.type for gpu in node.gpus])
-    return node.model_copy(update={"link_bandwidth": links.bandwidth, "link_latency": links.latency})
+    nodes = []
+    for node in cluster.nodes:
+        links = usual_links([gpu.type for gpu in node.gpus]) if node.name in lacking else None
+        linked = links and {"link_bandwidth": links.bandwidth, "link_latency": links.latency}
+        nodes.append(node.model_copy(update=linked))
+    return cluster.model_copy(update={"nodes": tuple(nodes)})

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from engine.cluster import Cluster, Gpu
-from engine.costs.base import CostModel, Datasheet, with_measured
+from engine.costs.base import CostModel, with_measured
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network
@@ -143,7 +143,7 @@ class AlphaBeta(CostModel):
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         if not self.profile.memory:
-            return Datasheet().memory_pass(gpu, size)
+            return super().memory_pass(gpu, size)
         return self._line(self.profile.memory, gpu).seconds(size) * self.profile.alone
 
     def together(self, seconds: np.ndarray) -> np.ndarray:

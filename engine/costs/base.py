@@ -6,7 +6,9 @@ the cost source, so a fitted or measured network counts here too.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,21 +32,18 @@ def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
     size = np.asarray(size, dtype=np.float64)
     linked = _linked_peers(network)
     peers = network.gpus - 1 - linked
-    start_ups, per_byte = [], []
+    lines = []
     if peers.any():
-        start_ups.append(network.latency)
         rate = np.minimum(network.send, network.receive) * network.reached(False, peers)
-        per_byte.append((peers / rate).max())
+        lines.append((network.latency, (peers / rate).max()))
     inside = linked > 0
     if inside.any():
         rate = (network.link * network.reached(True, linked))[inside]
-        lines = np.column_stack([network.link_latency[inside], linked[inside] / rate])
-        lines = np.unique(lines, axis=0)  # nodes are mostly alike
-        start_ups.extend(lines[:, 0])
-        per_byte.extend(lines[:, 1])
+        of_links = np.column_stack([network.link_latency[inside], linked[inside] / rate])
+        lines.extend(np.unique(of_links, axis=0))  # nodes are mostly alike
     seconds = np.zeros(size.shape)
-    for start_up, slope in zip(start_ups, per_byte, strict=True):
-        seconds = np.maximum(seconds, start_up + size / network.gpus * slope)
+    for start_up, per_byte in lines:
+        seconds = np.maximum(seconds, start_up + size / network.gpus * per_byte)
     return np.where(size > 0, seconds, 0.0)
 
 
@@ -131,9 +130,10 @@ class CostModel(ABC):
         m: float64[...] rows
         """
 
-    @abstractmethod
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0."""
+        """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0. By the datasheet unless the
+        source measured it."""
+        return Datasheet().memory_pass(gpu, size)
 
     def lacks_computation(self, cluster: Cluster) -> str | None:
         """Reason for which this source cannot time computation on the GPUs of the cluster; None: it can."""
@@ -181,17 +181,22 @@ class CostModel(ABC):
         Multi-head attention as wide as the model, an assumption: four projections, and for every key two products with a vector
         of d_model numbers, all timed as GEMMs.
         """
-        shapes = (
-            (3 * model.d_model, model.d_model),
-            (model.d_model,) * 2,
-            (keys, model.d_model),
-            (model.d_model, keys),
-        )
+        width = model.d_model
+        shapes = (3 * width, width), (width, width), (keys, width), (width, keys)
         return sum(self.gemm(gpu, tokens, n, k, model.dtype) for n, k in shapes)
 
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds to sum the k expert outputs of `tokens` tokens (float64[...]): k reads, one write."""
         return self.memory_pass(gpu, tokens * (model.experts_per_token + 1) * model.bytes_per_token)
+
+
+def _asked(part: str, name: str) -> Callable[..., Any]:
+    """The method of that name of the source of a part."""
+
+    def answer(self: "Derived", *arguments: Any) -> Any:
+        return getattr(getattr(self, part), name)(*arguments)
+
+    return answer
 
 
 class Derived(CostModel):
@@ -204,44 +209,22 @@ class Derived(CostModel):
     computation: CostModel
     connection: CostModel
 
-    def lacks_computation(self, cluster: Cluster) -> str | None:
-        return self.computation.lacks_computation(cluster)
+    lacks_computation = _asked("computation", "lacks_computation")
+    gemm = _asked("computation", "gemm")
+    memory_pass = _asked("computation", "memory_pass")
+    together = _asked("computation", "together")
+    expert_ffn = _asked("computation", "expert_ffn")
+    gate = _asked("computation", "gate")
+    attention = _asked("computation", "attention")
+    aggregate = _asked("computation", "aggregate")
 
-    def lacks_network(self, cluster: Cluster) -> str | None:
-        return self.connection.lacks_network(cluster)
-
-    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
-        return self.computation.gemm(gpu, m, n, k, dtype)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return self.computation.memory_pass(gpu, size)
-
-    def together(self, seconds: np.ndarray) -> np.ndarray:
-        return self.computation.together(seconds)
-
-    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.expert_ffn(gpu, tokens, model)
-
-    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.gate(gpu, tokens, model)
-
-    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
-        return self.computation.attention(gpu, tokens, keys, model)
-
-    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
-        return self.computation.aggregate(gpu, tokens, model)
+    lacks_network = _asked("connection", "lacks_network")
+    network = _asked("connection", "network")
+    all_to_all = _asked("connection", "all_to_all")
+    all_reduce = _asked("connection", "all_reduce")
 
     def beyond(self, cluster: Cluster) -> str | None:
         return self.computation.beyond(cluster) or self.connection.beyond(cluster)
-
-    def network(self, cluster: Cluster) -> Network:
-        return self.connection.network(cluster)
-
-    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.connection.all_to_all(cluster, size)
-
-    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        return self.connection.all_reduce(cluster, size)
 
 
 @dataclass(frozen=True)

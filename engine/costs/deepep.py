@@ -26,14 +26,12 @@ from engine.plan import Travel, TravelUnit
 GPUS_PER_NODE = 8
 WIDTH, EXPERTS, EXPERTS_PER_TOKEN, MOST_NODES_PER_TOKEN = 7168, 256, 8, 4
 MICROSECONDS = 1e-6
-FILES: dict[TravelUnit, tuple[str, dict[str, str]]] = {
-    "node": (
-        "wideep_deepep_normal_perf.parquet",
-        {"dispatch": "dispatch_transmit_us", "combine": "combine_transmit_us"},
-    ),
-    "copies": ("wideep_deepep_ll_perf.parquet", {"dispatch": "dispatch_avg_t_us", "combine": "combine_avg_t_us"}),
+FILES: dict[TravelUnit, tuple[str, str]] = {
+    "node": ("wideep_deepep_normal_perf.parquet", "transmit_us"),
+    "copies": ("wideep_deepep_ll_perf.parquet", "avg_t_us"),
 }
-"""Tables by the destination that gets a row of a token: the normal kernels and those for low latency."""
+"""Tables, and the end of the name of the column with times, by the destination that gets a row of a token: the normal kernels
+and those for low latency."""
 SAMPLED_TOKENS = 20_000
 
 FOLDER = "h100_sxm"
@@ -72,19 +70,18 @@ def measured_exchanges(folder: str) -> tuple[Exchange, ...]:
     import pandas as pd
 
     series = []
-    for unit, (name, columns) in FILES.items():
-        model = benchmark_model()
-        row_bytes = dict(zip(columns, travel_of(unit).row_bytes(model), strict=True))
+    for unit, (name, column) in FILES.items():
+        row_bytes = dict(zip(("dispatch", "combine"), travel_of(unit).row_bytes(benchmark_model()), strict=True))
         for file in newest(folder, "comm/sglang", name):
             table = pd.read_parquet(file)
             wide = (table.hidden_size == WIDTH) & (table.num_topk == EXPERTS_PER_TOKEN) & (table.num_experts == EXPERTS)
             if (table := table[wide]).node_num.nunique() < 2:
                 continue
-            for kind, column in columns.items():
+            for kind, width in row_bytes.items():
                 for nodes, points in table.groupby("node_num"):
-                    best = points.groupby("num_token")[column].min()
+                    best = points.groupby("num_token")[f"{kind}_{column}"].min()
                     tokens = best.index.to_numpy(np.float64)
-                    size = tokens * rows_of_token(int(nodes), unit) * row_bytes[kind]
+                    size = tokens * rows_of_token(int(nodes), unit) * width
                     series.append(Exchange(unit, kind, int(nodes), tokens, size, best.to_numpy() * MICROSECONDS))
             break
     return tuple(series)
@@ -119,14 +116,8 @@ def benchmark_experts(nodes: int, unit: TravelUnit) -> np.ndarray:
 
 def benchmark_model() -> MoEModel:
     """The sizes of a model that the benchmarks have."""
-    return MoEModel(
-        name="DeepEP's benchmark",
-        layers=1,
-        experts=EXPERTS,
-        experts_per_token=EXPERTS_PER_TOKEN,
-        d_model=WIDTH,
-        d_ff=2048,
-    )
+    sizes = {"experts": EXPERTS, "experts_per_token": EXPERTS_PER_TOKEN, "d_model": WIDTH, "d_ff": 2048}
+    return MoEModel(name="DeepEP's benchmark", layers=1, **sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +150,11 @@ def _share(series: dict[int, Exchange], nodes: int, size: float, rate: float) ->
     counts = sorted(count for count in series if (count > 1) == (nodes > 1))
     if not counts or size <= 0:
         return 1.0
-    seconds = [_seconds(series[count], size) for count in counts]
+    seconds = []
+    for measured in (series[count] for count in counts):
+        beyond = max(size / measured.size[-1], 1.0)
+        seconds.append(np.exp(np.interp(np.log(size), np.log(measured.size), np.log(measured.seconds))) * beyond)
     return size / rate / float(np.exp(np.interp(np.log(nodes), np.log(counts), np.log(seconds))))
-
-
-def _seconds(series: Exchange, size: float) -> float:
-    beyond = max(size / series.size[-1], 1.0)
-    return float(np.exp(np.interp(np.log(size), np.log(series.size), np.log(series.seconds)))) * beyond
 
 
 @dataclass(frozen=True)
@@ -207,9 +196,6 @@ class DeepEP(CostModel):
 
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
         raise InputError(f"{self.lacks_computation(None)}; add a source of computation")
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return Datasheet().memory_pass(gpu, size)
 
     def network(self, cluster: Cluster) -> Network:
         if reason := self.lacks_network(cluster):

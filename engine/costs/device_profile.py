@@ -7,9 +7,9 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from engine.cluster import Gpu
+from engine.cluster import any_gpus
 from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.measured import CollectiveTimes, Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point, sent_line
+from engine.costs.measured import CollectiveTimes, Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point
 from engine.costs.profiled import Profiled
 from engine.schema import Frozen
 
@@ -107,43 +107,22 @@ def fits_of(
 
     spreads: by operation, and by its GPU type and dtype
     """
-    fitted = []
-    for times in measured.gemm:
-        m, n, k, seconds = np.array(times.points).T
-        fitted.append(("gemm", times.gpu, times.dtype, m * n * k, fit_line(m * n * k, seconds)))
-    for times in measured.memory:
-        size, seconds = np.array(times.points).T
-        fitted.append(("memory", times.gpu, None, size, fit_line(size, seconds)))
-    for collective in measured.collectives:
-        size, seconds = np.array(collective.points).T
-        if collective.operation == "all_to_all":
-            fitted.append(
-                (
-                    collective.operation,
-                    None,
-                    None,
-                    size * (collective.ranks - 1) / collective.ranks,
-                    sent_line(collective),
-                )
-            )
-        else:
-            fitted.append((collective.operation, None, None, size, fit_line(size, seconds)))
-    if exchange:
-        size, seconds = np.array(exchange).T
-        fitted.append(("exchange", None, None, size, fit_line(size, seconds)))
-    return tuple(
-        Fit(
-            operation=operation,
-            gpu=gpu,
-            dtype=dtype,
-            line=line,
-            points=len(size),
-            smallest=size.min(),
-            largest=size.max(),
-            spread=spreads[tuple(part for part in (operation, gpu, dtype) if part)],
-        )
-        for operation, gpu, dtype, size, line in fitted
-    )
+    timed = [(("gemm", times.gpu, times.dtype), times.points) for times in measured.gemm]
+    timed += [(("memory", times.gpu), times.points) for times in measured.memory]
+    for times in measured.collectives:
+        points, ranks = np.array(times.points), times.ranks
+        if times.operation == "all_to_all":
+            points[:, 0] = points[:, 0] * (ranks - 1) / ranks
+        timed.append(((times.operation,), points))
+    timed += [(("exchange",), exchange)] if exchange else []
+    fits = []
+    for about, points in timed:
+        *sides, seconds = np.array(points).T
+        size = np.prod(sides, axis=0)
+        of = dict(zip(("operation", "gpu", "dtype"), about, strict=False))
+        sizes = {"points": len(size), "smallest": size.min(), "largest": size.max()}
+        fits.append(Fit(**of, **sizes, line=fit_line(size, seconds), spread=spreads[about]))
+    return tuple(fits)
 
 
 def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:
@@ -152,15 +131,7 @@ def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[H
     held_out = []
     for shape in shapes:
         # Only the type of a GPU is read: times come from the measurements.
-        gpu = Gpu(
-            type=shape.gpu,
-            memory=1,
-            memory_bandwidth=1,
-            flops_fp32=1,
-            flops_fp16=1,
-            send_bandwidth=1,
-            receive_bandwidth=1,
-        )
+        gpu = any_gpus(1).gpus[0].model_copy(update={"type": shape.gpu})
         predicted = [float(cost.gemm(gpu, m, int(n), int(k), shape.dtype)) for m, n, k, _ in shape.points]
         held_out.append(HeldOut(gpu=shape.gpu, dtype=shape.dtype, points=shape.points, predicted=predicted))
     return tuple(held_out)

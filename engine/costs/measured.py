@@ -91,12 +91,8 @@ class MeasuredTimes(Frozen):
 
     def collective(self, operation: str, ranks: int) -> CollectiveTimes | None:
         """The times of a collective over `ranks` GPUs, None where they were not measured."""
-        matching = (
-            collective
-            for collective in self.collectives
-            if (collective.operation, collective.ranks) == (operation, ranks)
-        )
-        return next(matching, None)
+        asked = operation, ranks
+        return next((times for times in self.collectives if (times.operation, times.ranks) == asked), None)
 
     def ranks_of(self, operation: str) -> list[int]:
         """Numbers of GPUs over which a collective was measured, ascending."""
@@ -136,13 +132,6 @@ def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
     if not gemm and network is None:
         raise InputError(f"{measured.name}: neither GEMMs of {dtype} nor an all-to-all to fit a profile to")
     reduced = measured.collective("all_reduce", ranks) if ranks else None
-    return CostProfile(
-        name=measured.name,
-        origin=measured.origin,
-        gemm=gemm,
-        memory=memory,
-        network=network,
-        all_reduce=fit_line(*np.array(reduced.points).T) if reduced else None,
-        ranks=ranks or 1,
-        cores=ranks or 1,
-    )
+    all_reduce = fit_line(*np.array(reduced.points).T) if reduced else None
+    about = {"name": measured.name, "origin": measured.origin, "ranks": ranks or 1, "cores": ranks or 1}
+    return CostProfile(**about, gemm=gemm, memory=memory, network=network, all_reduce=all_reduce)

@@ -96,11 +96,8 @@ def _all_in_order(logs: np.ndarray, ports: np.ndarray) -> np.ndarray:
     later[np.tril_indices(len(order))] = np.nan
     count = np.isfinite(later).sum(axis=1)
     mean = np.where(count, np.nansum(later, axis=1) / np.maximum(count, 1), ports[order])
-    rising = isotonic_regression(
-        mean, weights=np.maximum(count, 1e-9)
-    ).x  # without a later pair a port is only in order
-    fitted = np.empty(len(order))
-    fitted[order] = rising
+    fitted = np.empty(len(order))  # without a later pair a port is only in order
+    fitted[order] = isotonic_regression(mean, weights=np.maximum(count, 1e-9)).x
     return fitted
 
 
@@ -195,8 +192,8 @@ def draw_pairs(pairs: PairTimes, name: str, default_type: str | None = None) -> 
     nodes = []
     for host in dict.fromkeys(pairs.hosts):
         own = np.flatnonzero(place == host)
-        cards = [_with_port(gpus[gpu], ports[own], ports[gpu]) for gpu in own]
-        nodes.append(_node(host, cards, pairs.rate[np.ix_(own, own)], pairs.start_up[np.ix_(own, own)]))
+        cards, pair = [gpus[gpu] for gpu in own], np.ix_(own, own)
+        nodes.append(_node(host, cards, ports[own], pairs.rate[pair], pairs.start_up[pair]))
     notes = _about_links(pairs, nodes)
     if not np.isfinite(ports).all():
         unmet = "some GPUs were measured with none" if np.isfinite(ports).any() else "no GPU was measured with one"
@@ -236,21 +233,16 @@ def _gpu(device: str, host: str, default_type: str | None) -> Gpu:
     return catalogue.gpu(kind)
 
 
-def _with_port(gpu: Gpu, of_node: np.ndarray, port: float) -> Gpu:
-    """of_node: float64[gpu], fitted rates of the node's ports, NaN where no pair tells."""
-    if not np.isfinite(of_node).any():
-        return gpu
-    rate = float(port if np.isfinite(port) else np.nanmedian(of_node))
-    return gpu.model_copy(update={"send_bandwidth": rate, "receive_bandwidth": rate})
-
-
-def _node(host: str, gpus: list[Gpu], rate: np.ndarray, start_up: np.ndarray) -> Node:
-    """rate, start_up: float64[gpu, gpu] of the node's own pairs."""
-    known = rate[np.isfinite(rate)]
-    if not len(known):
-        return Node(name=node_name(host), gpus=tuple(gpus))
-    link = float(np.exp(np.log(known).mean()))
-    return Node(name=node_name(host), gpus=tuple(gpus), link_bandwidth=link, link_latency=_median(start_up, 0.0))
+def _node(host: str, gpus: list[Gpu], ports: np.ndarray, rate: np.ndarray, start_up: np.ndarray) -> Node:
+    """ports: float64[gpu], fitted rates, NaN where no pair tells. rate, start_up: float64[gpu, gpu] of the node's own pairs."""
+    if np.isfinite(ports).any():
+        rates = np.where(np.isfinite(ports), ports, np.nanmedian(ports)).tolist()
+        both = [{"send_bandwidth": port, "receive_bandwidth": port} for port in rates]
+        gpus = [gpu.model_copy(update=own) for gpu, own in zip(gpus, both, strict=True)]
+    links = {}
+    if len(known := rate[np.isfinite(rate)]):
+        links = {"link_bandwidth": float(np.exp(np.log(known).mean())), "link_latency": _median(start_up, 0.0)}
+    return Node(name=node_name(host), gpus=tuple(gpus), **links)
 
 
 def _about_links(pairs: PairTimes, nodes: list[Node]) -> list[str]:
@@ -360,14 +352,11 @@ def fit_ports(collectives: Sequence[CollectiveTimes], rate: float | None) -> Por
 
 def _measured(collectives: Sequence[CollectiveTimes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sends that meet at a port (int64[time]), bytes that leave a GPU (float64[time]) and seconds (float64[time])."""
-    rows = [
-        (times.ranks - 1, size * (times.ranks - 1) / times.ranks, seconds)
-        if times.operation == "all_to_all"
-        else (1, size, seconds)
-        for times in collectives
-        if times.operation in SENDING
-        for size, seconds in times.points
-    ]
+    rows = []
+    for times in collectives:
+        if times.operation in SENDING:
+            met, parts = (times.ranks - 1, times.ranks) if times.operation == "all_to_all" else (1, 1)
+            rows += [(met, size * met / parts, seconds) for size, seconds in times.points]
     sends, size, seconds = np.array(rows).reshape(-1, 3).T
     return sends.astype(np.int64), size, seconds
 

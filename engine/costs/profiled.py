@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.cluster import Cluster, Gpu
 from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.base import CostModel, Datasheet, with_measured
+from engine.costs.base import CostModel, with_measured
 from engine.costs.gemm_table import REACH, Curve, GemmTable
 from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError
@@ -38,12 +38,9 @@ class Profiled(CostModel):
         if self.measured.gemm and not self.measured.memory:
             parts.append("memory by the datasheet")
         if self.measured.ranks_of("all_to_all"):
-            fits = [
-                sent_line(collective).error
-                for collective in self.measured.collectives
-                if collective.operation == "all_to_all"
-            ]
-            parts.append(f"uneven all-to-alls by a line fitted to the even ones (error up to {max(fits):.0%})")
+            even = [times for times in self.measured.collectives if times.operation == "all_to_all"]
+            error = max(sent_line(times).error for times in even)
+            parts.append(f"uneven all-to-alls by a line fitted to the even ones (error up to {error:.0%})")
             if not self.measured.ranks_of("all_reduce"):
                 parts.append("all-reduce as a ring or tree on that network")
         return "; ".join(parts)
@@ -84,7 +81,7 @@ class Profiled(CostModel):
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         if not self.measured.memory:
-            return Datasheet().memory_pass(gpu, size)
+            return super().memory_pass(gpu, size)
         if gpu.type not in self._memory:
             raise InputError(
                 f"{self.measured.name} has no memory times for {gpu.type}; measure them, or use the datasheet"
@@ -118,10 +115,7 @@ class Profiled(CostModel):
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, int], Curve]:
-        return {
-            (collective.operation, collective.ranks): Curve.through(collective.points)
-            for collective in self.measured.collectives
-        }
+        return {(times.operation, times.ranks): Curve.through(times.points) for times in self.measured.collectives}
 
     @cached_property
     def _memory(self) -> dict[str, Curve]:

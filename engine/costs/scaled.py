@@ -44,17 +44,12 @@ class Scaled(Derived):
 
     @property
     def source(self) -> str:
-        parts = {
-            "computation": self.compute,
-            "network": self.network_speed,
-            "start-up time": self.latency,
-            "tokens": self.tokens,
-        }
-        said = ", ".join(f"{name} {factor:.3g}×" for name, factor in parts.items() if factor != 1)
-        if self.contention:
-            said = ", ".join([*([said] if said else []), f"contention {self.contention:.3g}"])
+        parts = {"computation": self.compute, "network": self.network_speed}
+        parts |= {"start-up time": self.latency, "tokens": self.tokens}
+        said = [f"{name} {factor:.3g}×" for name, factor in parts.items() if factor != 1]
+        said += [f"contention {self.contention:.3g}"] if self.contention else []
         where = f" on {self.gpu_type}" if self.gpu_type else ""
-        return f"{self.inner.source}; what if{where}: {said or 'nothing changed'}"
+        return f"{self.inner.source}; what if{where}: {', '.join(said) or 'nothing changed'}"
 
     @property
     def digest(self) -> str:
@@ -84,15 +79,10 @@ class Scaled(Derived):
         drawn = self.inner.network(cluster)
         here = np.array([self.gpu_type in (None, gpu.type) for gpu in cluster.gpus])
         factor = np.where(here, self.network_speed, 1.0) / self.tokens
-        changed = replace(
-            drawn,
-            send=drawn.send * factor,
-            receive=drawn.receive * factor,
-            link=drawn.link * factor,
-            latency=drawn.latency * self.latency,
-            link_latency=drawn.link_latency * self.latency,
-            measured=drawn.measured and _OfMoreTokens(drawn.measured, self.tokens),
-        )
+        rates = {name: getattr(drawn, name) * factor for name in ("send", "receive", "link")}
+        start_ups = {name: getattr(drawn, name) * self.latency for name in ("latency", "link_latency")}
+        measured = drawn.measured and _OfMoreTokens(drawn.measured, self.tokens)
+        changed = replace(drawn, **rates, **start_ups, measured=measured)
         if not self.contention:
             return changed
         points = contention_points(self.contention, changed.most_peers)

@@ -22,7 +22,7 @@ import numpy as np
 from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.cluster import Cluster, Gpu
 from engine.costs.alpha_beta import Line
-from engine.costs.base import CostModel, Datasheet, with_measured
+from engine.costs.base import CostModel, with_measured
 from engine.costs.gemm_table import Curve, GemmTable, never_falling
 from engine.costs.measured import CollectiveTimes, sent_line
 from engine.errors import InputError
@@ -106,21 +106,14 @@ def nvlink_table(folder: str) -> "pd.DataFrame":
     ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""
     import pandas as pd
 
+    keys = ["kind", "ranks", "tokens"]
     for file in newest(folder, "comm/trtllm", "trtllm_alltoall_perf.parquet"):
-        rows = pd.read_parquet(file)
-        plain = rows.moe_dtype == "bfloat16"
-        kinds = {"alltoall_dispatch": "dispatch", "alltoall_combine": "combine"}
-        rows = rows[plain & rows.op_name.isin(kinds)]
-        rows = rows.assign(kind=rows.op_name.map(kinds)).rename(
-            columns={"moe_ep_size": "ranks", "num_tokens": "tokens"}
-        )
+        rows = pd.read_parquet(file).rename(columns={"moe_ep_size": "ranks", "num_tokens": "tokens"})
+        rows = rows.assign(kind=rows.op_name.map({f"alltoall_{kind}": kind for kind in ("dispatch", "combine")}))
+        rows = rows[(rows.moe_dtype == "bfloat16") & rows.kind.notna()]
         if not rows.empty:
-            return (
-                (rows.groupby(["kind", "ranks", "tokens"]).latency.median() * MILLISECONDS)
-                .rename("seconds")
-                .reset_index()
-            )
-    return pd.DataFrame(columns=["kind", "ranks", "tokens", "seconds"])
+            return (rows.groupby(keys).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+    return pd.DataFrame(columns=[*keys, "seconds"])
 
 
 @lru_cache
@@ -160,10 +153,11 @@ def measured_counts(folder: str) -> tuple[int, ...]:
 
 def newest(folder: str, part: str, name: str) -> list[Path]:
     """The files of all versions, newest first."""
-    files = (_data_folder() / folder / part).glob(f"*/{name}")
-    return sorted(
-        files, key=lambda file: [int(digits) for digits in re.findall(r"[0-9]+", file.parent.name)], reverse=True
-    )
+
+    def version_of(file: Path) -> list[int]:
+        return [int(digits) for digits in re.findall(r"[0-9]+", file.parent.name)]
+
+    return sorted((_data_folder() / folder / part).glob(f"*/{name}"), key=version_of, reverse=True)
 
 
 @lru_cache
@@ -227,9 +221,6 @@ class Silicon(CostModel):
         folder = MACHINES[gpu.type].folder
         of_shape = _of_shape(folder, dtype, n, k, gpu.type)
         return gemm_table(folder, GEMM_DTYPES[dtype]).over_rows(of_shape, m)
-
-    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
-        return Datasheet().memory_pass(gpu, size)
 
     def network(self, cluster: Cluster) -> Network:
         drawn = Network.of(cluster)

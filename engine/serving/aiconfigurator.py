@@ -7,6 +7,7 @@ the head out. Its MoE operators are not used: those layers are simulated.
 
 import contextlib
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,36 +29,8 @@ WIDE, NODE = {"context": "deepep_ht", "generation": "deepep_ll"}, 8
 ELEMENT_WISE_SHARE = 0.8
 """Share of memory bandwidth with which its own graphs have activation functions run."""
 
-ATTENTION = (
-    "attention",
-    "mla",
-    "qkv",
-    "proj",
-    "downscale",
-    "bmm",
-    "rope",
-    "q_a_",
-    "q_b_",
-    "kv_",
-    "dsa",
-    "kda",
-    "gdn",
-    "conv",
-)
-LEFT_OUT = (
-    "moe",
-    "shared",
-    "router",
-    "logits",
-    "p2p",
-    "ffn",
-    "mlp",
-    "act_gate",
-    "dispatch",
-    "combine",
-    "_ar",
-    "latent",
-)
+ATTENTION = re.compile("attention|mla|qkv|proj|downscale|bmm|rope|q_a_|q_b_|kv_|dsa|kda|gdn|conv")
+LEFT_OUT = re.compile("moe|shared|router|logits|p2p|ffn|mlp|act_gate|dispatch|combine|_ar|latent")
 """Parts of the names of its operators that are simulated, that are timed by size, or that one GPU of data-parallel attention
 does not have."""
 
@@ -172,7 +145,7 @@ def _kind(name: str) -> Kind:
         return "norm"
     if "embedding" in name:
         return "embedding"
-    return "attention" if any(part in name for part in ATTENTION) else "other"
+    return "attention" if ATTENTION.search(name) else "other"
 
 
 def _plain(name: str) -> str:
@@ -185,7 +158,7 @@ def _chosen(names: list[str]) -> list[int]:
     attention twice, under two names; it runs once."""
     twice = "downscale_gemm" if any(_plain(name) == "qkv_a_proj_gemm" for name in names) else None
     plain = [_plain(name) for name in names]
-    return [index for index, name in enumerate(plain) if name != twice and not any(part in name for part in LEFT_OUT)]
+    return [index for index, name in enumerate(plain) if name != twice and not LEFT_OUT.search(name)]
 
 
 @lru_cache(maxsize=32)

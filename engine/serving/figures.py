@@ -97,6 +97,7 @@ class ServingFigures:
     def to_dict(self) -> dict:
         """Plain JSON, seconds and bytes."""
         named = {"decode": "seconds_per_token", "prefill": "seconds_to_first_token"}[self.step.phase]
+        memory = asdict(self.memory) | {"total": self.memory.total, "fits": self.memory.fits}
         return {
             "phase": self.step.phase,
             "step_seconds": self.seconds,
@@ -107,12 +108,7 @@ class ServingFigures:
             "hidden_seconds": self.hidden,
             "parts": self.parts,
             "operators": [asdict(operator) for operator in self.operators],
-            "memory": asdict(self.memory)
-            | {
-                "total": self.memory.total,
-                "fits": self.memory.fits,
-                "most_sequences": self.memory.most_sequences(self.step),
-            },
+            "memory": memory | {"most_sequences": self.memory.most_sequences(self.step)},
             "operator_source": self.sources[0],
             "moe_source": self.sources[1],
         }

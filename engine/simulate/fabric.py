@@ -113,27 +113,17 @@ class Fabric:
         groups = np.cumsum([0, *(len(exchange.follower) for exchange in live)])
         sends = {name: np.concatenate([exchange.sends[name] for exchange in live]) for name in SENDS}
         group = np.concatenate([exchange.sends["group"] + base for exchange, base in zip(live, groups, strict=False)])
-        follower = [
-            np.where(exchange.follower < 0, -1, exchange.follower + base)
-            for exchange, base in zip(live, groups, strict=False)
-        ]
+        based = zip(live, groups, strict=False)
+        follower = [np.where(own.follower < 0, -1, own.follower + base) for own, base in based]
         unfinished = np.array([exchange.unfinished for exchange in live])
         at_once = sum(int(np.bincount(exchange.sends["group"]).max()) for exchange in live)
         exact = at_once <= EXACT_SENDS
         bound = 0.0 if exact else min(exchange.bound for exchange in live)
         exchange = np.repeat(np.arange(len(live)), counts)
         columns = fair_share.Sends(group=group, exchange=exchange, **sends)
-        self.now = fair_share.run(
-            columns,
-            np.concatenate(follower),
-            unfinished,
-            self.network.capacity,
-            self.network.share,
-            self.now,
-            live.index(awaited),
-            (WINDOW * bound, HURRIED_WINDOW * bound),
-            self.hurry,
-        )
+        ports, windows = (self.network.capacity, self.network.share), (WINDOW * bound, HURRIED_WINDOW * bound)
+        until = self.now, live.index(awaited), windows, self.hurry
+        self.now = fair_share.run(columns, np.concatenate(follower), unfinished, *ports, *until)
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):
             for exchange, part in zip(live, np.split(sends[column], cuts), strict=True):
@@ -153,12 +143,8 @@ def _in_groups(
     after phase."""
     if mode == "concurrent":
         src, dst = np.nonzero(traffic)
-        size, listed, group, chain = (
-            traffic[src, dst],
-            np.arange(len(src)),
-            np.zeros(len(src), dtype=np.int64),
-            np.zeros(1),
-        )
+        size, listed = traffic[src, dst], np.arange(len(src))
+        group, chain = np.zeros(len(src), dtype=np.int64), np.zeros(1)
     else:
         src, dst, size, phase = replay(schedule, traffic)
         listed = np.argsort(src if mode == "sequential" else phase, kind="stable")
@@ -246,9 +232,8 @@ class Lockstep:
             for column in ("src", "dst", "size")
         )
         end = begin + self._seconds(src, dst, size)
-        for exchange, sends, ends in zip(
-            pending, here, np.split(end, np.cumsum([sends.sum() for sends in here])[:-1]), strict=True
-        ):
+        ended = np.split(end, np.cumsum([sends.sum() for sends in here])[:-1])
+        for exchange, sends, ends in zip(pending, here, ended, strict=True):
             exchange.start[sends], exchange.end[sends] = begin, ends
         self.now = float(end.max())
 

@@ -122,7 +122,11 @@ def run(
     total = len(sends.size)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
     pending, waiting = np.zeros(len(follower), dtype=np.int64), np.empty(total, dtype=np.int64)
-    moving, at = _nothing_moves(total, len(capacity))
+    moving = _Moving(
+        np.empty(total, np.uint32), np.empty(total, np.uint32), np.empty(total), np.empty(total), np.empty(total)
+    )
+    rates, counts, sources = np.zeros((4, len(capacity))), np.zeros((5, len(capacity)), np.int64), moving.sink.copy()
+    at = _Ports(rates[0], rates[1], rates[2], rates[3], counts[0], counts[1], counts[2], counts[3], counts[4], sources)
     ended = np.empty(total, dtype=np.int64)
     waits, count = _list_waiting(sends, pending, waiting), 0
     next_arrival, latest = -np.inf, np.inf
@@ -157,31 +161,6 @@ def rate_at(port, sends, capacity, reached):
     if column <= 0:
         return capacity[port]
     return capacity[port] * reached[1 if 2 * port >= len(capacity) else 0, column]
-
-
-@njit(cache=True, nogil=True)
-def _nothing_moves(total, ports):
-    """Columns for so many sends and ports."""
-    moving = _Moving(
-        np.empty(total, dtype=np.uint32),
-        np.empty(total, dtype=np.uint32),
-        np.empty(total),
-        np.empty(total),
-        np.empty(total),
-    )
-    at = _Ports(
-        np.empty(ports),
-        np.empty(ports),
-        np.empty(ports),
-        np.zeros(ports),
-        np.empty(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.empty(total, dtype=np.uint32),
-    )
-    return moving, at
 
 
 @njit(cache=True, nogil=True)
@@ -305,20 +284,15 @@ def _move(sends, moving, at, now, until, window, ended):
                 at.credit[source] += rate * (until - sends.end[send])
                 at.credit[sink] += rate * (until - sends.end[send])
         at.out[source] = still - at.source_first[source]
-    for send in ended[:over]:
-        _leave(at, sends.source[send], sends.sink[send])
+    for send in ended[:over]:  # out of the places of its sink
+        source, sink = sends.source[send], sends.sink[send]
+        at.into[sink] -= 1
+        place, last = at.sink_first[sink], at.sink_first[sink] + at.into[sink]
+        while at.sources_of_sink[place] != source:
+            place += 1
+        for later in range(place, last):
+            at.sources_of_sink[later] = at.sources_of_sink[later + 1]
     return over
-
-
-@njit(cache=True, nogil=True)
-def _leave(at, source, sink):
-    """Take a send of this source out of the places of its sink."""
-    at.into[sink] -= 1
-    place, last = at.sink_first[sink], at.sink_first[sink] + at.into[sink]
-    while at.sources_of_sink[place] != source:
-        place += 1
-    for later in range(place, last):
-        at.sources_of_sink[later] = at.sources_of_sink[later + 1]
 
 
 @njit(cache=True, nogil=True)

@@ -35,7 +35,10 @@ def exchanges(
 ) -> Iterator[tuple[Flows, Flows]]:
     """Dispatch and combine of each of these layers, in turn. Once `stop` answers True the rest is simulated in a hurry (see
     `all_to_all`), all-to-alls under way included; raises StoppedError for a sequential order of that size."""
-    mirrored = order.mode == "concurrent" and network.measured is None and _is_symmetric(network)
+    # If both directions are alike, an all-to-all takes the same time in reverse, send by send.
+    start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
+    alike = np.array_equal(network.send, network.receive) and np.array_equal(start_up, start_up.T)
+    mirrored = order.mode == "concurrent" and network.measured is None and alike
     hurry = np.zeros(1, dtype=bool)
 
     def of_layer(layer: int) -> tuple[Flows, Flows]:
@@ -65,12 +68,6 @@ def exchanges(
                 yield awaited(begun.popleft())
         while begun:
             yield awaited(begun.popleft())
-
-
-def _is_symmetric(network: Network) -> bool:
-    """True if an all-to-all takes the same time in reverse, send by send."""
-    start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
-    return np.array_equal(network.send, network.receive) and np.array_equal(start_up, start_up.T)
 
 
 def simulate_inference(

@@ -66,7 +66,11 @@ def schedule_network(
     if not (math.isfinite(overhead) and overhead >= 0):
         raise InputError(f"overhead: wanted seconds of at least 0, not {overhead:g}")
     solution = _run(first, second, _pieces(second[:, 1], micro_op), overhead, policy)
-    objective, bound = float(solution.waiting.sum()), _waiting_alone(first)
+    objective, bound = float(solution.waiting.sum()), 0.0
+    free = 0.0
+    for arrival, duration in first[np.argsort(first[:, 0], kind="stable")].tolist():  # with nothing else on the network
+        free = max(free, arrival) + duration
+        bound += free - (arrival + duration)
     met = objective <= bound * (1 + ROUND_OFF)
     return Result(
         status=Status.OPTIMAL if met else Status.FEASIBLE,
@@ -111,27 +115,13 @@ def _run(
 ) -> NetworkSchedule:
     by_arrival = np.argsort(alltoall[:, 0], kind="stable")
     piece_of = np.repeat(np.arange(len(pieces)), pieces)
-    count = len(alltoall) + len(piece_of)
-    tasks = Tasks(
-        stream=np.repeat([ALL_TO_ALL, ALL_REDUCE], [len(alltoall), len(piece_of)]),
-        seconds=np.r_[alltoall[by_arrival, 1], (allreduce[:, 1] / pieces + overhead)[piece_of]][:, None],
-        edges=np.zeros((0, 2), dtype=np.int64),
-        release=np.r_[alltoall[by_arrival, 0], allreduce[piece_of, 0]],
-        pair=np.full(count, -1),
-        holds=np.zeros(count, dtype=bool),
-    )
+    stream = np.repeat([ALL_TO_ALL, ALL_REDUCE], [len(alltoall), len(piece_of)])
+    seconds = np.r_[alltoall[by_arrival, 1], (allreduce[:, 1] / pieces + overhead)[piece_of]][:, None]
+    release = np.r_[alltoall[by_arrival, 0], allreduce[piece_of, 0]]
+    tasks = Tasks(stream, seconds, [], release, pair=np.full(len(stream), -1), holds=np.zeros(len(stream), dtype=bool))
     times = np.concatenate(run_streams(tasks, policy), axis=1)
     of_alltoall = np.empty_like(alltoall)
     of_alltoall[by_arrival] = times[: len(alltoall)]
     waiting = np.maximum(of_alltoall[:, 1] - alltoall.sum(axis=1), 0.0)
     finish = float(times[:, 1].max(initial=0.0))
     return NetworkSchedule(of_alltoall, times[len(alltoall) :], piece_of, waiting, finish)
-
-
-def _waiting_alone(alltoall: NDArray[np.float64]) -> float:
-    """Total waiting in order of arrival when nothing else is on the network."""
-    total = free = 0.0
-    for arrival, duration in alltoall[np.argsort(alltoall[:, 0], kind="stable")].tolist():
-        free = max(free, arrival) + duration
-        total += free - (arrival + duration)
-    return total

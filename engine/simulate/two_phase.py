@@ -229,15 +229,9 @@ def two_phase(
     def result_of_batches(done: int) -> TwoPhaseResult:
         if not done:
             raise StoppedError("stopped before a batch was simulated")
-        return TwoPhaseResult(
-            options=options,
-            cost_source=problem.cost_source,
-            schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
-            fine_tuned=tuned[:done],
-            same_set=same_set[:done],
-            same_order=same_order[:done],
-            wrong_rank=wrong_rank[:done],
-        )
+        schemes = {scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()}
+        judged = (table[:done] for table in (tuned, same_set, same_order, wrong_rank))
+        return TwoPhaseResult(options, problem.cost_source, schemes, *judged)
 
     for batch, layer in product(range(batches), range(trace.layers)):
         if stop():
@@ -246,7 +240,8 @@ def two_phase(
         if layer == 0:
             chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
             experts = trace.experts[chosen, :, 0].astype(np.int64)
-            demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
+            part = replace(trace.part(chosen), experts=trace.experts[chosen, :, :1])
+            demand = part.demand(len(problem.cluster.gpus)) * options.copies
             window = dict.fromkeys(SCHEMES, 0.0)
         here = demand[layer]
         load = here.sum(axis=0)
@@ -311,13 +306,6 @@ def _compare(estimate: np.ndarray, load: np.ndarray, top: int) -> tuple[bool, bo
     return set(ranked[:top]) == set(actual[:top]), same_order, int((ranked != actual).sum())
 
 
-def _part(trace: RoutingTrace, tokens: slice) -> RoutingTrace:
-    """Some tokens of a recording with their first choice only."""
-    sequence = None if trace.sequence is None else trace.sequence[tokens]
-    rank = None if trace.source_rank is None else trace.source_rank[tokens]
-    return RoutingTrace(trace.name, trace.experts[tokens, :, :1], trace.num_experts, sequence, rank)
-
-
 class _Machine:
     """The devices: the seconds of a layer under a hosting, and the hosting and the waiting of each scheme."""
 
@@ -326,9 +314,7 @@ class _Machine:
         self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": 1})
         self.devices, self.experts = len(problem.cluster.gpus), problem.workload.num_experts
         self.kinds = ranks_of_gpu(problem.cluster.gpus)
-        held = np.full(self.devices, self.experts // self.devices) + (
-            np.arange(self.devices) < self.experts % self.devices
-        )
+        held = self.experts // self.devices + (np.arange(self.devices) < self.experts % self.devices)
         home = linear_assignment(self.experts, held)
         self.linear: Hosting = tuple(tuple(np.flatnonzero(home == device).tolist()) for device in range(self.devices))
 
@@ -400,10 +386,8 @@ class _Machine:
         share = popularity / total if renormalise and total > 0 else popularity
         if options.packing == "lina":
             return pack_devices(share * self.devices, self.devices, options.max_experts_per_device, seed)
-        most = options.max_experts_per_device
-        return replicate_devices(
-            DevicesInstance(share, self.devices, most), Limits(seed=seed, exact=False), kicks=0
-        ).solution
+        instance = DevicesInstance(share, self.devices, options.max_experts_per_device)
+        return replicate_devices(instance, Limits(seed=seed, exact=False), kicks=0).solution
 
     def _swap(self, hosting: Hosting, already: Hosting | None = None) -> float:
         """Seconds until every device has the weights of its experts; its own of the linear placement are there, and

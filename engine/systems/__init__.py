@@ -38,7 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the registry, which imports every recipe."""
+    """A name of the registry, which imports every recipe, or of what systems are made of."""
     if name in __all__:
-        return getattr(import_module("engine.systems.registry"), name)
+        known = vars(import_module("engine.systems.registry")) | vars(import_module("engine.systems.base"))
+        return known[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,8 @@ One model (exclusive) or two (colocating), on equal GPUs (homogeneous) or mixed 
 special case of mixed ones in which the paper's own, simpler rules hold; the kernels are the same.
 """
 
+from functools import partial
+
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Stop
@@ -18,6 +20,8 @@ def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report)
     scenario = exclusive if problem.goal is Goal.INFERENCE else colocating
     return scenario(problem, options, stop, report)
 
+
+_of_two = partial(System, baseline=True, goals=(Goal.TWO_MODELS,), preselected=True, shown_beside=True)
 
 SYSTEMS = (
     System(
@@ -38,27 +42,19 @@ SYSTEMS = (
         paper="Aurora Algorithm 1, Theorem 5.1",
         recipe=exclusive_printed,
     ),
-    System(
+    _of_two(
         name="rec",
         title="Random colocation (REC)",
         summary="experts of the second model beside random ones of the first",
         paper="Aurora §8.1",
         recipe=random_colocation,
         options=RandomColocationOptions,
-        baseline=True,
-        goals=(Goal.TWO_MODELS,),
-        preselected=True,
-        shown_beside=True,
     ),
-    System(
+    _of_two(
         name="packing",
         title="Same-model packing (Lina)",
         summary="each model alone on every second GPU, tokens included, its most popular experts beside its least popular",
         paper="Aurora §8.1, Lina §4.2",
         recipe=same_model_packing,
-        baseline=True,
-        goals=(Goal.TWO_MODELS,),
-        preselected=True,
-        shown_beside=True,
     ),
 )

@@ -151,18 +151,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         ),
         "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
     }
-    return Draft(
-        placements[0],
-        ordered.order,
-        bound,
-        notes | ordered.notes,
-        cancelled=stop(),
-        limited=guard.cut,
-        placement_b=placements[1],
-        send_order_b=ordered.plan.send_order_b,
-        timeline=ordered.timeline,
-        loads=ordered.loads,
-    )
+    return ordered.draft(notes, stop(), guard.cut, bound)
 
 
 def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
@@ -257,14 +246,9 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
     models = []
     for model_problem in (problem, problem.second):
         held, size = fixed_compute(model_problem), model_problem.demand * model_problem.model.bytes_per_token
-        models.append(
-            [
-                Side(
-                    instance_of_layer(model_problem, layer), held["gate"][layer], held["aggregate"][layer], size[layer]
-                )
-                for layer in range(model_problem.workload.layers)
-            ]
-        )
+        instances = [instance_of_layer(model_problem, layer) for layer in range(model_problem.workload.layers)]
+        columns = zip(instances, held["gate"], held["aggregate"], size, strict=True)
+        models.append([Side(*of_layer) for of_layer in columns])
     return [list(sides) for sides in zip(*models, strict=True)]
 
 
@@ -272,31 +256,24 @@ def _match(
     sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
 ) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
     """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and True if ours is proven."""
-    limit, seed = options.time_limit / layers, options.seed
+    quarter = Limits(options.time_limit / layers / 4, wall=math.inf, seed=options.seed)
     bundles = []
     for side, taken in zip(sides, slots, strict=True):
         if side.instance.experts == len(taken) and np.all(taken == 1):
             bundles.append(assign(side.instance, stop).solution)
         else:
             even = bool(np.all(taken == taken[0])) and taken.sum() == side.instance.experts
-            bundles.append(
-                assign_groups(
-                    side.instance, Limits(limit / 4, wall=math.inf, seed=seed), stop, slots=taken, exact_slots=even
-                ).solution
-            )
+            bundles.append(assign_groups(side.instance, quarter, stop, slots=taken, exact_slots=even).solution)
     a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
     cost = layer_weight(a, b)
     # The paper's pairs know no GPU: the bytes of a bundle are taken at the mean over all GPUs.
     weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
-    result = colocate_heterogeneous(cost, Limits(limit / 4, wall=math.inf, seed=seed), stop)
-    answers = []
-    for chosen in (result.solution, decoupled(cost, weight)):
-        rows = []
-        for model, bundle in enumerate(bundles):
-            gpu_of_bundle = np.argsort(chosen[:, model])
-            rows.append(gpu_of_bundle[bundle])
-        answers.append(rows)
-    return answers[0], answers[1], result.status.value == "OPTIMAL"
+    result = colocate_heterogeneous(cost, quarter, stop)
+    ours, paper = (
+        [np.argsort(chosen[:, model])[bundle] for model, bundle in enumerate(bundles)]
+        for chosen in (result.solution, decoupled(cost, weight))
+    )
+    return ours, paper, result.status.value == "OPTIMAL"
 
 
 def _exchange(
@@ -334,17 +311,7 @@ def _layer_bound(
     for side, taken in zip(sides, slots, strict=True):
         must_leave = (side.bytes.sum(axis=0) - side.bytes.max(axis=0)).sum() > 0
         instance = side.instance
-        tables.append(
-            ModelTables(
-                side.gate,
-                side.aggregate,
-                instance.compute,
-                instance.receive * scale[:, None],
-                instance.send_total * scale,
-                instance.send_saved * scale[:, None],
-                quickest * must_leave,
-                taken,
-                even and int(taken.sum()) == instance.experts,
-            )
-        )
+        moved = instance.receive * scale[:, None], instance.send_total * scale, instance.send_saved * scale[:, None]
+        computed, exact = (side.gate, side.aggregate, instance.compute), int(taken.sum()) == instance.experts
+        tables.append(ModelTables(*computed, *moved, quickest * must_leave, taken, even and exact))
     return cycle_bound(*tables, next_gate)

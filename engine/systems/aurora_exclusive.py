@@ -7,7 +7,6 @@ a proven bound and says how far the printed rules, kept as `exclusive_printed`, 
 
 import contextlib
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -160,7 +159,7 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     if not stop():
         with contextlib.suppress(StoppedError):
             notes |= compare_with_printed(gpu_of_expert, problem, stop)
-    return replace(ordered.draft(notes, stop(), guard.cut), bound=bound)
+    return ordered.draft(notes, stop(), guard.cut, bound)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
@@ -235,13 +234,8 @@ def assign_layers(
         if experts == len(slots) and np.all(slots == 1):
             result = assign(instance, late)
         else:
-            result = assign_groups(
-                instance,
-                Limits(time_limit / layers, wall=math.inf, seed=seed),
-                late,
-                slots=slots,
-                exact_slots=exact_slots,
-            )
+            limits = Limits(time_limit / layers, wall=math.inf, seed=seed)
+            result = assign_groups(instance, limits, late, slots=slots, exact_slots=exact_slots)
         seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.

@@ -3,6 +3,7 @@ nothing; its colocation with random colocation, and with Lina's packing of one m
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -48,11 +49,10 @@ class SeedOptions(Options):
 
 def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
     """Contiguous blocks of experts and a plain all-to-all, the default of serving engines."""
+    draft = Draft(linear_placement(problem, options.slots), order := SendOrder(mode="concurrent"))
     if problem.goal is not Goal.TWO_MODELS:
-        return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
-    rows = [linear_placement(model_problem, options.slots) for model_problem in (problem, problem.second)]
-    order = SendOrder(mode="concurrent")
-    return Draft(rows[0], order, placement_b=rows[1], send_order_b=order)
+        return draft
+    return replace(draft, placement_b=linear_placement(problem.second, options.slots), send_order_b=order)
 
 
 def round_robin(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
@@ -126,13 +126,10 @@ def random_colocation(problem: Problem, options: RandomColocationOptions, stop: 
     seed, placements = options.seed, []
     for turn, model_problem in enumerate((problem, problem.second)):
         taken, experts = experts_per_gpu(model_problem), model_problem.workload.num_experts
+        layers = range(model_problem.workload.layers)
+        rows = [random_assignment(experts, taken, seed + 2 * layer + turn) for layer in layers]
         if turn == 0 and options.gpus == "in order":
-            rows = [linear_assignment(experts, taken)] * model_problem.workload.layers
-        else:
-            rows = [
-                random_assignment(experts, taken, seed + 2 * layer + turn)
-                for layer in range(model_problem.workload.layers)
-            ]
+            rows = [linear_assignment(experts, taken)] * len(layers)
         placements.append(to_placement(np.array(rows), model_problem))
     return _in_matched_order(placements, problem, stop)
 
@@ -144,9 +141,8 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
     placements, starts = [], []
-    for model_problem, mine in zip(
-        (problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True
-    ):
+    for model_problem, first in ((problem, 0), (problem.second, 1)):
+        mine = np.arange(gpus)[first::2]
         experts = model_problem.workload.num_experts
         each = -(-experts // len(mine))
         fits = model_problem.expert_slots_of_gpu()[mine]
@@ -178,65 +174,51 @@ def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop)
     return Draft(placements[0], orders[0], cancelled=stop(), **two)
 
 
+_usual = partial(System, paper="common practice", baseline=True)
+_of_aurora = partial(System, paper="Aurora §8.1", baseline=True)
+_sequence = partial(_of_aurora, options=SequentialOptions, preselected=True, shown_beside=True)
+
 SYSTEMS = (
-    System(
+    _usual(
         name="linear",
         title="Linear placement",
         summary="experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        paper="common practice",
         recipe=linear,
         options=SlotOptions,
-        baseline=True,
         goals=(Goal.INFERENCE, Goal.TWO_MODELS),
         preselected=True,
     ),
-    System(
+    _usual(
         name="round-robin",
         title="Round-robin placement",
         summary="experts assigned to the GPUs one by one, a plain all-to-all",
-        paper="common practice",
         recipe=round_robin,
         options=SlotOptions,
-        baseline=True,
     ),
-    System(
+    _usual(
         name="random",
         title="Random placement",
         summary="every layer's experts on random GPUs, a plain all-to-all",
-        paper="common practice",
         recipe=random,
         options=RandomPlacementOptions,
-        baseline=True,
     ),
-    System(
+    _sequence(
         name="rcs",
         title="Random order (RCS)",
         summary="every GPU sends to its peers one by one in a random order",
-        paper="Aurora §8.1",
         recipe=rcs,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
     ),
-    System(
+    _sequence(
         name="sjf",
         title="Shortest job first (SJF)",
         summary="every GPU sends to the peer with the fewest bytes first",
-        paper="Aurora §8.1",
         recipe=sjf,
-        options=SequentialOptions,
-        baseline=True,
-        preselected=True,
-        shown_beside=True,
     ),
-    System(
+    _of_aurora(
         name="rga",
         title="Random GPUs (RGA)",
         summary="experts on random GPUs, sends in Aurora's order",
-        paper="Aurora §8.1",
         recipe=rga,
         options=SeedOptions,
-        baseline=True,
     ),
 )

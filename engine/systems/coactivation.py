@@ -58,9 +58,8 @@ def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, repor
     report(0.1, "bringing experts together that fire together", None, None)
     compile_ahead()  # before the clock starts
     guard = options.guard(stop)
-    result = coactivation(
-        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, port_weight=PORT_WEIGHT
-    )
+    limits = Limits(options.time_limit, wall=math.inf, seed=options.seed)
+    result = coactivation(instance, limits, guard, port_weight=PORT_WEIGHT)
     placement, notes = to_placement(result.solution, problem), notes_of(result, instance, problem)
     limited = guard.cut
     if spare:

@@ -46,38 +46,24 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     slots_of_gpu = slots_per_gpu(problem, options.redundant, options.slots)
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)
-    instance = ReplicationInstance(
-        loads,
-        int(slots_of_gpu.sum()),
-        len(slots_of_gpu),
-        slots_of_gpu=None if even else slots_of_gpu,
-        speed=None if printed else speed,
-    )
+    uneven = {"slots_of_gpu": None if even else slots_of_gpu, "speed": None if printed else speed}
+    instance = ReplicationInstance(loads, int(slots_of_gpu.sum()), len(slots_of_gpu), **uneven)
     report(0.1, "replicating experts", None, None)
-    guard = options.guard(stop)
-    result = replicate(
-        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, algorithm=options.algorithm
-    )
-    placement = Placement.from_slots(
-        result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
-    )
+    guard, limits = options.guard(stop), Limits(options.time_limit, wall=math.inf, seed=options.seed)
+    result = replicate(instance, limits, guard, algorithm=options.algorithm)
+    _, layers, experts = loads.shape
+    placement = Placement.from_slots(result.solution, slots_of_gpu, experts, problem.model.moe_layers)
     ordered = best_order(placement, problem, options.order, stop, report)
+    worst = "the worst layer of the worst recording" if len(loads) > 1 else "the worst layer"
+    proof, spare = "optimal", instance.slots - experts
+    if result.status.value != "OPTIMAL":
+        proof = f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
+    size = spare * layers * problem.model.bytes_per_expert / 1e9
     notes: Notes = {
         "balancedness": Note(
-            f"{digits(result.objective)} in the worst layer"
-            + (" of the worst recording" if len(loads) > 1 else "")
-            + f"; at most {digits(result.bound)} is possible (proven), so this is "
-            + (
-                "optimal"
-                if result.status.value == "OPTIMAL"
-                else f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
-            )
+            f"{digits(result.objective)} in {worst}; at most {digits(result.bound)} is possible (proven), so this is {proof}"
         ),
-        "replicas": Note(
-            f"{instance.slots - loads.shape[2]} spare slots per layer, "
-            f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
-            "of memory in all"
-        ),
+        "replicas": Note(f"{spare} spare slots per layer, {size:.3g} GB of memory in all"),
     }
     if not printed and even and np.ptp(speed) == 0:
         greedy = replicate(instance, algorithm="eplb")
@@ -111,14 +97,9 @@ def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
         most = (int(fits.sum()) - experts) // gpus
         advice = f"choose redundant={most}" if most >= 0 else "add GPUs or memory, or use a smaller dtype"
         raise InputError(f"{total} slots per layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
-    return _in_proportion(speed_of_gpu(problem), total, fits)
-
-
-def _in_proportion(speed: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
-    """int64[gpu]: `total` slots, one after another to the GPU that is furthest below its share of the speed."""
-    slots = np.zeros(len(speed), dtype=np.int64)
-    for _ in range(total):
-        room = np.flatnonzero(slots < most)
+    slots, speed = np.zeros(gpus, dtype=np.int64), speed_of_gpu(problem)
+    for _ in range(total):  # one after another to the GPU that is furthest below its share of the speed
+        room = np.flatnonzero(slots < fits)
         slots[room[(slots[room] / speed[room]).argmin()]] += 1
     return slots
 

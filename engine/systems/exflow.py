@@ -47,7 +47,9 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     """ExFlow's placement by the strongest search there is, and its execution."""
     counts = hops_of(problem, options.hops == "first")
     instance = instance_of(problem, counts, options.stages)
-    executed = _counts_executed(problem, instance, options)
+    # With one expert per token hops are all that there is; if hops have two prices the search knows only hops between layers.
+    executed = options.hops == "executed" and options.execution == "context-coherent"
+    executed = executed and (problem.workload.k or 0) > 1 and instance.nodes == 1
     if executed:
         instance = executed_instance(problem)
     # Every placement with equal numbers of experts takes as much memory.
@@ -67,23 +69,8 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     executions = "vanilla", "context-coherent"
     loads = {execution: Load(problem, placement, problem.travel, execution) for execution in executions}
     notes = hop_notes(result, instance, staged) | compare_executions(loads, problem)
-    return Draft(
-        placement,
-        SendOrder(mode="concurrent"),
-        None,
-        notes,
-        cancelled=stop(),
-        limited=guard.cut,
-        execution=options.execution,
-        loads=(loads[options.execution],),
-    )
-
-
-def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:
-    """True if the copies of the execution are minimised: with one expert per token hops are all that there is, and if hops have
-    two prices the search knows only hops between layers."""
-    several = problem.workload.k is not None and problem.workload.k > 1
-    return options.hops == "executed" and options.execution == "context-coherent" and several and instance.nodes == 1
+    mine = {"execution": options.execution, "loads": (loads[options.execution],)}
+    return Draft(placement, SendOrder(mode="concurrent"), None, notes, stop(), guard.cut, **mine)
 
 
 def executed_instance(problem: Problem) -> AffinityInstance:
@@ -153,9 +140,8 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
     counts, place = instance.transitions, result.solution
     total = instance.total
     if not total:
-        why = (
-            "the recording has a single layer" if instance.layers == 1 else "no token has experts in two layers running"
-        )
+        running = "no token has experts in two layers running"
+        why = "the recording has a single layer" if instance.layers == 1 else running
         return {"affinity": Note(f"{why}: there are no hops between layers")}
     left, linear = sum(instance.hops(place)), 1 / instance.gpus
     what = "hops" if instance.within is None else "copies"

@@ -70,37 +70,23 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
     guard = options.guard(stop)
     report(0.05, "weighing affinity and balance", None, None)
     if isinstance(instance, RowsInstance):
-        instance, initial = with_starts(
-            instance, Limits(START_SHARE * time_limit, wall=math.inf, seed=options.seed), guard
-        )
+        limits = Limits(START_SHARE * time_limit, wall=math.inf, seed=options.seed)
+        instance, initial = with_starts(instance, limits, guard)
         time_limit *= 1 - START_SHARE
-    result = place_jointly(
-        instance,
-        Limits(time_limit, wall=math.inf, seed=options.seed),
-        guard,
-        report=tell,
-        weight=options.weight,
-        workloads=options.over,
-        start=start,
-        max_moves=left,
-        initial=initial,
-    )
+    limits, aim = Limits(time_limit, wall=math.inf, seed=options.seed), {"weight": options.weight}
+    aim |= {"workloads": options.over, "start": start, "max_moves": left, "initial": initial}
+    result = place_jointly(instance, limits, guard, report=tell, **aim)
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)
+    notes: Notes = {"weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}")}
     if isinstance(instance, RowsInstance):
-        aims = _rows_and_balance(instance, result.solution, problem)
+        notes |= _rows_and_balance(instance, result.solution, problem)
     else:
-        aims = {
-            "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
-            "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
-        }
-    notes: Notes = {
-        "weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}"),
-        **aims,
-        "experts that move": Note(
-            f"{moves_to(result.solution, problem)} of {start.size}" + (f", at most {most} allowed" if most else "")
-        ),
-    }
+        kept, balance, worst = figures.kept_share.min(), figures.balancedness.min(), _in_the_worst(problem)
+        notes["hops kept on their GPU"] = Note(share(float(kept)) + worst)
+        notes["balancedness"] = Note(digits(float(balance)) + worst)
+    allowed = f", at most {most} allowed" if most else ""
+    notes["experts that move"] = Note(f"{moves_to(result.solution, problem)} of {start.size}{allowed}")
     if options.execution == "context-coherent":
         order, execution = SendOrder(mode="concurrent"), options.execution
         return Draft(placement, order, None, notes, cancelled=stop(), limited=guard.cut, execution=execution)

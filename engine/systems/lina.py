@@ -21,7 +21,7 @@ from engine.result import GUARD, Guard, Limits, Stop
 from engine.simulate.two_phase import TwoPhaseOptions, TwoPhaseResult, device_slots, two_phase
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
-from engine.units import digits, ratio, share
+from engine.units import ratio, share
 from engine.workload import RoutingTrace
 
 DEFAULT = TwoPhaseOptions()
@@ -89,27 +89,18 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     guard = Guard(stop, GUARD * SECONDS_A_LAYER * len(load))
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
-        result = replicate_devices(
-            DevicesInstance(popularity, gpus, cap),
-            Limits(SECONDS_A_LAYER, wall=math.inf, seed=options.seed, exact=not stop()),
-            guard,
-            method=options.packing,
-        )
+        instance = DevicesInstance(popularity, gpus, cap)
+        limits = Limits(SECONDS_A_LAYER, wall=math.inf, seed=options.seed, exact=not stop())
+        result = replicate_devices(instance, limits, guard, method=options.packing)
         rows.append(result.solution)
         mean = popularity.sum() / gpus or 1.0
         worst, bound = max(worst, result.objective / mean), max(bound, result.bound / mean)
-    placement = Placement(
-        experts=problem.workload.num_experts, experts_of_gpu=tuple(rows), model_layers=problem.model.moe_layers
-    )
-    reaction = Reaction(
-        path_length=options.path_length,
-        top_k=options.top_k,
-        check_experts=DEFAULT.check_experts,
-        max_experts_per_device=cap,
-    )
-    proof = (
-        "proven optimal" if worst <= bound * (1 + 1e-9) else f"a heuristic, at least {ratio(bound)} is needed (proven)"
-    )
+    experts, layers = problem.workload.num_experts, problem.model.moe_layers
+    placement = Placement(experts=experts, experts_of_gpu=tuple(rows), model_layers=layers)
+    settings = {"path_length": options.path_length, "top_k": options.top_k}
+    reaction = Reaction(**settings, check_experts=DEFAULT.check_experts, max_experts_per_device=cap)
+    needed = f"a heuristic, at least {ratio(bound)} is needed (proven)"
+    proof = "proven optimal" if worst <= bound * (1 + 1e-9) else needed
     notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer, {proof}")}
     if isinstance(problem.workload, RoutingTrace) and not stop():
         with contextlib.suppress(StoppedError):
@@ -128,16 +119,8 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
     if trace.tokens < 4:
         return {"at run time": Note(f"not simulated: {trace.tokens} tokens are too few to learn from half of them")}
     profile, served = trace.halves()
-    at_run_time = TwoPhaseOptions(
-        path_length=reaction.path_length,
-        top_k=reaction.top_k,
-        check_experts=reaction.check_experts,
-        max_experts_per_device=reaction.max_experts_per_device,
-        packing=options.packing,
-        batch_tokens=min(options.batch_tokens, served.tokens),
-        copies=options.copies,
-        seed=options.seed,
-    )
+    batch = {"batch_tokens": min(options.batch_tokens, served.tokens), "copies": options.copies}
+    at_run_time = TwoPhaseOptions(**reaction.model_dump(), **batch, packing=options.packing, seed=options.seed)
     served_problem = replace(problem, workload=served, others=(), in_use=None)
 
     def advance(done: float) -> None:
@@ -167,10 +150,10 @@ def notes_of(result: TwoPhaseResult) -> Notes:
             "check, as the paper measured on its testbed, whatever a layer takes here"
         ),
         "inference time over ideal, median": Note(
-            ", ".join(f"{title} {digits(figure.median_inference)}×" for title, figure in figures.items())
+            ", ".join(f"{title} {ratio(figure.median_inference)}" for title, figure in figures.items())
         ),
         "inference time over ideal, 95th percentile": Note(
-            ", ".join(f"{title} {digits(figure.tail_inference)}×" for title, figure in figures.items())
+            ", ".join(f"{title} {ratio(figure.tail_inference)}" for title, figure in figures.items())
         ),
     }
 

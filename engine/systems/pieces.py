@@ -86,26 +86,16 @@ class Ordered:
     notes: Notes
     loads: tuple[Load, ...]
 
-    @property
-    def order(self) -> SendOrder:
-        return self.plan.send_order
-
-    def draft(self, notes: Notes, cancelled: bool, limited: bool = False) -> Draft:
-        """The draft of one model with a placement that has no bound of its own.
+    def draft(self, notes: Notes, cancelled: bool, limited: bool = False, bound: float | None = None) -> Draft:
+        """The draft with these placements.
 
         notes: on the placement
-        cancelled, limited: see `Draft`
+        cancelled, limited, bound: see `Draft`
         """
-        return Draft(
-            self.plan.placement,
-            self.order,
-            None,
-            notes | self.notes,
-            cancelled=cancelled,
-            limited=limited,
-            timeline=self.timeline,
-            loads=self.loads,
-        )
+        plan, ends = self.plan, {"cancelled": cancelled, "limited": limited}
+        second = {"placement_b": plan.placement_b, "send_order_b": plan.send_order_b}
+        known = {"timeline": self.timeline, "loads": self.loads}
+        return Draft(plan.placement, plan.send_order, bound, notes | self.notes, **ends, **second, **known)
 
 
 def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:

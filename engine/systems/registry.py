@@ -5,7 +5,7 @@ from importlib import import_module
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.systems import FILES
-from engine.systems.base import Outcome, System, run, usual_plan
+from engine.systems.base import System
 
 _EVERY: tuple[System, ...] = tuple(
     system for file in FILES for system in import_module(f"engine.systems.{file}").SYSTEMS
@@ -43,17 +43,3 @@ def baseline_for(problem: Problem) -> System:
     """The system that counts as deployed, with its usual options, until a person says more: contiguous blocks of experts, for a
     training step DeepSpeed's."""
     return systems_for(problem)[_BASELINES[problem.goal]]
-
-
-__all__ = [
-    "SYSTEMS",
-    "TRAINING",
-    "Outcome",
-    "System",
-    "baseline_for",
-    "named_for",
-    "proposed_for",
-    "run",
-    "systems_for",
-    "usual_plan",
-]

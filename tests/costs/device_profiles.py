@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from itertools import product
 
+import numpy as np
+
 from engine.costs import CollectiveTimes, GemmTimes, Line, MeasuredTimes, MemoryTimes
 from engine.costs.device_profile import DeviceProfile, fits_of, held_out_of
 
@@ -14,24 +16,19 @@ SIZES = [4.0**power * 1024 for power in range(8)]
 def measured(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> MeasuredTimes:
     """All that a calibration measures, exactly on the planted lines."""
     grid = product((1, 16, 256, 4096), (8, 128, 2048), (128, 1024, 8192))
-    sent = (ranks - 1) / ranks
+    sent, sizes = np.array(SIZES) * (ranks - 1) / ranks, np.array(SIZES)
+    gemms = [(m, n, k, float(GEMM.seconds(m * n * k))) for m, n, k in grid]
+    collectives = [
+        CollectiveTimes(operation=name, ranks=ranks, points=np.stack([sizes, seconds], axis=1).tolist())
+        for name, seconds in (("all_to_all", ALL_TO_ALL.seconds(sent)), ("all_reduce", ALL_REDUCE.seconds(sizes)))
+        if ranks > 1
+    ]
     return MeasuredTimes(
         name=f"{ranks} × {gpu}",
         origin="calibrated in a test",
-        gemm=(GemmTimes(gpu=gpu, dtype=dtype, points=[(m, n, k, float(GEMM.seconds(m * n * k))) for m, n, k in grid]),),
-        memory=(MemoryTimes(gpu=gpu, points=[(size, float(MEMORY.seconds(size))) for size in SIZES]),),
-        collectives=(
-            CollectiveTimes(
-                operation="all_to_all",
-                ranks=ranks,
-                points=[(size, float(ALL_TO_ALL.seconds(size * sent))) for size in SIZES],
-            ),
-            CollectiveTimes(
-                operation="all_reduce", ranks=ranks, points=[(size, float(ALL_REDUCE.seconds(size))) for size in SIZES]
-            ),
-        )
-        if ranks > 1
-        else (),
+        gemm=(GemmTimes(gpu=gpu, dtype=dtype, points=gemms),),
+        memory=(MemoryTimes(gpu=gpu, points=np.stack([sizes, MEMORY.seconds(sizes)], axis=1).tolist()),),
+        collectives=collectives,
     )
 
 
@@ -41,13 +38,8 @@ def device_profile(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> De
     exchange = [(size, float(EXCHANGE.seconds(size))) for size in SIZES] if ranks > 1 else []
     shapes = [(256.0, 128.0, 1024.0 * 8, 1.0), (256.0, 128.0, 1024.0 * 8, 0.8), (256.0, 128.0, 1024.0 * 8, 1.25)]
     points = [(m, n, k, factor * float(GEMM.seconds(m * n * k))) for m, n, k, factor in shapes]
-    spreads = {
-        ("gemm", gpu, dtype): 0.01,
-        ("memory", gpu): 0.02,
-        ("all_to_all",): 0.03,
-        ("exchange",): 0.04,
-        ("all_reduce",): 0.05,
-    }
+    operations = ("gemm", gpu, dtype), ("memory", gpu), ("all_to_all",), ("exchange",), ("all_reduce",)
+    spreads = {operation: 0.01 * (place + 1) for place, operation in enumerate(operations)}
     return DeviceProfile(
         made=datetime(2026, 1, 2, tzinfo=UTC).isoformat(),
         devices=(gpu,) * ranks,

@@ -127,23 +127,15 @@ def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[st
     rows = rows[rows.experts_per_token.isin(GATED)]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
     for (width, inner, k, experts), part in rows.groupby(["d_model", "d_ff", "experts_per_token", "experts"]):
-        model = MoEModel(
-            name="layer",
-            layers=1,
-            experts=int(experts),
-            experts_per_token=int(k),
-            d_model=int(width),
-            d_ff=int(inner),
-            dtype=dtype,
-            batch=1,
-            ffn_matrices=3,
+        sizes = dict(
+            zip(("d_model", "d_ff", "experts_per_token", "experts"), map(int, (width, inner, k, experts)), strict=True)
         )
+        model = MoEModel(name="layer", layers=1, **sizes, dtype=dtype, batch=1, ffn_matrices=3)
         copies = part.tokens.to_numpy(np.float64) * k
         busy = np.minimum(copies, experts)
         for name, cost in sources.items():
-            errors[name].append(
-                np.abs(busy * cost.expert_ffn(card, copies / busy, model) / part.seconds.to_numpy() - 1)
-            )
+            predicted = busy * cost.expert_ffn(card, copies / busy, model)
+            errors[name].append(np.abs(predicted / part.seconds.to_numpy() - 1))
     return {name: np.concatenate(parts) for name, parts in errors.items()}
 
 

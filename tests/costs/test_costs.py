@@ -39,15 +39,10 @@ def any_costs(draw):
 # Datasheet
 
 
-def test_a_large_gemm_takes_its_arithmetic():
-    cost = Datasheet(compute_efficiency=0.5, memory_efficiency=1.0, launch=0.0)
-    size = 100_000
+def test_a_large_gemm_takes_its_arithmetic_and_a_thin_one_its_memory_traffic():
+    cost, size = Datasheet(compute_efficiency=0.5, memory_efficiency=0.8, launch=0.0), 100_000
     assert cost.gemm(GPU, size, size, size, "bf16") == pytest.approx(2 * size**3 / 0.5e12, rel=1e-9)
     assert cost.gemm(GPU, size, size, size, "fp32") == pytest.approx(2 * size**3 / 0.25e12, rel=1e-9)
-
-
-def test_a_thin_gemm_takes_its_memory_traffic():
-    cost = Datasheet(compute_efficiency=1.0, memory_efficiency=0.8, launch=0.0)
     for dtype, width in (("bf16", 2), ("fp32", 4), ("fp8", 1)):
         weights = 4096 * 8192
         assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
@@ -62,18 +57,14 @@ def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
     assert cost.gemm(GPU, m, n, k, "fp16") == pytest.approx(max(arithmetic, memory) + cost.launch, rel=1e-9)
 
 
-def test_eight_bits_count_double_only_where_there_are_eight_bit_units():
+def test_eight_bits_count_double_only_where_there_are_eight_bit_units_and_sources_say_what_was_assumed():
+    assert "60 % of peak" in Datasheet().source and "a test" in AlphaBeta(profile()).source
+    assert Datasheet(launch=1e-6).source != Datasheet().source
     with_units = GPU.model_copy(update={"flops_fp8": 2e12})
     cost, size = Datasheet(launch=0.0), 100_000
     once = cost.gemm(GPU, size, size, size, "fp16")
     assert cost.gemm(with_units, size, size, size, "fp8") == pytest.approx(once / 2)
     assert cost.gemm(GPU, size, size, size, "fp8") == pytest.approx(once)
-
-
-def test_sources_say_what_was_assumed():
-    assert "60 % of peak" in Datasheet().source
-    assert "a test" in AlphaBeta(profile()).source
-    assert Datasheet(launch=1e-6).source != Datasheet().source
 
 
 # Tests of every source
@@ -102,7 +93,10 @@ def test_more_tokens_never_take_less_time(case, tokens):
         np.testing.assert_array_equal(times, [float(seconds(gpu, token, model)) for token in tokens])
 
 
-def test_a_gated_expert_has_a_third_matrix():
+def test_a_gated_expert_has_a_third_matrix_and_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
+    alone, crowded = (AlphaBeta(profile(ranks=ranks, cores=2)) for ranks in (2, 8))
+    assert float(crowded.memory_pass(GPU, 100.0)) == pytest.approx(float(alone.memory_pass(GPU, 100.0)) / 4)
+    assert AlphaBeta(profile(ranks=1, cores=8)).profile.alone == 1
     cost = AlphaBeta(profile(gemm={"type-0": Line(alpha=0, beta=1e-9)}))
     gated, plain = (float(cost.expert_ffn(GPU, 10.0, make_model(1, 4, ffn_matrices=count))) for count in (3, 2))
     assert gated == pytest.approx(1.5 * plain)
@@ -146,17 +140,10 @@ def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
         assert best <= squares(line.alpha, line.beta * step) * SLACK + 1e-12
 
 
-def test_falling_times_have_no_negative_slope():
-    line = fit_line([1, 10, 100], [3.0, 2.0, 1.0])
-    assert line.beta == 0
-
-
-def test_one_size_is_no_line():
+def test_falling_times_have_no_negative_slope_and_one_size_or_no_time_is_no_line():
+    assert fit_line([1, 10, 100], [3.0, 2.0, 1.0]).beta == 0
     with pytest.raises(InputError, match="two different sizes"):
         fit_line([5, 5], [1.0, 2.0])
-
-
-def test_times_that_no_clock_shows_are_no_line():
     with pytest.raises(InputError, match="1e-311 s is too short for a measured time"):
         fit_line([5, 6], [1.0, 1e-311])
 
@@ -192,20 +179,10 @@ def test_a_measured_network_replaces_the_drawn_fabric_only():
     assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([5e6, 5e6, 1e7])
     assert measured.latency == 2e-4
     assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6, 0], [1e-5, 1e-5, 0])
-
-
-def test_between_gpus_that_links_join_the_links_were_measured():
-    cards = (make_gpu(), make_gpu())
-    cluster = Cluster(name="two", nodes=(Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5),))
-    measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
-    assert (measured.link.tolist(), measured.link_latency.tolist()) == (pytest.approx([1e7, 1e7]), [2e-4, 2e-4])
-    assert measured.send.tolist() == [1e6, 1e6]
-
-
-def test_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
-    alone, crowded = (AlphaBeta(profile(ranks=ranks, cores=2)) for ranks in (2, 8))
-    assert float(crowded.memory_pass(GPU, 100.0)) == pytest.approx(float(alone.memory_pass(GPU, 100.0)) / 4)
-    assert AlphaBeta(profile(ranks=1, cores=8)).profile.alone == 1
+    # Between GPUs that links join the links were measured.
+    joined = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(Cluster(name="two", nodes=(pair,)))
+    assert (joined.link.tolist(), joined.link_latency.tolist()) == (pytest.approx([1e7, 1e7]), [2e-4, 2e-4])
+    assert joined.send.tolist() == [1e6, 1e6]
 
 
 # Processor sharing
@@ -249,17 +226,13 @@ def test_shared_processors_equal_a_naive_simulation(work, cores):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs, jobs)
-def test_layers_share_nothing(first, second):
+def test_layers_share_nothing_and_processors_enough_for_all_change_nothing(first, second):
     count = min(len(first), len(second))
     both = np.array([first[:count], second[:count]])
     cost = AlphaBeta(profile(ranks=9, cores=2))
     np.testing.assert_array_equal(cost.together(both), [cost.together(both[0]), cost.together(both[1])])
-
-
-def test_processors_enough_for_all_change_nothing():
-    work = np.array([3.0, 1.0, 2.0])
-    assert AlphaBeta(profile(ranks=3, cores=3)).together(work).tolist() == work.tolist()
-    assert Datasheet().together(work).tolist() == work.tolist()
+    for enough in (AlphaBeta(profile(ranks=3, cores=3)), Datasheet()):
+        assert enough.together(both).tolist() == both.tolist()
 
 
 COST = Datasheet()
@@ -273,19 +246,9 @@ def simulated(network: Network, size: float) -> float:
 
 
 def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Cluster:
-    return Cluster(
-        name="test",
-        latency=latency,
-        nodes=tuple(
-            Node(
-                name=f"node-{index}",
-                gpus=(make_gpu(send=send),) * count,
-                link_bandwidth=link,
-                link_latency=link_latency,
-            )
-            for index, count in enumerate(counts)
-        ),
-    )
+    links, card = {"link_bandwidth": link, "link_latency": link_latency}, make_gpu(send=send)
+    nodes = [Node(name=f"node-{index}", gpus=(card,) * count, **links) for index, count in enumerate(counts)]
+    return Cluster(name="test", latency=latency, nodes=nodes)
 
 
 # All-to-all
@@ -309,23 +272,18 @@ def test_it_does_on_the_clusters_of_the_catalogue(name):
     np.testing.assert_allclose(COST.all_to_all(cluster, sizes), expected, rtol=CLOSE)
 
 
-def test_the_own_part_does_not_travel():
-    cluster = nodes_of((1, 1, 1, 1), latency=1e-3)
-    assert float(COST.all_to_all(cluster, 4e6)) == pytest.approx(1e-3 + 3.0)
-
-
-def test_links_and_fabric_work_side_by_side():
-    # Of 4 parts of 1 MB one stays, one goes over a link (0.1 s + 0.5 s) and two over the fabric (0.2 s + 2 s).
-    cluster = nodes_of((2, 2), link=2e6, link_latency=0.1, latency=0.2)
-    assert float(COST.all_to_all(cluster, 4e6)) == pytest.approx(2.2)
-    slow_links = nodes_of((2, 2), link=2e5, link_latency=0.1, latency=0.2)
-    assert float(COST.all_to_all(slow_links, 4e6)) == pytest.approx(5.1)
-
-
-def test_a_fitted_network_counts():
-    line = Line(alpha=1.0, beta=1e-3)
-    profile = CostProfile(name="p", origin="o", gemm={"type-0": line}, memory={"type-0": line}, network=line)
-    assert float(AlphaBeta(profile).all_to_all(nodes_of((1, 1)), 2000.0)) == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("cost", "cluster", "size", "wanted"),
+    [
+        (COST, nodes_of((1, 1, 1, 1), latency=1e-3), 4e6, 1e-3 + 3.0),  # the own part does not travel
+        # Of 4 parts of 1 MB one stays, one goes over a link (0.1 s + 0.5 s) and two over the fabric (0.2 s + 2 s).
+        (COST, nodes_of((2, 2), link=2e6, link_latency=0.1, latency=0.2), 4e6, 2.2),
+        (COST, nodes_of((2, 2), link=2e5, link_latency=0.1, latency=0.2), 4e6, 5.1),
+        (AlphaBeta(profile(network=Line(alpha=1.0, beta=1e-3))), nodes_of((1, 1)), 2000.0, 2.0),
+    ],
+)
+def test_an_all_to_all_by_hand(cost, cluster, size, wanted):
+    assert float(cost.all_to_all(cluster, size)) == pytest.approx(wanted)
 
 
 # All-reduce
@@ -346,34 +304,25 @@ def test_without_start_up_a_ring_of_single_gpus_is_the_slowest_hop(rates):
     assert float(COST.all_reduce(cluster, 6e6)) == pytest.approx(ring_step_by_step(hops, 6e6))
 
 
-def test_a_large_all_reduce_starts_up_at_every_step_of_the_ring():
-    cluster = nodes_of((1,) * 4, latency=0.01)
-    assert float(COST.all_reduce(cluster, 1e8)) == pytest.approx(6 * 0.01 + 1.5 * 100)
-    assert ring_step_by_step([(0.01, 1e6)] * 4, 1e8) == pytest.approx(float(COST.all_reduce(cluster, 1e8)))
-
-
-def test_a_small_one_on_many_nodes_takes_the_tree():
-    cluster = nodes_of((1,) * 64, latency=0.01)
-    assert float(COST.all_reduce(cluster, 1.0)) == pytest.approx(2 * 6 * 0.01 + 2e-6)
-
-
-def test_a_nodes_gpus_give_it_their_ports_together():
-    fast_links = nodes_of((4, 4), link=1e9)
-    assert float(COST.all_reduce(fast_links, 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 4e6)
-    assert float(COST.all_reduce(nodes_of((4, 4), link=1e6), 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 1e6)
-    # Without links every hop inside a node takes the GPU's own port too.
-    assert float(COST.all_reduce(nodes_of((4, 4)), 8e6)) == pytest.approx(2 * 7 / 8 * 8e6 / 1e6)
-
-
-def test_inside_one_node_the_fabric_does_not_count():
-    node = nodes_of((4,), link=1e7, link_latency=1e-3, latency=9.0)
-    assert float(COST.all_reduce(node, 8e6)) == pytest.approx(6e-3 + 1.5 * 0.8)
-
-
-def test_hops_inside_a_node_start_up_as_links_do():
-    cluster = nodes_of((2, 2), link=1e9, link_latency=1e-3, latency=1e-1)
-    # A ring of four passes a part on six times: four times over a link, twice over the fabric.
-    assert float(COST.all_reduce(cluster, 1e9)) == pytest.approx(4e-3 + 2e-1 + 1.5 * 1e9 / 2e6)
+@pytest.mark.parametrize(
+    ("cluster", "size", "wanted"),
+    [
+        # A large one starts up at every step of the ring, a small one on many nodes takes the tree.
+        (nodes_of((1,) * 4, latency=0.01), 1e8, ring_step_by_step([(0.01, 1e6)] * 4, 1e8)),
+        (nodes_of((1,) * 64, latency=0.01), 1.0, 2 * 6 * 0.01 + 2e-6),
+        # A node's GPUs give it their ports together.
+        (nodes_of((4, 4), link=1e9), 8e6, 2 * 7 / 8 * 8e6 / 4e6),
+        (nodes_of((4, 4), link=1e6), 8e6, 2 * 7 / 8 * 8e6 / 1e6),
+        # Without links every hop inside a node takes the GPU's own port too.
+        (nodes_of((4, 4)), 8e6, 2 * 7 / 8 * 8e6 / 1e6),
+        # Inside one node the fabric does not count.
+        (nodes_of((4,), link=1e7, link_latency=1e-3, latency=9.0), 8e6, 6e-3 + 1.5 * 0.8),
+        # A ring of four passes a part on six times: four times over a link, twice over the fabric.
+        (nodes_of((2, 2), link=1e9, link_latency=1e-3, latency=1e-1), 1e9, 4e-3 + 2e-1 + 1.5 * 1e9 / 2e6),
+    ],
+)
+def test_an_all_reduce_by_hand(cluster, size, wanted):
+    assert float(COST.all_reduce(cluster, size)) == pytest.approx(wanted)
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -22,14 +22,14 @@ from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network
-from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.plan import Placement, Plan, Travel
 from engine.problem import make_problem
-from engine.result import Provenance
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import all_to_all
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import plan_with
 from tests.oracles.plans import check_plan
 
 COSTS = Combined(Datasheet(), DeepEP())
@@ -64,14 +64,7 @@ def benchmark_plan(nodes: int, tokens: int) -> tuple[Plan, object]:
     trace = RoutingTrace("benchmark", chosen, 256, source_rank=np.repeat(np.arange(gpus), tokens).astype(np.int32))
     placement = Placement.from_gpu_of_expert(np.arange(256)[None] // (256 // gpus), gpus, (0,))
     travel = travel_of("node")
-    plan = Plan(
-        name="linear",
-        placement=placement,
-        send_order=SendOrder(mode="concurrent"),
-        travel=travel,
-        provenance=Provenance(optimiser=""),
-    )
-    return plan, make_problem(trace, h100s(nodes), MODEL, COSTS, travel=travel)
+    return plan_with(placement, travel=travel), make_problem(trace, h100s(nodes), MODEL, COSTS, travel=travel)
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
@@ -87,9 +80,7 @@ def test_a_whole_plan_takes_what_was_measured(nodes):
             assert seconds == pytest.approx(exchange.seconds[exchange.tokens == tokens][0], rel=0.05), kind
     assert check_plan(plan, problem) == pytest.approx(timeline.total, rel=1e-9)
     assert bound_of_plan(plan, problem) <= timeline.total * (1 + 1e-9)
-    assert (
-        "DeepEP's exchanges, measured" in timeline.cost_source and "one row per node, fp8 out" in timeline.cost_source
-    )
+    assert all(said in timeline.cost_source for said in ("DeepEP's exchanges, measured", "one row per node, fp8 out"))
 
 
 def test_rows_of_the_benchmark():
@@ -123,25 +114,31 @@ def test_more_bytes_never_take_less_time(kind, unit, nodes, size, factor):
     assert seconds(size * factor) >= 0.9 * seconds(size)
 
 
-def test_skew_makes_an_exchange_as_long_as_its_busiest_port_alone_would():
-    network = COSTS.network(h100s(2))
-    exchange = exchange_of(2, "dispatch")
-    traffic = np.zeros((16, 16))
-    traffic[3, 11] = exchange.size[12]
-    at_work = network.carrying("dispatch", "node", traffic)
-    assert all_to_all("concurrent", None, traffic, at_work).seconds == pytest.approx(exchange.seconds[12], rel=1e-6)
+DRAWN = h100s(2, latency=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("cost", "cluster", "place", "tokens"),
+    [
+        (COSTS, h100s(2), 12, 1),
+        (DeepEP(), DRAWN, 0, 1),  # start-ups are in the measured times
+        (Scaled(COSTS, tokens=8.0), h100s(2), 10, 8),
+    ],
+    ids=["skewed", "drawn with start-ups", "more tokens"],
+)
+def test_an_exchange_is_as_long_as_its_busiest_port_alone_was_measured_to_be(cost, cluster, place, tokens):
+    exchange, traffic = exchange_of(2, "dispatch"), np.zeros((16, 16))
+    traffic[3, 11] = exchange.size[place] / tokens
+    at_work = cost.network(cluster).carrying("dispatch", "node", traffic)
+    took = all_to_all("concurrent", None, traffic, at_work).seconds
+    assert took == pytest.approx(exchange.seconds[place], rel=1e-6)
 
 
 def test_collectives_that_are_not_in_the_tables_take_drawn_rates_and_start_ups():
-    drawn = h100s(2, latency=5e-6)
     for collective in ("all_to_all", "all_reduce"):
-        assert getattr(DeepEP(), collective)(drawn, 1e6) == getattr(Datasheet(), collective)(drawn, 1e6)
-    exchange = exchange_of(2, "dispatch")
-    traffic = np.zeros((16, 16))
-    traffic[0, 8] = exchange.size[0]
-    at_work = DeepEP().network(drawn).carrying("dispatch", "node", traffic)
-    took = all_to_all("concurrent", None, traffic, at_work).seconds
-    assert took == pytest.approx(exchange.seconds[0], rel=1e-6), "start-ups are in the measured times"
+        assert getattr(DeepEP(), collective)(DRAWN, 1e6) == getattr(Datasheet(), collective)(DRAWN, 1e6)
+    network = Network.of(DRAWN)
+    assert network.carrying("dispatch", "gpu", np.ones((16, 16))) is network
 
 
 def test_what_was_not_measured_is_refused_or_called_an_estimate():
@@ -169,10 +166,8 @@ def test_an_estimate_says_so_in_every_timeline():
     placement = Placement.from_gpu_of_expert(np.arange(256)[None] % gpus, gpus, (0,))
     plan = plan.model_copy(update={"placement": placement})
     there = make_problem(problem.workload, three, MODEL, COSTS, travel=plan.travel)
-    assert (
-        "an estimate: DeepEP was measured on 1, 2, 4, 8 nodes, 3 are taken to lie between"
-        in simulate(plan, there).cost_source
-    )
+    said = "an estimate: DeepEP was measured on 1, 2, 4, 8 nodes, 3 are taken to lie between"
+    assert said in simulate(plan, there).cost_source
     assert Combined(Silicon(), DeepEP()).beyond(three) == DeepEP().beyond(three)
 
 
@@ -181,19 +176,6 @@ def test_json_and_back():
     assert choice.short(choice.to_dict(COSTS)) == "datasheet, network by DeepEP's tables"
 
 
-def test_other_networks_carry_everything_at_their_rates():
-    network = Network.of(h100s(2))
-    assert network.carrying("dispatch", "gpu", np.ones((16, 16))) is network
-
-
 def test_two_models_at_once_have_no_measured_price():
     with pytest.raises(InputError, match="measured one at a time"):
         Fabric(COSTS.network(h100s(2)))
-
-
-def test_more_tokens_take_what_so_many_bytes_were_measured_to():
-    exchange = exchange_of(2, "dispatch")
-    traffic = np.zeros((16, 16))
-    traffic[3, 11] = exchange.size[10] / 8
-    at_work = Scaled(COSTS, tokens=8.0).network(h100s(2)).carrying("dispatch", "node", traffic)
-    assert all_to_all("concurrent", None, traffic, at_work).seconds == pytest.approx(exchange.seconds[10], rel=1e-6)

@@ -38,12 +38,16 @@ def test_pairs_that_ports_explain_are_met(ports):
     assert pairs_of(fitted)[between] == pytest.approx(rate[between])
 
 
-@given(st.integers(2, 7), st.integers(0, 2**32 - 1))
+def senseless(random: np.random.Generator, gpus: int) -> np.ndarray:
+    """float64[gpu, gpu]: rates without any sense to them, which are the hardest: measured ones mostly have few levels."""
+    rate = np.exp(random.normal(20, 1, (gpus, gpus)))
+    return np.minimum(rate, rate.T)
+
+
+@given(st.integers(2, 7), seeds)
 @settings(max_examples=examples(50), deadline=None)
 def test_no_single_port_can_be_improved(gpus, seed):
-    random = np.random.default_rng(seed)
-    rate = np.exp(random.normal(20, 1, (gpus, gpus)))
-    rate = np.minimum(rate, rate.T)
+    rate = senseless(np.random.default_rng(seed), gpus)
     fitted = fit_bottlenecks(rate)
     reached = misfit(rate, fitted)
     for gpu in range(gpus):
@@ -64,13 +68,9 @@ def least_misfit(rate: np.ndarray) -> float:
 
 
 def test_the_fit_is_nearly_the_best_of_all():
-    """Rates without any sense to them, which are the hardest: measured ones mostly have few levels."""
     random = np.random.default_rng(0)
-    ratios = []
-    for _ in range(40):
-        rate = np.exp(random.normal(20, 1, (5, 5)))
-        rate = np.minimum(rate, rate.T)
-        ratios.append(misfit(rate, fit_bottlenecks(rate)) / least_misfit(rate))
+    rates = [senseless(random, 5) for _ in range(40)]
+    ratios = [misfit(rate, fit_bottlenecks(rate)) / least_misfit(rate) for rate in rates]
     assert min(ratios) >= 1 - 1e-9
     assert np.mean(ratios) <= 1.01 and np.mean(np.array(ratios) <= 1 + 1e-9) >= 0.9
 
@@ -164,20 +164,17 @@ def test_links_are_fitted_where_they_join_all_or_where_one_says_so():
 
 
 @pytest.mark.parametrize(
-    ("collectives", "fault"),
+    ("measured", "fault"),
     [
-        ([], "needs times of all-to-alls"),
-        (
-            [CollectiveTimes(operation="all_reduce", ranks=4, points=((1e3, 1.0), (1e6, 2.0)))],
-            "needs times of all-to-alls",
-        ),
-        ([CollectiveTimes(operation="all_to_all", ranks=4, points=((1e3, 1.0),))], "two different sizes"),
-        ([CollectiveTimes(operation="all_to_all", ranks=4, points=((1e3, 2.0), (1e6, 1.0)))], "do not grow"),
+        ({}, "needs times of all-to-alls"),
+        ({"all_reduce": ((1e3, 1.0), (1e6, 2.0))}, "needs times of all-to-alls"),
+        ({"all_to_all": ((1e3, 1.0),)}, "two different sizes"),
+        ({"all_to_all": ((1e3, 2.0), (1e6, 1.0))}, "do not grow"),
     ],
 )
-def test_what_says_nothing_of_ports_is_refused(collectives, fault):
+def test_what_says_nothing_of_ports_is_refused(measured, fault):
     with pytest.raises(InputError, match=fault):
-        fit_ports(collectives, None)
+        fit_ports([CollectiveTimes(operation=name, ranks=4, points=points) for name, points in measured.items()], None)
 
 
 def test_what_an_all_to_all_takes_to_post_its_sends_is_no_contention():
@@ -238,12 +235,8 @@ def test_an_edited_cluster_is_held_against_them_and_another_is_not():
     assert beside.worst(1) == [(0, 1)]
     for nodes in ((first,), (second, first), (first.model_copy(update={"gpus": first.gpus[:1]}), second)):
         assert kept.beside(cluster.model_copy(update={"nodes": nodes})) is None
-
-
-def test_long_names_of_hosts():
-    host = "node" * 40
-    times = times_of([host, "b"], np.array([[NAN, 10e9], [NAN, NAN]]))
-    assert MeasuredPairs.of(times).beside(draw_pairs(times, "drawn").cluster) is not None
+    long_names = times_of(["node" * 40, "b"], np.array([[NAN, 10e9], [NAN, NAN]]))
+    assert MeasuredPairs.of(long_names).beside(draw_pairs(long_names, "drawn").cluster) is not None
 
 
 @pytest.mark.parametrize(

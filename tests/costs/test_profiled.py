@@ -30,6 +30,7 @@ from engine.formats import read_costs
 from engine.launch.calibration import sweep
 from engine.simulate.flows import all_to_all
 from tests.cases.examples import examples
+from tests.cases.refusals import refusal
 from tests.costs import device_profiles as planted
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, make_gpu
@@ -56,6 +57,10 @@ def measured(**changes) -> MeasuredTimes:
         ),
     }
     return MeasuredTimes(**(fields | changes))
+
+
+def with_gemms(points: list[tuple[float, ...]]) -> Profiled:
+    return Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
 
 
 def fabric(count: int) -> Cluster:
@@ -87,17 +92,13 @@ def test_a_curve_meets_its_points_and_stays_between_neighbours(points):
     assert float(curve.at(0.0, "x")) == 0
 
 
-def test_far_beyond_the_largest_size_is_refused_with_what_to_do():
-    curve = Curve.through([(1, 1.0), (10, 2.0)])
-    with pytest.raises(
-        InputError, match=r"^a thing was measured up to size 10 and 41 is asked for.*measure larger sizes"
-    ):
-        curve.at(np.array([1.0, 41.0]), "a thing")
-
-
-def test_repetitions_count_by_their_median():
+def test_repetitions_count_by_their_median_and_far_beyond_the_largest_size_is_refused_with_what_to_do():
     assert Curve.through([(2, 5.0), (1, 1.0), (2, 1.0), (2, 3.0)]).seconds.tolist() == [1.0, 3.0]
     assert medians([(2, 7, 5.0), (2, 7, 1.0), (1, 9, 4.0), (2, 7, 2.0)]) == ((1, 9, 4.0), (2, 7, 2.0))
+    curve = Curve.through([(1, 1.0), (10, 2.0)])
+    says = r"^a thing was measured up to size 10 and 41 is asked for.*measure larger sizes"
+    with pytest.raises(InputError, match=says):
+        curve.at(np.array([1.0, 41.0]), "a thing")
 
 
 # The cost model
@@ -124,34 +125,18 @@ def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(ro
     assert np.all(np.diff(cost.all_to_all(fabric(4), rows * 1e4)) >= 0)
 
 
-def test_an_unmeasured_shape_grows_from_its_nearest():
+def test_an_unmeasured_shape_grows_from_its_nearest_and_single_sizes_make_a_line():
     """With times of a line over the work, scaling all but the start-up by n·k is exact."""
-    cost = Profiled(
-        measured(
-            gemm=(
-                GemmTimes(
-                    gpu="type-0",
-                    dtype="bf16",
-                    points=[(m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)],
-                ),
-            )
-        )
-    )
+    cost = with_gemms([(m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)])
     assert float(cost.gemm(GPU, 100.0, 128, 96, "bf16")) == pytest.approx(1e-5 + 2e-10 * 99 * 128 * 96)
     assert float(cost.gemm(GPU, 0.0, 128, 96, "bf16")) == 0
-
-
-def test_the_nearest_shape_is_nearest_in_ratios():
+    # The nearest shape is nearest in ratios.
     shapes = {(64.0, 64.0): 1.0, (1024.0, 1024.0): 10.0}
-    points = [(m, n, k, level * m) for (n, k), level in shapes.items() for m in (1.0, 2.0)]
-    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
+    cost = with_gemms([(m, n, k, level * m) for (n, k), level in shapes.items() for m in (1.0, 2.0)])
     assert float(cost.gemm(GPU, 2.0, 300, 300, "bf16")) == pytest.approx(1 + 19 * (300 / 1024) ** 2)
     assert float(cost.gemm(GPU, 2.0, 200, 200, "bf16")) == pytest.approx(1 + 1 * (200 / 64) ** 2)
-
-
-def test_single_sizes_of_several_shapes_make_a_line():
-    points = [(16.0, n, 32.0, gemm_seconds(16, n, 32)) for n in (32.0, 64.0, 1024.0)]
-    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
+    # Single sizes of several shapes make a line.
+    cost = with_gemms([(16.0, n, 32.0, gemm_seconds(16, n, 32)) for n in (32.0, 64.0, 1024.0)])
     assert float(cost.gemm(GPU, 100, 200, 300, "bf16")) == pytest.approx(gemm_seconds(100, 200, 300), rel=1e-6)
 
 
@@ -173,7 +158,11 @@ def test_memory_without_times_is_the_datasheets_and_said():
         Profiled(measured()).memory_pass(make_gpu(1), 1.0)
 
 
-@pytest.mark.parametrize("cluster", [fabric(4), linked(4)], ids=["fabric", "links"])
+PAIRS = Cluster(name="c", nodes=tuple(Node(name=name, gpus=(GPU, GPU), link_bandwidth=1e12) for name in "ab"))
+"""Nodes with links, which send the rest over the measured fabric."""
+
+
+@pytest.mark.parametrize("cluster", [fabric(4), linked(4), PAIRS], ids=["fabric", "links", "both"])
 def test_the_network_takes_as_long_as_measured_for_even_traffic(cluster):
     network = Profiled(measured()).network(cluster)
     for size in (1e3, 1e7):
@@ -181,26 +170,14 @@ def test_the_network_takes_as_long_as_measured_for_even_traffic(cluster):
         assert simulated == pytest.approx(2e-5 + size * 3e-8, rel=1e-6)
 
 
-def test_nodes_with_links_send_the_rest_over_the_measured_fabric():
-    pair = (GPU, GPU)
-    nodes = tuple(Node(name=name, gpus=pair, link_bandwidth=1e12) for name in "ab")
-    network = Profiled(measured()).network(Cluster(name="c", nodes=nodes))
-    simulated = all_to_all("concurrent", None, np.full((4, 4), 1e7 / 4), network).seconds
-    assert simulated == pytest.approx(2e-5 + 1e7 * 3e-8, rel=1e-6)
-
-
 def test_another_number_of_gpus_was_not_measured():
     cost = Profiled(measured())
     assert cost.lacks_network(fabric(4)) is None
     assert cost.lacks_network(fabric(1)) is None
     assert "no all-to-all over 3 GPUs (it has 4)" in cost.lacks_network(fabric(3))
-    for work in (
-        cost.network,
-        lambda cluster: cost.all_to_all(cluster, 1.0),
-        lambda cluster: cost.all_reduce(cluster, 1.0),
-    ):
+    for work, size in ((cost.network, ()), (cost.all_to_all, (1.0,)), (cost.all_reduce, (1.0,))):
         with pytest.raises(InputError, match="add the datasheet or a measurement over as many GPUs"):
-            work(fabric(3))
+            work(fabric(3), *size)
     assert "has no GEMM times at all" in Profiled(measured(gemm=())).lacks_computation(fabric(2))
     assert "no times for type-3 (it has type-0)" in cost.lacks_computation(cluster_of(make_gpu(3)))
 
@@ -213,11 +190,6 @@ def test_an_all_reduce_without_times_runs_on_the_measured_network():
 
 
 # The document
-
-
-def test_it_is_saved_and_read_without_a_difference():
-    document = measured()
-    assert MeasuredTimes.from_json(document.to_json(), "x") == document
 
 
 @pytest.mark.parametrize(
@@ -237,11 +209,9 @@ def test_it_is_saved_and_read_without_a_difference():
     ],
 )
 def test_bad_documents_are_refused_with_the_place(change, part):
-    data = json.loads(measured().to_json()) | change
-    with pytest.raises(InputError) as caught:
-        MeasuredTimes.from_dict(data, "times.json")
-    assert str(caught.value).startswith("times.json: ")
-    assert part in str(caught.value)
+    assert MeasuredTimes.from_json(measured().to_json(), "x") == measured()
+    message = refusal(lambda: MeasuredTimes.from_dict(json.loads(measured().to_json()) | change, "times.json"))
+    assert message.startswith("times.json: ") and part in message
 
 
 # Fitted lines
@@ -249,22 +219,17 @@ def test_bad_documents_are_refused_with_the_place(change, part):
 
 def test_planted_lines_are_fitted():
     profile = fit_profile(measured())
-    assert (profile.gemm["type-0"].alpha, profile.gemm["type-0"].beta) == (
-        pytest.approx(1e-5, rel=1e-6),
-        pytest.approx(2e-10, rel=1e-6),
-    )
+    line = profile.gemm["type-0"]
+    assert (line.alpha, line.beta) == (pytest.approx(1e-5, rel=1e-6), pytest.approx(2e-10, rel=1e-6))
     assert profile.memory["type-0"].beta == pytest.approx(1e-9)
     assert max(line.error for line in profile.lines) < 1e-6
     cost = AlphaBeta(profile)
     assert float(cost.all_to_all(fabric(4), 5e6)) == pytest.approx(2e-5 + 5e6 * 3e-8, rel=1e-6)
     assert float(cost.all_reduce(fabric(4), 5e6)) == pytest.approx(4e-5 + 5e6 * 5e-8, rel=1e-6)
-    # On other numbers of GPUs the all-reduce follows from the network that was fitted: 1e7 · 4/3 at 4e-8 s a byte.
-    assert float(cost.all_reduce(fabric(3), 1e7)) == pytest.approx(4 * 2e-5 + 4 / 3 * 1e7 * 4e-8, rel=1e-6)
-
-
-def test_a_fit_states_its_error():
     noisy = measured(memory=(MemoryTimes(gpu="type-0", points=[(1, 1.0), (2, 1.0), (3, 4.0)]),))
     assert fit_profile(noisy).memory["type-0"].error > 0.1
+    # On other numbers of GPUs the all-reduce follows from the network that was fitted: 1e7 · 4/3 at 4e-8 s a byte.
+    assert float(cost.all_reduce(fabric(3), 1e7)) == pytest.approx(4 * 2e-5 + 4 / 3 * 1e7 * 4e-8, rel=1e-6)
 
 
 def test_a_fit_takes_the_dtype_asked_for():
@@ -276,12 +241,9 @@ def test_a_fit_takes_the_dtype_asked_for():
         assert fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
     with pytest.raises(InputError, match="bench: neither GEMMs of fp8 nor an all-to-all"):
         fit_profile(measured(collectives=()), "fp8")
-
-
-def test_a_fit_of_the_network_alone_has_no_computation():
-    profile = fit_profile(measured(gemm=(), memory=()))
-    assert "no GEMM times at all" in AlphaBeta(profile).lacks_computation(fabric(4))
-    assert profile.alone == 1
+    alone = fit_profile(measured(gemm=(), memory=()))  # the network alone has no computation
+    assert "no GEMM times at all" in AlphaBeta(alone).lacks_computation(fabric(4))
+    assert alone.alone == 1
 
 
 CARD = gpu("H200")
@@ -324,6 +286,8 @@ def test_held_out_shapes_tell_the_error_of_what_is_in_between():
     (held_out,) = planted.device_profile().held_out
     # The shape lies on the grid here, so the prediction is the line itself: the errors are the planted ones.
     assert held_out.errors == pytest.approx([0.0, 0.25, 0.2], abs=1e-6)
+    with pytest.raises(ValueError, match="2 predictions for 3"):
+        type(held_out)(**held_out.model_dump() | {"predicted": held_out.predicted[:2]})
 
 
 def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
@@ -346,13 +310,10 @@ def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
     assert "calibrated in a test" in cost.source
 
 
-def test_the_measured_times_are_an_alpha_beta_profile_as_well():
+def test_the_measured_times_are_lines_as_well_and_another_number_of_gpus_takes_only_the_computation():
     profile = AlphaBeta(fit_profile(planted.measured()))
     assert float(profile.gemm(CARD, 100, 100, 100, "bf16")) == pytest.approx(float(planted.GEMM.seconds(1e6)), rel=1e-6)
     assert profile.network(CLUSTER).link_latency[0] == pytest.approx(planted.ALL_TO_ALL.alpha, rel=1e-6)
-
-
-def test_another_number_of_gpus_takes_only_the_computation():
     eight = Cluster(name="eight", nodes=(Node(name="n", gpus=(CARD,) * 8),))
     measured = Profiled(planted.measured())
     assert "no all-to-all over 8 GPUs (it has 4)" in measured.lacks_network(eight)
@@ -372,15 +333,8 @@ def test_another_number_of_gpus_takes_only_the_computation():
 def test_a_broken_file_is_refused_with_the_place(tmp_path, change, part):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(planted.device_profile().model_dump(mode="json") | change), encoding="utf-8")
-    with pytest.raises(InputError, match=part) as caught:
-        read_costs(path)
-    assert str(caught.value).startswith("profile.json: ") and "\n" not in str(caught.value)
-
-
-def test_errors_belong_to_their_shapes():
-    held_out = planted.device_profile().held_out[0].model_dump()
-    with pytest.raises(ValueError, match="2 predictions for 3"):
-        type(planted.device_profile().held_out[0])(**held_out | {"predicted": held_out["predicted"][:2]})
+    message = refusal(lambda: read_costs(path))
+    assert message.startswith("profile.json: ") and part in message and "\n" not in message
 
 
 # The grid of a calibration
@@ -398,15 +352,8 @@ def test_the_grid_of_a_calibration_is_dense_enough(kind):
     assert [len(axis) for axis in axes] == [len(sweep.M), len(sweep.N) - 1, len(sweep.K)]  # no table has n = 8
     places = [np.searchsorted(there, axis) for axis, there in zip(axes, (table.m, table.n, table.k), strict=True)]
     grid = GemmTable(*map(np.array, axes), table.seconds[np.ix_(*places)])
-    assert (
-        GemmTable.of(
-            (m, n, k, grid.seconds[i, j, g])
-            for i, m in enumerate(grid.m)
-            for j, n in enumerate(grid.n)
-            for g, k in enumerate(grid.k)
-        ).seconds.tolist()
-        == grid.seconds.tolist()
-    )
+    points = [(grid.m[i], grid.n[j], grid.k[g], seconds) for (i, j, g), seconds in np.ndenumerate(grid.seconds)]
+    assert GemmTable.of(points).seconds.tolist() == grid.seconds.tolist()
     inside, errors = table.m <= grid.m[-1], []
     for j, n in enumerate(table.n):
         for g, k in enumerate(table.k):

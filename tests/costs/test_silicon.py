@@ -89,9 +89,6 @@ def test_links_are_those_of_the_package_and_of_the_catalogues_nodes():
         assert yaml.safe_load(text)["node"]["intra_node_bw"] == machine.link_bandwidth
     for preset in ("hgx-h100-8", "hgx-h200-8", "hgx-b200-8"):
         assert COST.lacks_network(cluster_presets()[preset].cluster) is None
-
-
-def test_every_measured_gpu_is_in_the_catalogue():
     assert set(MACHINES) <= set(gpu_types())
 
 
@@ -153,11 +150,6 @@ def test_more_rows_never_take_less_time(kind, rows, n, k):
 
 
 @needs_tables
-def test_sixteen_bit_floats_stand_for_each_other():
-    assert float(COST.gemm(gpu("H100"), 100, 512, 512, "fp16")) == float(COST.gemm(gpu("H100"), 100, 512, 512, "bf16"))
-
-
-@needs_tables
 def test_the_error_that_the_source_states_was_measured():
     worst = max(
         left_out_errors(table).mean()
@@ -170,8 +162,9 @@ def test_the_error_that_the_source_states_was_measured():
 
 
 @needs_tables
-def test_larger_gemms_are_several_of_the_largest():
+def test_larger_gemms_are_several_of_the_largest_and_sixteen_bit_floats_stand_for_each_other():
     card = gpu("H100")
+    assert float(COST.gemm(card, 100, 512, 512, "fp16")) == float(COST.gemm(card, 100, 512, 512, "bf16"))
     once = float(COST.gemm(card, 32768, 4096, 65536, "bf16"))
     for m, n, k, times in ((327680, 4096, 65536, 10), (32768, 4096, 655360, 10), (65536, 4096, 131072, 4)):
         assert float(COST.gemm(card, m, n, k, "bf16")) == pytest.approx(times * once)
@@ -252,14 +245,9 @@ def test_what_was_not_measured_is_said_with_what_to_use():
 )
 def test_networks_that_were_not_measured_are_refused(cluster, part):
     assert part in COST.lacks_network(cluster)
-    for work in (
-        COST.network,
-        lambda cluster: COST.all_to_all(cluster, 1e6),
-        lambda cluster: COST.all_reduce(cluster, 1e6),
-    ):
-        message = refusal(lambda work=work: work(cluster))
-        assert part in message
-        assert "add a source of the network: the datasheet, nccl-tests output" in message
+    for work, size in ((COST.network, ()), (COST.all_to_all, (1e6,)), (COST.all_reduce, (1e6,))):
+        message = refusal(lambda work=work, size=size: work(cluster, *size))
+        assert part in message and "add a source of the network: the datasheet, nccl-tests output" in message
 
 
 def test_without_the_package_everything_else_works(monkeypatch):
@@ -288,12 +276,9 @@ TABLE = KernelTable(
 )
 
 
-def test_sizes_between_measured_ones_are_interpolated_in_logarithms():
+def test_sizes_between_measured_ones_are_interpolated_in_logarithms_and_others_go_on():
     assert TABLE.seconds(np.array([2.0, 4.0, 8.0]), 4) == pytest.approx([1e-3, 2**0.5 * 1e-3, 2e-3])
     assert TABLE.seconds(np.array([2.0, 8.0]), 8) == pytest.approx([2e-3, 4e-3])  # half-way between 4 and 16
-
-
-def test_outside_the_measured_sizes():
     assert TABLE.seconds(np.array([0.0, 0.5]), 4) == pytest.approx([0, 1e-3])  # weights are read all the same
     assert TABLE.seconds(np.array([80.0]), 4) == pytest.approx([2e-2])  # at the last throughput
     assert TABLE.seconds(np.array([2.0]), 1) == TABLE.seconds(np.array([2.0]), 4)
@@ -334,8 +319,6 @@ def test_power_law_rows_agree_with_the_sum_over_experts(phase):
 def test_it_stands_in_for_the_experts_alone():
     cost, card, tokens = FusedExperts(Datasheet(), "decode", 8.0), gpu("H200"), np.array([0.0, 64.0, 128.0])
     assert cost.expert_ffn(card, tokens, DEEPSEEK)[1] < Datasheet().expert_ffn(card, tokens, DEEPSEEK)[1]
-    assert cost.gate(card, tokens, DEEPSEEK) == pytest.approx(Datasheet().gate(card, tokens, DEEPSEEK))
-    assert cost.aggregate(card, tokens, DEEPSEEK) == pytest.approx(Datasheet().aggregate(card, tokens, DEEPSEEK))
     cluster = h200(1)
     assert cost.all_to_all(cluster, 1e6) == Datasheet().all_to_all(cluster, 1e6)
     assert cost.source.startswith("experts: fused kernels of SGLang (decode), measured") and "datasheet" in cost.source
@@ -362,7 +345,7 @@ def test_all_else_is_as_the_source_prices_it():
     tokens = np.array([1.0, 64.0])
     lines = {kind: {"H200": Line(alpha=alpha, beta=1e-15)} for kind, alpha in (("gemm", 1e-6), ("gate", 5e-6))}
     profile = CostProfile(name="p", origin="a test", ranks=8, **lines)
-    for rest in (AlphaBeta(profile), Scaled(Datasheet(), tokens=2.0)):
+    for rest in (Datasheet(), AlphaBeta(profile), Scaled(Datasheet(), tokens=2.0)):
         cost, card = FusedExperts(rest, "decode", 8.0), gpu("H200")
         assert cost.gate(card, tokens, DEEPSEEK) == pytest.approx(rest.gate(card, tokens, DEEPSEEK))
         assert cost.aggregate(card, tokens, DEEPSEEK) == pytest.approx(rest.aggregate(card, tokens, DEEPSEEK))
@@ -386,23 +369,13 @@ def profiled(points, **changes) -> Profiled:
     return Profiled(MeasuredTimes(name="grid", origin="a test", gemm=gemm, **changes))
 
 
-def test_a_complete_grid_is_recognised_in_any_order():
+def test_a_complete_grid_is_recognised_in_any_order_and_anything_else_is_none():
     table = GemmTable.of(POINTS[::-1])
     assert (table.m.tolist(), table.n.tolist(), table.k.tolist()) == (list(M), list(N), list(K))
     assert table.seconds[1, 0, 2] == power_law(8, 16, 1024)
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        POINTS[1:],  # a corner is missing
-        [*POINTS[1:], POINTS[1]],  # as many, but one twice
-        [point for point in POINTS if point[1] == 16],  # one n only
-        [(m, 4 * m, 2 * m, 1.0) for m in range(1, 9)],  # a diagonal
-    ],
-)
-def test_anything_else_is_no_grid(points):
-    assert GemmTable.of(points) is None
+    missing, twice = POINTS[1:], [*POINTS[1:], POINTS[1]]
+    one_n, diagonal = [point for point in POINTS if point[1] == 16], [(m, 4 * m, 2 * m, 1.0) for m in range(1, 9)]
+    assert [GemmTable.of(points) for points in (missing, twice, one_n, diagonal)] == [None] * 4
 
 
 def test_measured_times_on_a_grid_are_interpolated_between_shapes():
@@ -416,6 +389,9 @@ def test_measured_times_on_a_grid_are_interpolated_between_shapes():
 
 
 def test_a_size_measured_several_times_counts_by_its_median_and_the_grid_stays_one():
+    bumpy = [(m, n, k, seconds * (5 if m == 8 else 1)) for m, n, k, seconds in POINTS]
+    seconds = profiled(bumpy).gemm(GPU, np.geomspace(1, 200, 50), 100, 100, "bf16")
+    assert (np.diff(seconds) >= 0).all(), "more rows never take less time than fewer"
     more = [*POINTS, (8, 16, 32, 3 * power_law(8, 16, 32)), (8, 16, 32, 2 * power_law(8, 16, 32))]
     assert float(profiled(more).gemm(GPU, 8, 16, 32, "bf16")) == pytest.approx(2 * power_law(8, 16, 32))
     assert float(profiled(more).gemm(GPU, 64, 77, 500, "bf16")) == pytest.approx(power_law(64, 77, 500))
@@ -427,12 +403,6 @@ def test_far_more_rows_than_measured_are_refused():
     with pytest.raises(InputError, match="measured up to m = 64 and 320 is asked for") as caught:
         cost.gemm(GPU, 5 * 64, 16, 32, "bf16")
     assert "\n" not in str(caught.value)
-
-
-def test_more_rows_never_take_less_time_than_fewer():
-    bumpy = [(m, n, k, seconds * (5 if m == 8 else 1)) for m, n, k, seconds in POINTS]
-    seconds = profiled(bumpy).gemm(GPU, np.geomspace(1, 200, 50), 100, 100, "bf16")
-    assert (np.diff(seconds) >= 0).all()
 
 
 def test_shapes_that_form_no_grid_keep_to_the_nearest():

@@ -35,16 +35,13 @@ def qwen():
 def test_deepseek_decodes_with_the_attention_of_wide_expert_parallelism(deepseek):
     """Its command line takes 12.2 ms for attention at a length of 2500, 0.24 ms for normalisation and 1.56 ms for shared
     experts in 61 layers, of which 58 have some."""
-    kinds = by_kind(deepseek.operators(DECODE))
+    operators = deepseek.operators(DECODE)
+    kinds, names = by_kind(operators), {operator.name for operator in operators}
     assert kinds["attention"] == pytest.approx((12.206 + 0.757) * 1e-3, rel=2e-3)
     assert kinds["norm"] == pytest.approx(0.2413e-3, rel=1e-3)
     assert kinds["shared expert"] == pytest.approx(1.5567e-3 * 58 / 61, rel=0.1)
     assert set(kinds) == {"attention", "norm", "embedding", "shared expert", "dense FFN", "head"}
-
-
-def test_the_down_projection_counts_once(deepseek):
-    names = [operator.name for operator in deepseek.operators(DECODE)]
-    assert "qkv_a_proj_gemm" in names and "downscale_gemm" not in names
+    assert "qkv_a_proj_gemm" in names and "downscale_gemm" not in names, "the down-projection counts once"
 
 
 def test_dense_layers_and_head_are_those_of_the_model(deepseek):
@@ -84,26 +81,23 @@ def test_nothing_is_logged_or_left_silent(deepseek, capfd, caplog):
     assert [record.message for record in caplog.records] == ["heard"]
 
 
-def test_a_gpu_or_model_that_it_does_not_know_is_named(deepseek, qwen, tmp_path):
-    with pytest.raises(
-        InputError, match=r"aiconfigurator has no measurements of V100-16 \(it has A100-40, .*; use the datasheet"
-    ):
-        replace(deepseek, gpu_type="V100-16").operators(DECODE)
-    with pytest.raises(
-        InputError, match="aiconfigurator has no measurements of sglang on h100_pcie; use the datasheet"
-    ):
-        replace(deepseek, gpu_type="H100-PCIe").operators(DECODE)
+def test_a_gpu_or_model_that_it_does_not_know_is_named_and_a_missing_package(deepseek, qwen, tmp_path, monkeypatch):
     unknown = tmp_path / "config.json"
     unknown.write_text(json.dumps({"architectures": ["NobodysModel"], "num_hidden_layers": 2}))
-    with pytest.raises(InputError, match=r"aiconfigurator has no Qwen3-30B-A3B on h200_sxm: .*; use the datasheet"):
-        replace(qwen, config=unknown).operators(DECODE)
-    # Measured with keys and values at 16 bits only.
-    with pytest.raises(InputError, match=r"aiconfigurator cannot time Qwen3-30B-A3B: .*; use the datasheet") as error:
-        qwen.operators(PREFILL)
-    assert "site-packages" not in str(error.value)
-
-
-def test_without_the_package_that_is_what_is_said(deepseek, monkeypatch):
+    for source, step, says in (
+        (
+            replace(deepseek, gpu_type="V100-16"),
+            DECODE,
+            r"has no measurements of V100-16 \(it has A100-40, .*; use the d",
+        ),
+        (replace(deepseek, gpu_type="H100-PCIe"), DECODE, "has no measurements of sglang on h100_pcie; use the datash"),
+        (replace(qwen, config=unknown), DECODE, "has no Qwen3-30B-A3B on h200_sxm: .*; use the datasheet"),
+        # Measured with keys and values at 16 bits only.
+        (qwen, PREFILL, "cannot time Qwen3-30B-A3B: .*; use the datasheet"),
+    ):
+        with pytest.raises(InputError, match=f"^aiconfigurator {says}") as error:
+            source.operators(step)
+        assert "site-packages" not in str(error.value)
     monkeypatch.setattr(packaged, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="operators by aiconfigurator need the package aiconfigurator-core"):
         deepseek.operators(DECODE)

@@ -148,19 +148,15 @@ def test_320_gpus_are_never_ahead_of_the_bound_and_inside_the_interval():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sparse"])  # its few sends are exact anyway
-def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds(kind):
-    traffic, network = traffic_of(kind, 64, 4), network_of(64, False, 4)
+def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds_and_no_sequential_order(kind):
+    traffic, network, hurry = traffic_of(kind, 64, 4), network_of(64, False, 4), np.array([True])
     usual = all_to_all("concurrent", None, traffic, network)
-    hurried = all_to_all("concurrent", None, traffic, network, np.array([True]))
+    hurried = all_to_all("concurrent", None, traffic, network, hurry)
     assert check_flows(hurried, traffic, network) == hurried.seconds
     assert network.bound(traffic) * (1 - 1e-9) <= usual.seconds <= hurried.latest
     assert hurried.seconds <= hurried.latest and not hurried.exact
-
-
-def test_a_sequential_order_cannot_be_hurried_only_given_up():
-    traffic, network = traffic_of("replicated", 64, 4), network_of(64, False, 4)
     with pytest.raises(StoppedError, match="before the order was simulated"):
-        all_to_all("sequential", shortest_first(traffic), traffic, network, np.array([True]))
+        all_to_all("sequential", shortest_first(traffic), traffic, network, hurry)
 
 
 def windowed_and_exact(

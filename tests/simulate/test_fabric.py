@@ -118,15 +118,6 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
     np.testing.assert_allclose(flows.end, start + wanted.end, **close)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(collectives(least=2))
-def test_together_they_share_as_in_a_naive_simulation(case):
-    network, listed = case
-    both = run(network, listed)
-    ends = [both.finish(str(name)) for name in range(len(listed))]
-    assert ends == pytest.approx(naive_ends(network, listed), rel=CLOSE)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(collectives(least=2), st.randoms(use_true_random=False))
 def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case, random):
@@ -149,10 +140,12 @@ def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case
 
 @settings(max_examples=examples(100), deadline=None)
 @given(collectives(least=2))
-def test_bytes_latency_and_the_ports_are_kept(case):
+def test_together_they_share_as_in_a_naive_simulation_and_keep_bytes_latency_and_ports(case):
     """Nothing is lost, no send is faster than its ports, no port carries more than it can at any time."""
     network, listed = case
     both = run(network, listed)
+    ends = [both.finish(str(name)) for name in range(len(listed))]
+    assert ends == pytest.approx(naive_ends(network, listed), rel=CLOSE)
     for name, (start, _, _, traffic) in enumerate(listed):
         flows, end = both.flows(str(name)), both.finish(str(name))
         delivered = np.zeros_like(traffic)
@@ -171,11 +164,17 @@ def test_bytes_latency_and_the_ports_are_kept(case):
     check_flows(Flows(*columns), sum(traffic for *_, traffic in listed), network)
 
 
+def concurrent(network: Network, first: np.ndarray, second: np.ndarray, late: float = 0.0) -> Fabric:
+    """Two all-to-alls, the second `late` seconds after the first."""
+    both = Fabric(network)
+    both.release("a", 0.0, "concurrent", None, first)
+    both.release("b", late, "concurrent", None, second)
+    return both
+
+
 def test_two_equal_collectives_take_twice_as_long_and_a_late_one_only_what_is_left():
     traffic = np.array([[0.0, 6.0], [0.0, 0.0]])
-    both = Fabric(fabric([2.0, 2.0]))
-    both.release("a", 0.0, "concurrent", None, traffic)
-    both.release("b", 1.0, "concurrent", None, traffic)
+    both = concurrent(fabric([2.0, 2.0]), traffic, traffic, 1.0)
     # a moves 2 alone, both share from second 1 on: a ends at 5, then b has 2 left.
     assert (both.finish("a"), both.finish("b")) == (pytest.approx(5.0), pytest.approx(6.0))
     assert both.flows("b").start.tolist() == [1.0]
@@ -240,9 +239,6 @@ def test_a_send_shorter_than_the_clock_can_tell_ends():
     assert (fabric.flows("late").end >= 1e3).all()
 
 
-# Contention.
-
-
 ROUND_OFF = 1e-7
 
 
@@ -296,8 +292,8 @@ def test_fabric_and_links_contend_apart():
 @given(loaded_networks())
 def test_no_plain_all_to_all_beats_what_its_ports_reach(loaded):
     network, traffic = loaded
-    least = meeting_bound(network, traffic)
-    assert network.bound(traffic) <= least <= all_to_all("concurrent", None, traffic, network).seconds * (1 + ROUND_OFF)
+    reached = all_to_all("concurrent", None, traffic, network).seconds * (1 + ROUND_OFF)
+    assert network.bound(traffic) <= meeting_bound(network, traffic) <= reached
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -325,9 +321,7 @@ def test_two_models_meet_at_a_port():
     network = contended(fabric([1.0] * 3), 1.0)
     first, second = np.zeros((3, 3)), np.zeros((3, 3))
     first[1, 0] = second[2, 0] = 1.0
-    both = Fabric(network)
-    both.release("a", 0.0, "concurrent", None, first)
-    both.release("b", 0.0, "concurrent", None, second)
+    both = concurrent(network, first, second)
     assert both.finish("a") == both.finish("b") == pytest.approx(4.0)
 
 

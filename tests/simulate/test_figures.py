@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.compare.figures import Metrics, balance_of, metrics, migration, proof_of_plan
 from engine.costs import Datasheet
 from engine.plan import Claim, Placement, Plan, SendOrder
-from engine.problem import Problem, make_problem
+from engine.problem import make_problem
 from engine.result import Status
 from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep
@@ -60,46 +60,27 @@ def claimed(plan: Plan, scope: str, status: Status = Status.FEASIBLE) -> Plan:
 )
 def test_of_the_choices_whose_bound_is_met(linear, scope, total, order_bound, bound, proven) -> None:
     plan, figures = linear
-    own = replace(
-        figures,
-        total=total,
-        order_bound=order_bound,
-        order_gap=total / order_bound - 1,
-        bound=bound,
-        gap=None if bound is None else total / bound - 1,
-    )
+    gaps = {"order_gap": total / order_bound - 1, "gap": None if bound is None else total / bound - 1}
+    own = replace(figures, total=total, order_bound=order_bound, bound=bound, **gaps)
     proof = proof_of_plan(claimed(plan, scope), own)
     assert proof.proven == proof.in_words == proven
     assert proof.order_gap == pytest.approx(total / order_bound - 1)
     assert proof.gap == (own.gap if scope == ANY else None)
     assert ("Not proven optimal" in proof.sentence) is (proven == "nothing")
-    assert ("above what no placement can beat" in proof.sentence) is (
-        proof.gap is not None and proven in ("order", "nothing")
-    )
+    above = proof.gap is not None and proven in ("order", "nothing")
+    assert ("above what no placement can beat" in proof.sentence) is above
     assert (share(proof.order_gap) in proof.sentence) is (proven in ("placement", "nothing"))
 
 
-def test_an_order_that_nearly_meets_its_bound_is_proven_but_for_that(linear) -> None:
+def test_an_order_that_nearly_meets_its_bound_one_without_a_claim_a_schedule_and_one_that_was_stopped(linear) -> None:
     plan, figures = linear
     for gap, words in ((5e-4, "order within 0.1 %"), (2e-3, "nothing")):
         near = replace(figures, total=1 + gap, order_bound=1.0, order_gap=gap, bound=None, gap=None)
         assert proof_of_plan(plan, near).proven == "nothing" and proof_of_plan(plan, near).in_words == words
-
-
-def test_without_a_claim_the_order_is_proven_all_the_same(linear) -> None:
-    plan, figures = linear
     met = replace(figures, order_bound=figures.total, order_gap=0.0, bound=None, gap=None)
     assert proof_of_plan(plan.model_copy(update={"claim": None}), met).proven == "order"
-
-
-def test_of_a_training_step_it_is_the_schedule(linear) -> None:
-    plan, figures = linear
-    step = replace(figures, decomposition={}, order_bound=figures.total, order_gap=0.0, bound=figures.total, gap=0.0)
+    step = replace(met, decomposition={}, bound=figures.total, gap=0.0)
     assert proof_of_plan(claimed(plan, "schedule"), step).proven == "schedule"
-
-
-def test_who_was_stopped_says_so(linear) -> None:
-    plan, figures = linear
     stopped = proof_of_plan(claimed(plan, OWN, Status.CANCELLED), replace(figures, order_bound=0.0))
     assert stopped.in_words == "nothing (stopped early)" and "stopped early" in stopped.sentence
 
@@ -122,38 +103,19 @@ def test_the_fewest_hops_prove_nothing_of_the_time(problem) -> None:
     assert np.isclose(proof_of_plan(plan, figures).order_gap, figures.order_gap)
 
 
-# Migration.
-@pytest.fixture
-def pair() -> Problem:
-    cards = [make_gpu(send=1e9, receive=1e9)] * 2
-    return Problem(ExpertLoad("loads", np.ones((2, 4)), (0, 1)), cluster_of(*cards), make_model(2, 4), Datasheet())
-
-
-def placed(*rows) -> Placement:
-    return Placement.from_gpu_of_expert(np.array(rows), 2, (0, 1))
-
-
-def test_staying_is_free(pair):
-    same = placed([0, 0, 1, 1], [0, 0, 1, 1])
-    cost = migration(same, same, pair, 1.0, 1.0)
+def test_a_migration_is_free_pays_back_or_never_pays():
+    pair = problem_of(ExpertLoad("loads", np.ones((2, 4)), (0, 1)), cluster_of(*[make_gpu(send=1e9)] * 2))
+    now, swapped, turned = (
+        Placement.from_gpu_of_expert(np.array([first, [0, 0, 1, 1]]), 2, (0, 1))
+        for first in ([0, 0, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0])
+    )
+    cost = migration(now, now, pair, 1.0, 1.0)
     assert (cost.copies, cost.bytes, cost.seconds, cost.steps) == (0, 0, 0, 0)
-
-
-def test_a_swap_moves_one_expert_each_way_and_pays_back(pair):
-    cost = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([0, 1, 0, 1], [0, 0, 1, 1]), pair, 1.0, 0.75)
-    size = pair.model.bytes_per_expert
+    cost, size = migration(now, swapped, pair, 1.0, 0.75), pair.model.bytes_per_expert
     assert cost.copies == 2 and cost.bytes == 2 * size
     assert cost.seconds == pytest.approx(size / 1e9 + pair.cluster.latency)  # both directions at once
-    assert cost.bound <= cost.seconds
-    assert cost.steps == pytest.approx(cost.seconds / 0.25)
-
-
-def test_a_slower_plan_never_pays(pair):
-    cost = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([1, 1, 0, 0], [0, 0, 1, 1]), pair, 1.0, 1.5)
-    assert cost.steps == float("inf")
-
-
-# Balance.
+    assert cost.bound <= cost.seconds and cost.steps == pytest.approx(cost.seconds / 0.25)
+    assert migration(now, turned, pair, 1.0, 1.5).steps == float("inf")
 
 
 TWO = cluster_of(make_gpu(), make_gpu())
@@ -174,18 +136,15 @@ def balance_problem(**more):
 BLOCKS = ((0, 1), (2, 3))
 
 
-def test_one_copy_of_every_expert():
+def test_one_copy_of_every_expert_and_replicas_that_share_its_tokens():
     """Seven and one token in layer 0, five and three in layer 1; of 4 each, were they even."""
     plan = plan_of(BLOCKS, BLOCKS)
     assert balance_of(plan, balance_problem()).overload == pytest.approx((7 / 4, 5 / 4))
     figures = metrics(plan, balance_problem())
     assert figures.balance.mean == 1.5 and figures.balancedness == pytest.approx((4 / 7 + 4 / 5) / 2)
-
-
-def test_replicas_share_the_tokens_of_their_expert():
-    """Three of expert 0's six tokens go to the second GPU: four each. In layer 1 six and two."""
-    plan = plan_of(((0, 1), (0, 2, 3)), ((0, 1, 3), (2,)))
-    assert balance_of(plan, balance_problem()).overload == pytest.approx((1, 6 / 4))
+    # Three of expert 0's six tokens go to the second GPU: four each. In layer 1 six and two.
+    replicated = plan_of(((0, 1), (0, 2, 3)), ((0, 1, 3), (2,)))
+    assert balance_of(replicated, balance_problem()).overload == pytest.approx((1, 6 / 4))
 
 
 def test_two_models_one_after_the_other():
@@ -233,9 +192,8 @@ def test_the_same_with_and_without_a_simulation(case):
     assert factors[loaded] == pytest.approx((load.max(axis=1) / np.maximum(load.mean(axis=1), 1e-300))[loaded])
     assert (factors[~loaded] == 1).all()
     written = json.loads(json.dumps(figures.to_dict()))
-    assert written["balancedness"] == figures.balancedness and len(
-        written["balance"]["overload_factor_of_layer"]
-    ) == len(load)
+    assert written["balancedness"] == figures.balancedness
+    assert len(written["balance"]["overload_factor_of_layer"]) == len(load)
     if plan.placement.single:
         carried = coherent(plan.placement)
         assert metrics(carried, drawn).balance == balance_of(carried, drawn)

@@ -11,7 +11,7 @@ from engine.communication.order import order, random_order, shortest_first
 from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
-from engine.simulate.flows import Flows, all_to_all
+from engine.simulate.flows import all_to_all
 from tests.cases.examples import examples
 from tests.cases.flows import (
     CLOSE,
@@ -60,18 +60,12 @@ def naive_end(network: Network, lanes: list[list[tuple[int, int, float]]]) -> fl
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(most=5))
-def test_concurrent_equals_a_naive_simulation(loaded):
+@given(loaded_networks(most=5), seeds)
+def test_concurrent_and_sequential_equal_a_naive_simulation(loaded, seed):
     network, traffic = loaded
     lanes = [[(i, j, traffic[i, j])] for i, j in np.argwhere(off_diagonal(traffic))]
     flows = all_to_all("concurrent", None, traffic, network)
     assert flows.seconds == pytest.approx(naive_end(network, lanes), rel=CLOSE)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(loaded_networks(most=5), seeds)
-def test_sequential_equals_a_naive_simulation(loaded, seed):
-    network, traffic = loaded
     schedule = random_order(traffic, seed)
     lanes = [[] for _ in range(network.gpus)]
     for src, dst, size in zip(schedule.src, schedule.dst, schedule.bytes, strict=True):
@@ -81,26 +75,18 @@ def test_sequential_equals_a_naive_simulation(loaded, seed):
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds)
-def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed):
+@given(loaded_networks(), st.sampled_from(MODES), seeds, seeds)
+def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed, other_seed):
     network, traffic = loaded
     flows = all_to_all(mode, schedule_for(mode, traffic, network, seed), traffic, network)
     relayed = mode == "two-tier"
     assert check_flows(flows, traffic, network, relayed) == flows.seconds
-    bound = network.relayed_bound(traffic) if relayed else network.bound(traffic)
-    assert flows.seconds >= bound * (1 - CLOSE) and network.relayed_bound(traffic) <= network.bound(traffic) * (
-        1 + CLOSE
-    )
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(loaded_networks(), st.sampled_from(MODES), seeds, seeds)
-def test_a_schedule_for_other_traffic_delivers_everything(loaded, mode, seed, other_seed):
-    network, traffic = loaded
+    straight, least = network.bound(traffic), network.relayed_bound(traffic)
+    assert flows.seconds >= (least if relayed else straight) * (1 - CLOSE) and least <= straight * (1 + CLOSE)
+    # A schedule for other traffic delivers everything too.
     rng = np.random.default_rng(other_seed)
     other = traffic * rng.integers(0, 3, traffic.shape) + (rng.random(traffic.shape) < 0.2) * 77.0
-    flows = all_to_all(mode, schedule_for(mode, other, network, seed), traffic, network)
-    check_flows(flows, traffic, network, relayed=mode == "two-tier")
+    check_flows(all_to_all(mode, schedule_for(mode, other, network, seed), traffic, network), traffic, network, relayed)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -190,27 +176,20 @@ def test_order_decides_between_three_units_and_two():
     assert network.bound(traffic) == 2
 
 
-def test_two_senders_share_one_receiver():
-    traffic = np.zeros((3, 3))
-    traffic[0, 2], traffic[1, 2] = 1, 3
-    flows = all_to_all("concurrent", None, traffic, fabric([1, 1, 1]))
-    assert dict(zip(flows.src.tolist(), flows.end.tolist(), strict=True)) == pytest.approx({0: 2, 1: 4})
-
-
-def test_a_fast_receiver_serves_two_slow_senders_at_once():
-    traffic = np.zeros((3, 3))
-    traffic[1:, 0] = 5
-    network = fabric([1, 0.5, 0.5])
-    assert all_to_all("concurrent", None, traffic, network).seconds == pytest.approx(10)
-    matched = order(traffic, network.send, network.receive, "matched").solution
-    assert all_to_all("matched", matched, traffic, network).seconds == pytest.approx(20)
-
-
-def test_what_a_slow_sender_leaves_goes_to_the_fast_one():
-    traffic = np.zeros((3, 3))
-    traffic[0, 2], traffic[1, 2] = 9, 1
-    flows = all_to_all("concurrent", None, traffic, fabric([1, 0.1, 1]))
-    assert flows.seconds == pytest.approx(10)  # 0.9 and 0.1 of the receiver, not a half each
+@pytest.mark.parametrize(
+    ("rates", "sizes", "ends", "matched"),
+    [
+        ([1, 1, 1], [1, 3], [2, 4], 4),  # two senders share one receiver
+        ([0.5, 0.5, 1], [5, 5], [10, 10], 20),  # a fast receiver serves two slow senders at once
+        ([1, 0.1, 1], [9, 1], [10, 10], 19),  # 0.9 and 0.1 of the receiver, not a half each
+    ],
+)
+def test_two_senders_to_one_receiver(rates, sizes, ends, matched):
+    traffic, network = np.zeros((3, 3)), fabric(rates)
+    traffic[:2, 2] = sizes
+    assert all_to_all("concurrent", None, traffic, network).end.tolist() == pytest.approx(ends)
+    schedule = order(traffic, network.send, network.receive, "matched").solution
+    assert all_to_all("matched", schedule, traffic, network).seconds == pytest.approx(matched)
 
 
 def test_latency_counts_once_per_send():
@@ -239,14 +218,10 @@ def test_nothing_to_send_takes_no_time(mode):
 
 
 @pytest.mark.parametrize("mode", ("matched", "shared", "sequential"))
-def test_a_planned_send_without_bytes_says_nothing_about_its_pair(mode):
-    traffic = np.array([[0.0, 2.0], [0, 0]])
-    empty = Schedule(src=(0,), dst=(1,), bytes=(0.0,), phase=(0,), duration=(0.0,))
-    assert all_to_all(mode, empty, traffic, fabric([1, 1])).seconds == pytest.approx(2)
-
-
-@pytest.mark.parametrize("mode", ("matched", "shared", "sequential"))
 def test_sends_that_the_schedule_does_not_know_go_last(mode):
+    """One that is planned without bytes says nothing about its pair."""
+    empty = Schedule(src=(0,), dst=(1,), bytes=(0.0,), phase=(0,), duration=(0.0,))
+    assert all_to_all(mode, empty, np.array([[0.0, 2.0], [0, 0]]), fabric([1, 1])).seconds == pytest.approx(2)
     traffic = np.zeros((3, 3))
     traffic[0, 1], traffic[0, 2] = 1, 1
     known = Schedule(src=(0,), dst=(2,), bytes=(5.0,), phase=(0,), duration=(5.0,))
@@ -258,36 +233,17 @@ def test_sends_that_the_schedule_does_not_know_go_last(mode):
 def test_shortest_first_is_shortest_first():
     traffic = np.array([[9.0, 3, 1, 2], [0, 0, 0, 0], [1, 1, 0, 1], [0, 4, 0, 0]])
     schedule = shortest_first(traffic)
-    assert list(zip(schedule.src, schedule.dst, strict=True)) == [
-        (0, 2),
-        (0, 3),
-        (0, 1),
-        (2, 0),
-        (2, 1),
-        (2, 3),
-        (3, 1),
-    ]
+    pairs = [(int(src), int(dst)) for src, dst in zip(schedule.src, schedule.dst, strict=True)]
+    assert pairs == [(0, 2), (0, 3), (0, 1), (2, 0), (2, 1), (2, 3), (3, 1)]
 
 
-class TestCheckFlows:
-    """The check itself must see faults."""
-
-    network = fabric([1, 1, 1])
-    traffic = np.array([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])
-
-    def flows(self, **changes) -> Flows:
-        return replace(all_to_all("concurrent", None, self.traffic, self.network), **changes)
-
-    def test_lost_bytes(self):
-        flows = self.flows()
-        with pytest.raises(IllegalError, match="do not carry"):
-            check_flows(replace(flows, bytes=flows.bytes * 0.9), self.traffic, self.network)
-
-    def test_too_fast(self):
-        flows = self.flows()
-        with pytest.raises(IllegalError, match="capacity"):
-            check_flows(replace(flows, end=flows.end * 0.9), self.traffic, self.network)
-
-    def test_latency_left_out(self):
-        with pytest.raises(IllegalError, match="capacity"):
-            check_flows(self.flows(), self.traffic, replace(self.network, latency=0.5))
+def test_the_check_sees_lost_bytes_flows_that_are_too_fast_and_latency_left_out():
+    network, traffic = fabric([1, 1, 1]), np.array([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    flows = all_to_all("concurrent", None, traffic, network)
+    for broken, on, message in (
+        (replace(flows, bytes=flows.bytes * 0.9), network, "do not carry"),
+        (replace(flows, end=flows.end * 0.9), network, "capacity"),
+        (flows, replace(network, latency=0.5), "capacity"),
+    ):
+        with pytest.raises(IllegalError, match=message):
+            check_flows(broken, traffic, on)

@@ -131,7 +131,7 @@ def test_best_chooses_all_at_once_before_that_and_an_order_behind_it():
     for contention, mode in ((0.0, "concurrent"), (0.015, "concurrent"), (0.025, "matched"), (0.5, "matched")):
         then = changed(problem, Change(contention=contention))
         best = best_order(plan.placement, then, "best", lambda: False, silent)
-        assert best.order.mode == mode
+        assert best.plan.send_order.mode == mode
         assert check_plan(best.plan, then) == pytest.approx(best.timeline.total)
 
 

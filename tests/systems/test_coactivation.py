@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Node
-from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.plan import Plan, Travel
-from engine.problem import Problem, make_problem
+from engine.problem import Problem
 from engine.result import Status
 from engine.simulate import simulate
 from engine.simulate.work import works_of
@@ -20,9 +19,9 @@ from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.examples import examples
-from tests.cases.samples import in_nodes
+from tests.cases.samples import in_nodes, problem_of
 from tests.oracles.plans import check_plan
-from tests.strategies import make_gpu, make_model, planned_or_skipped, problems
+from tests.strategies import make_gpu, planned_or_skipped, problems
 
 SETTINGS = {"time_limit": 2.0}
 
@@ -36,7 +35,7 @@ def planted(unit: str, tokens: int = 1200, layers: int = 2) -> Problem:
     stray = rng.random((tokens, layers)) < 0.1
     chosen[stray, 0] = (chosen[stray, 0] + 1) % 16
     trace = RoutingTrace("planted", chosen.astype(np.int16), 16)
-    return make_problem(trace, in_nodes(4, 2, 8e6), make_model(layers, 16, 4), Datasheet(), travel=Travel(unit=unit))
+    return problem_of(trace, in_nodes(4, 2, 8e6), travel=Travel(unit=unit))
 
 
 @cache
@@ -72,18 +71,14 @@ def test_it_gains_nothing_where_every_copy_travels_alone():
 
 def test_what_it_cannot_plan_for():
     problem = planted("node")
-    loads = ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)
-    with pytest.raises(InputError, match="loads has none; use a routing log"):
-        run(SYSTEMS["coactivation"], replace(problem, workload=loads), SETTINGS)
-    first = problem.cluster.nodes[0]
-    uneven = Node(name="three", gpus=(make_gpu(),) * 3, link_bandwidth=8e6)
-    cluster = Cluster(name="five", nodes=(first, uneven))
-    with pytest.raises(InputError, match="do not divide equally over 5 GPUs"):
-        run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
-    single = Node(name="single", gpus=(make_gpu(),), link_bandwidth=8e6)
-    cluster = Cluster(name="four", nodes=(single, uneven))
-    with pytest.raises(InputError, match="nodes of equal size here; the cluster's have 1, 3 GPUs"):
-        run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
+    one, two, three = (Node(name=f"{gpus}", gpus=(make_gpu(),) * gpus, link_bandwidth=8e6) for gpus in (1, 2, 3))
+    for change, says in (
+        ({"workload": ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)}, "loads has none; use a r"),
+        ({"cluster": Cluster(name="five", nodes=(two, three))}, "do not divide equally over 5 GPUs"),
+        ({"cluster": Cluster(name="four", nodes=(one, three))}, "equal size here; the cluster's have 1, 3 GPUs"),
+    ):
+        with pytest.raises(InputError, match=says):
+            run(SYSTEMS["coactivation"], replace(problem, **change), SETTINGS)
 
 
 @settings(max_examples=examples(30, 4), deadline=None)
@@ -96,12 +91,6 @@ def test_on_any_cluster_the_plan_is_legal_and_above_its_bound(problem, unit):
     assert result.bound <= result.objective * (1 + 1e-9) and result.solution.claim.scope == "order"
 
 
-def halves(problem: Problem) -> tuple[Problem, Problem]:
-    """The first half of the tokens to plan on, the second to score on."""
-    first, second = problem.workload.halves()
-    return problem.with_workload(first), problem.with_workload(second)
-
-
 def rows_away(plan: Plan, problem: Problem) -> float:
     """Rows to other GPUs, or to other nodes where tokens travel node by node."""
     group = problem.stops.of_gpu if plan.travel.unit == "node" else np.arange(plan.placement.gpus)
@@ -112,7 +101,7 @@ def rows_away(plan: Plan, problem: Problem) -> float:
 @pytest.mark.parametrize("unit", ["gpu", "node"])
 def test_copies_that_tokens_choose_save_rows_on_tokens_not_seen(unit):
     problem = replace(planted(unit), travel=Travel(unit=unit, replicas="fewest"))
-    plan_on, score_on = halves(problem)
+    plan_on, score_on = map(problem.with_workload, problem.workload.halves())
     plans = {spare: run(SYSTEMS["coactivation"], plan_on, SETTINGS | {"redundant": spare}) for spare in (0, 2)}
     rows = {spare: rows_away(outcome.result.solution, score_on) for spare, outcome in plans.items()}
     assert rows[2] < 0.95 * rows[0]

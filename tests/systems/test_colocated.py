@@ -1,5 +1,7 @@
 """Two models on one cluster: timelines keep the rules, and no placement or order gets below the bound."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from engine.systems.pieces import phased_order, to_placement
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
+from tests.cases.launch_plans import plan_with
 from tests.cases.samples import EIGHT, sample, sample_model
 from tests.cases.two_models import pair_of_samples, pairs, plan_of, planned_pairs
 from tests.oracles.plans import check_timeline
@@ -41,16 +44,13 @@ def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
 def test_a_broken_timeline_is_noticed():
     problem = pair_of_samples()
     plan = run(SYSTEMS["linear"], problem).result.solution
-    for change in ("late", "lost", "crowded"):
+    for kind, columns, factor in (
+        ("combine", ["start", "end"], 0.5),
+        ("combine", "bytes", 0.5),
+        ("dispatch", "end", 0.5),
+    ):
         timeline = simulate(plan, problem)
-        events = timeline.events
-        sends = events["kind"] == "combine"
-        if change == "late":
-            events.loc[sends, ["start", "end"]] -= 0.5 * timeline.total
-        elif change == "lost":
-            events.loc[sends, "bytes"] *= 0.5
-        else:
-            events.loc[events["kind"] == "dispatch", "end"] = events["start"] + (events["end"] - events["start"]) * 0.01
+        timeline.events.loc[timeline.events["kind"] == kind, columns] *= factor
         with pytest.raises(IllegalError):
             check_timeline(timeline, plan, problem)
 
@@ -73,15 +73,10 @@ def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
     """The bound of one run holds for random placements of as many slots, in any order."""
     bound = run(SYSTEMS["aurora"], problem, {"time_limit": 0.1}).result.bound
     layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    slots = -(-experts // gpus)
+    slots = np.repeat(np.arange(gpus), -(-experts // gpus)).tolist()
     for _ in range(3):
-        rows = [
-            [data.draw(st.permutations([gpu for gpu in range(gpus) for _ in range(slots)])) for _ in range(layers)]
-            for _ in range(2)
-        ]
-        both = []
-        for layer_rows, side in zip(rows, (problem, problem.second), strict=True):
-            both.append(to_placement(np.array([row[:experts] for row in layer_rows]), side))
+        rows = np.array([[data.draw(st.permutations(slots)) for _ in range(layers)] for _ in range(2)])[..., :experts]
+        both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
         for mode in ("matched", "concurrent"):
             assert simulate(plan_of(problem, *both, mode), problem).total >= bound * (1 - 1e-7)
 
@@ -111,18 +106,27 @@ def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
         assert bound_of_plan(plan, problem, layer, layer) <= seconds + slack
 
 
-def test_three_models_unequal_experts_and_lone_systems_are_refused():
+def test_unequal_experts_and_lone_systems_are_refused_and_plans_of_other_numbers_of_models():
     problem = pair_of_samples()
     fewer = RoutingTrace("small", np.zeros((10, 2, 1), dtype=np.int16), 4)
     with pytest.raises(InputError, match="choose a second model with 8 experts"):
         make_problem(problem.workload, problem.cluster, problem.model, problem.cost, second=(fewer, make_model(2, 4)))
     with pytest.raises(InputError, match="one model at a time"):
         run(SYSTEMS["rcs"], problem)
+    alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
     with pytest.raises(InputError, match="open a second recording"):
-        run(SYSTEMS["rec"], make_problem(problem.workload, problem.cluster, problem.model, problem.cost))
+        run(SYSTEMS["rec"], alone)
     for order in ("shared", "two-tier"):
         with pytest.raises(InputError, match=f"cannot follow a {order} order"):
             run(SYSTEMS["aurora"], problem, {"order": order})
+    pair_plan, single_plan = (run(SYSTEMS["linear"], given).result.solution for given in (problem, alone))
+    with pytest.raises(InputError, match="open the second"):
+        simulate(pair_plan, alone)
+    with pytest.raises(InputError, match="close the second"):
+        simulate(single_plan, problem)
+    with pytest.raises(ValueError, match="both a placement and a send order"):
+        Plan(**(dict(pair_plan) | {"send_order_b": None}))
+    assert SendOrder(mode="concurrent") == pair_plan.send_order_b
 
 
 def test_two_models_that_do_not_fit_the_memory_together():
@@ -151,43 +155,20 @@ def test_uneven_slots_share_the_memory_between_both_models():
     assert (held <= [6, 6, 4, 4]).all() and (held.sum(axis=1) == 16).all()
 
 
-def test_a_plan_of_two_models_needs_two_models():
-    problem = pair_of_samples()
-    alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
-    pair_plan, single_plan = (
-        run(SYSTEMS["linear"], problem).result.solution,
-        run(SYSTEMS["linear"], alone).result.solution,
-    )
-    with pytest.raises(InputError, match="open the second"):
-        simulate(pair_plan, alone)
-    with pytest.raises(InputError, match="close the second"):
-        simulate(single_plan, problem)
-    with pytest.raises(ValueError, match="both a placement and a send order"):
-        Plan(**(dict(pair_plan) | {"send_order_b": None}))
-    assert SendOrder(mode="concurrent") == pair_plan.send_order_b
-
-
 @pytest.mark.parametrize("first", ["alpha-code", "alpha-prose"])
 def test_same_model_packing_takes_as_long_as_the_slower_model_alone_on_its_half(first):
     traces = sample(first, 2000), sample("beta-code", 2000)
     models = sample_model("alpha"), sample_model("beta")
     problem = make_problem(traces[0], EIGHT, models[0], Datasheet(), second=(traces[1], models[1]))
     plan = run(SYSTEMS["packing"], problem).result.solution
-    alone = []
-    for turn, (trace, model, placement) in enumerate(
-        zip(traces, models, (plan.placement, plan.placement_b), strict=True)
-    ):
+    alone, placements = [], (plan.placement, plan.placement_b)
+    for turn, (trace, model, placement) in enumerate(zip(traces, models, placements, strict=True)):
         mine = list(range(turn, 8, 2))
-        half = EIGHT.part(mine)
-        source = (trace.rank_of_token(8) // 2).astype(np.int32)
-        recorded = RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
-        here = make_problem(recorded, half, model, Datasheet())
-        rows = placement.share.argmax(axis=2)
-        own = to_placement(np.searchsorted(mine, rows), here)
+        recorded = replace(trace, source_rank=(trace.rank_of_token(8) // 2).astype(np.int32))
+        here = make_problem(recorded, EIGHT.part(mine), model, Datasheet())
+        own = to_placement(np.searchsorted(mine, placement.gpu_of_expert), here)
         order = phased_order(Load(here, own), "matched", lambda: False)
-        alone.append(
-            simulate(Plan(name="half", placement=own, send_order=order, provenance=plan.provenance), here).total
-        )
+        alone.append(simulate(plan_with(own, send_order=order), here).total)
     assert simulate(plan, problem).total == pytest.approx(max(alone), rel=1e-9)
     refuse_broken(plan, problem)
 

@@ -78,11 +78,10 @@ def test_the_note_has_the_validators_balancedness(slots, cluster):
 
 def test_a_proven_balance_is_said_to_be_optimal_and_another_how_far_it_can_be():
     problem = problem_of(chained(0, 400, 2, 4, 0.5), cluster_of(*[make_gpu()] * 4))
-    assert (
-        said(eplb(problem, redundant=3)) == "1 in the worst layer; at most 1 is possible (proven), so this is optimal"
-    )
-    outcome = eplb(sample_problem("alpha-code", tokens=1000), redundant=1, algorithm="eplb")
-    worst = balancedness_of(outcome.result.solution.placement, sample_problem("alpha-code", tokens=1000)).min()
+    optimal = "1 in the worst layer; at most 1 is possible (proven), so this is optimal"
+    assert said(eplb(problem, redundant=3)) == optimal
+    outcome = eplb(sampled := sample_problem("alpha-code", tokens=1000), redundant=1, algorithm="eplb")
+    worst = balancedness_of(outcome.result.solution.placement, sampled).min()
     most, gap = re.search(r"at most ([\d.]+) is .* a heuristic within ([\d.]+ %) of the best", said(outcome)).groups()
     assert float(gap.split()[0]) == pytest.approx(100 * (float(most) / worst - 1), abs=1)
 
@@ -99,10 +98,8 @@ def test_faster_gpus_get_more_slots_where_they_may():
 
 def test_more_spare_slots_never_balance_much_worse():
     problem = sample_problem("alpha-code", "alpha-prose", tokens=1000)
-    reached = [
-        balancedness_of(eplb(problem, redundant=redundant).result.solution.placement, problem).min()
-        for redundant in (0, 1, 3)
-    ]
+    placements = [eplb(problem, redundant=redundant).result.solution.placement for redundant in (0, 1, 3)]
+    reached = [balancedness_of(placement, problem).min() for placement in placements]
     assert all(more >= less - 0.01 for less, more in pairwise(reached)), reached
     assert reached[-1] > reached[0] + 0.2
 
@@ -201,10 +198,9 @@ def test_the_memory_of_a_plan_counts_its_replicas():
 )
 def test_too_many_spare_slots_say_how_many_would_fit(room, slots, redundant, most):
     problem = problem_of(chained(0, 60, 2, 6, 0.5), with_room_for(room, 2, 6))
-    with pytest.raises(InputError, match=f"choose redundant={most}$"):
-        eplb(problem, slots=slots, redundant=redundant)
-    with pytest.raises(InputError, match=f"choose redundant={most}$"):
-        eplb(problem, slots=slots, redundant=most + 1)
+    for too_many in (redundant, most + 1):
+        with pytest.raises(InputError, match=f"choose redundant={most}$"):
+            eplb(problem, slots=slots, redundant=too_many)
     placement = eplb(problem, slots=slots, redundant=most).result.solution.placement
     assert np.all(placement.slots <= room) and placement.slots.sum(axis=1).max() == 6 + 3 * most
 

@@ -45,6 +45,7 @@ from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_m
 EVERYTHING = pytest.mark.everything
 
 SHORT = 0.2
+TWO, FOUR = (cluster_of(*[make_gpu()] * count) for count in (2, 4))
 
 
 def exflow(problem: Problem, **options) -> Outcome:
@@ -86,14 +87,6 @@ def test_a_plan_is_legal_and_takes_what_the_validator_says(problem, execution, s
     assert result.bound <= result.objective and plan.claim.scope == "order"
 
 
-@pytest.mark.parametrize("name", ["alpha-code", "beta-code"])
-def test_a_recording_on_nodes_takes_what_the_validator_says(name):
-    problem = sample_problem(name, tokens=1000, cluster=in_nodes(8, 4, 1e8))
-    result = exflow(problem).result
-    assert result.solution.execution == "context-coherent"
-    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
-
-
 # Affinity
 
 
@@ -120,7 +113,7 @@ def test_hops_between_all_choices_or_the_first_listed():
     rows = np.stack(
         [np.stack([first, second], axis=1), np.stack([chain[first], 4 + other_chain[second - 4]], axis=1)], axis=1
     )
-    problem = problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), cluster_of(*[make_gpu()] * 4))
+    problem = problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), FOUR)
     kept = {}
     for hops in ("all", "first"):
         outcome = exflow(problem, hops=hops)
@@ -134,7 +127,7 @@ def test_hops_between_all_choices_or_the_first_listed():
 def test_small_problems_are_solved_and_the_notes_say_so(seed):
     trace = chained(seed, 60, 3, 4, 0.5)
     best = max(kept_share(place, trace, 2) for place in every_placement(3, 4, 2))
-    outcome = exflow(problem_of(trace, cluster_of(*[make_gpu()] * 2)))
+    outcome = exflow(problem_of(trace, TWO))
     assert kept_share(outcome.result.solution.placement.gpu_of_expert, trace, 2) == pytest.approx(best)
     assert outcome.notes["affinity"].value == (
         f"{share(best)} of hops stay on their GPU (by chance 50 %); at most {share(best)} is possible (proven)"
@@ -150,7 +143,7 @@ def test_planted_affinity_is_found_and_nothing_moves_after_the_first_layer(seed,
     group = np.array([rng.permutation(experts) % 4 for _ in range(5)])
     start = rng.integers(0, 4, 2000)
     rows = [np.array([rng.choice(np.flatnonzero(layer == gpu)) for gpu in start]) for layer in group]
-    problem = problem_of(walks(np.array(rows).T, experts), cluster_of(*[make_gpu()] * 4))
+    problem = problem_of(walks(np.array(rows).T, experts), FOUR)
     outcome = exflow(problem, time_limit=1.0)
     plan = outcome.result.solution
     assert kept_share(plan.placement.gpu_of_expert, problem.workload, 4) == 1
@@ -199,15 +192,12 @@ def test_flat_staged_and_joint_each_minimise_what_they_say():
 
 
 def test_nodes_count_only_with_links_of_their_own():
-    trace = sample("alpha-code", 2000)
-    placed = {}
-    for name, cluster in (
-        ("linked", in_nodes(8, 4, 1e8)),
-        ("bare", in_nodes(8, 4, None)),
-        ("one", in_nodes(8, 8, 1e8)),
-    ):
-        outcome = exflow(problem_of(trace, cluster), time_limit=0.3)
+    trace, placed = sample("alpha-code", 2000), {}
+    for name, size_of_node, link in (("linked", 4, 1e8), ("bare", 4, None), ("one", 8, 1e8)):
+        problem = problem_of(trace, in_nodes(8, size_of_node, link))
+        outcome = exflow(problem, time_limit=0.3)
         placed[name] = outcome.result.solution.placement
+        assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
         assert ("on their node" in outcome.notes["affinity"].value) == (name == "linked")
         assert ("is possible (proven)" in outcome.notes["affinity"].value) == (name != "linked")
     counts = transitions(trace.experts, 16)
@@ -271,7 +261,7 @@ def test_on_the_papers_cluster_all_gathers_that_enter_a_node_once_make_exflow_pa
     model = sample_model("alpha", recording.layers).model_copy(update={"d_model": 1024, "d_ff": 4096})
     problem = make_problem(recording, cluster_presets()["exflow-4-nodes"].cluster, model, Datasheet())
     linear = run(SYSTEMS["linear"], problem).result
-    outcome = exflow(problem, time_limit=1.0)
+    outcome = exflow(problem, time_limit=0.4)
     seconds = simulate(outcome.result.solution, problem).seconds_of_kind()
     assert linear.objective / outcome.result.objective > 1.15
     without = outcome.result.objective - seconds["attention"]
@@ -286,15 +276,14 @@ def test_every_recording_counts_alike_however_long_it_is():
     long, short = chained(1, 3000, 3, 4, 0.7, "long"), chained(0, 30, 3, 4, 0.9, "short")
     places = every_placement(3, 4, 2)
     shares = np.array([[kept_share(place, trace, 2) for trace in (long, short)] for place in places])
-    cluster = cluster_of(*[make_gpu()] * 2)
-    outcome = exflow(problem_of(long, cluster, others=(short,)))
+    outcome = exflow(problem_of(long, TWO, others=(short,)))
     mine = [kept_share(outcome.result.solution.placement.gpu_of_expert, trace, 2) for trace in (long, short)]
     assert np.mean(mine) == pytest.approx(shares.mean(axis=1).max())
     # Counted by tokens another plan would win, so that this test could fail.
     by_tokens = shares[(shares @ [3000, 30]).argmax()]
     assert by_tokens.mean() < np.mean(mine) - 0.01
     assert outcome.notes["affinity"].value.startswith(f"{share(np.mean(mine))} of hops stay")
-    turned = exflow(problem_of(short, cluster, others=(long,)))
+    turned = exflow(problem_of(short, TWO, others=(long,)))
     row = turned.result.solution.placement.gpu_of_expert
     assert np.mean([kept_share(row, trace, 2) for trace in (long, short)]) == pytest.approx(np.mean(mine))
 
@@ -324,31 +313,24 @@ def test_a_workload_without_tokens_is_refused_by_name(others):
             exflow(problem)
 
 
-def test_experts_that_do_not_divide_by_the_gpus_say_how_many_would():
-    problem = problem_of(chained(0, 50, 2, 6, 0.5), cluster_of(*[make_gpu()] * 4))
-    with pytest.raises(InputError, match="6 experts cannot be spread equally over 4 GPUs; possible are 1, 2, 3, 6"):
-        exflow(problem)
-
-
-def test_experts_that_do_not_fit_say_what_would_help():
-    trace = chained(0, 50, 2, 6, 0.5)
-    with pytest.raises(
-        InputError, match=r"3 experts per layer do not fit GPU 1 · type-0, .* memory for 2; add GPUs or memory"
+def test_experts_that_do_not_divide_or_fit_say_what_would_help():
+    trace, tight = chained(0, 50, 2, 6, 0.5), with_room_for([3, 3], 2, 6)
+    for cluster, says in (
+        (FOUR, "6 experts cannot be spread equally over 4 GPUs; possible are 1, 2, 3, 6"),
+        (with_room_for([4, 2], 2, 6), "3 experts per layer do not fit GPU 1 · type-0, .* for 2; add GPUs or memory"),
+        (tight, "of keys and values of all 50 tokens, .*; plan with execution=vanilla"),
     ):
-        exflow(problem_of(trace, with_room_for([4, 2], 2, 6)))
-    tight = problem_of(trace, with_room_for([3, 3], 2, 6))
-    assert exflow(tight, execution="vanilla").result.solution.placement.slots.max() == 3
-    with pytest.raises(InputError, match=r"of keys and values of all 50 tokens, .*; plan with execution=vanilla"):
-        exflow(tight)
+        with pytest.raises(InputError, match=says):
+            exflow(problem_of(trace, cluster))
+    assert exflow(problem_of(trace, tight), execution="vanilla").result.solution.placement.slots.max() == 3
 
 
 def test_recordings_without_hops_are_planned_all_the_same():
-    cluster = cluster_of(*[make_gpu()] * 2)
-    single = exflow(problem_of(chained(0, 50, 1, 4, 0.5), cluster))
+    single = exflow(problem_of(chained(0, 50, 1, 4, 0.5), TWO))
     assert single.notes["affinity"].value == "the recording has a single layer: there are no hops between layers"
     every_other = np.zeros((20, 3, 1), dtype=np.int16)
     every_other[:, 1] = -1
-    problem = Problem(RoutingTrace("gaps", every_other, 4), cluster, make_model(3, 4), Datasheet())
+    problem = problem_of(RoutingTrace("gaps", every_other, 4), TWO)
     outcome = exflow(problem)
     assert outcome.notes["affinity"].value.startswith("no token has experts in two layers running")
     assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective)
@@ -366,10 +348,6 @@ def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: floa
     return RoutingTrace("routed", chosen, experts)
 
 
-def equal_gpus(count: int):
-    return cluster_of(*[make_gpu(send=1e9)] * count)
-
-
 def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:
     """Bytes that change GPU in a simulated context-coherent pass: (between and within layers, all else). All else: the first
     dispatch and the all-gathers."""
@@ -383,7 +361,7 @@ def executed_bytes(place: np.ndarray, problem: Problem) -> tuple[float, float]:
 @given(st.integers(0, 999), st.sampled_from([(4, 2), (6, 3), (8, 2)]), st.integers(1, 3), st.integers(1, 4))
 def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(seed, sizes, k, layers):
     experts, gpus = sizes
-    problem = problem_of(routed(seed, 60, layers, experts, k), equal_gpus(gpus))
+    problem = problem_of(routed(seed, 60, layers, experts, k), cluster_of(*[make_gpu()] * gpus))
     place = np.argsort(np.random.default_rng(seed).random((layers, experts)), axis=1) % gpus
     cost = executed_instance(problem).cost(place)
     assert cost * problem.model.bytes_per_token == pytest.approx(executed_bytes(place, problem)[0])
@@ -392,9 +370,9 @@ def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(s
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)])
 def test_the_plan_sends_as_little_as_any_placement(seed):
     """Every placement of 4 experts on 2 GPUs in three layers, top-2, simulated."""
-    problem = problem_of(routed(seed, 200, 3, 4, 2), equal_gpus(2))
+    problem = problem_of(routed(seed, 200, 3, 4, 2), TWO)
     least = min(executed_bytes(place, problem)[0] for place in every_placement(3, 4, 2))
-    plan = run(SYSTEMS["exflow"], problem, {"time_limit": 0.3}).result.solution
+    plan = exflow(problem, time_limit=0.3).result.solution
     assert plan.execution == "context-coherent"
     assert executed_bytes(plan.placement.gpu_of_expert, problem)[0] == pytest.approx(least)
 
@@ -421,15 +399,9 @@ def test_no_division_of_a_layer_keeps_more_than_its_limit(seed, sizes):
 
 
 def test_the_default_sends_less_than_the_other_counts_of_hops_on_a_recording_with_two_experts_a_token():
-    trace = sample("beta-code", 2000)
-    problem = problem_of(trace, EIGHT)
-    moved = {
-        hops: executed_bytes(
-            run(SYSTEMS["exflow"], problem, {"hops": hops, "time_limit": 1.0}).result.solution.placement.gpu_of_expert,
-            problem,
-        )[0]
-        for hops in ("executed", "all", "first")
-    }
+    problem = problem_of(sample("beta-code", 2000), EIGHT)
+    plans = {hops: exflow(problem, hops=hops).result.solution for hops in ("executed", "all", "first")}
+    moved = {hops: executed_bytes(plan.placement.gpu_of_expert, problem)[0] for hops, plan in plans.items()}
     assert moved["executed"] < min(moved["all"], moved["first"])
 
 

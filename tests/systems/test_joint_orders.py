@@ -22,7 +22,7 @@ from engine.validate import refuse_broken
 from engine.validate.refusal import check_joint_order
 from engine.workload import RoutingTrace
 from tests.cases.examples import examples
-from tests.cases.samples import EIGHT, problem_of, sample, sample_model
+from tests.cases.samples import EIGHT, problem_of, sample_model, sample_problem
 from tests.cases.two_models import pairs
 from tests.oracles.plans import check_timeline
 from tests.strategies import cluster_of, make_gpu
@@ -30,12 +30,9 @@ from tests.strategies import cluster_of, make_gpu
 PAIRS = ("alpha-code", "beta-code"), ("alpha-prose", "beta-man"), ("alpha-man", "beta-prose")
 
 
-def samples_together(first: str, second: str, cluster=EIGHT) -> Problem:
-    traces = [sample(name, 2000) for name in (first, second)]
-    models = [
-        sample_model(name.split("-")[0], trace.layers) for name, trace in zip((first, second), traces, strict=True)
-    ]
-    return make_problem(traces[0], cluster, models[0], Datasheet(), second=(traces[1], models[1]))
+def samples_together(first: str, second: str) -> Problem:
+    one, other = (sample_problem(name) for name in (first, second))
+    return make_problem(one.workload, EIGHT, one.model, Datasheet(), second=(other.workload, other.model))
 
 
 @pytest.mark.parametrize(
@@ -76,34 +73,22 @@ def moved(plan: Plan, which: str, kind: str, column: str, value) -> Plan:
 def test_a_joint_order_that_is_none_is_refused():
     problem = samples_together(*PAIRS[0])
     plan = joint_plan(problem)
-    # Each model's own sends stay a matching, but b's no longer wait for the phases in which a has their ports.
-    crowded = moved(plan, "send_order_b", "dispatch", "phase", lambda phase: phase - phase.min())
-    with pytest.raises(InputError, match=r"both models together: .* no matching"):
-        refuse_broken(crowded, problem)
-    early = moved(plan, "send_order", "combine", "phase", lambda phase: np.zeros_like(phase))
-    with pytest.raises(InputError, match="layer 0"):
-        refuse_broken(early, problem)
-    longer = moved(plan, "send_order_b", "combine", "duration", lambda duration: np.append(duration, 1.0))
-    with pytest.raises(InputError, match="have the same phases"):
-        refuse_broken(longer, problem)
-
-
-def test_the_first_models_combine_never_comes_before_its_dispatch():
-    problem = samples_together(*PAIRS[0])
-    plan = joint_plan(problem)
-    swapped = plan.send_order.model_copy(
-        update={"dispatch": plan.send_order.combine, "combine": plan.send_order.dispatch}
-    )
+    for change, message in (
+        # Each model's own sends stay a matching, but b's no longer wait for the phases in which a has their ports.
+        (("send_order_b", "dispatch", "phase", lambda phase: phase - phase.min()), "both models together: .* no match"),
+        (("send_order", "combine", "phase", np.zeros_like), "layer 0"),
+        (("send_order_b", "combine", "duration", lambda duration: np.append(duration, 1.0)), "have the same phases"),
+    ):
+        with pytest.raises(InputError, match=message):
+            refuse_broken(moved(plan, *change), problem)
+    # The first model's combine never comes before its dispatch.
+    ends = {"dispatch": plan.send_order.combine, "combine": plan.send_order.dispatch}
+    swapped = plan.model_copy(update={"send_order": plan.send_order.model_copy(update=ends)})
     with pytest.raises(IllegalError, match="waits for a dispatch"):
-        check_joint_order(plan.model_copy(update={"send_order": swapped}), problem.network, timed=False)
-
-
-def test_a_joint_order_needs_two_models():
-    problem = samples_together(*PAIRS[0])
+        check_joint_order(swapped, problem.network, timed=False)
     alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
     with pytest.raises(InputError, match="one of two models"):
         run(SYSTEMS["aurora"], alone, {"order": "joint"})
-    plan = joint_plan(problem)
     with pytest.raises(ValueError, match="both must have it"):
         Plan(**(dict(plan) | {"placement_b": None, "send_order_b": None}))
 
@@ -114,10 +99,8 @@ def test_other_traffic_than_planned_is_carried_too(recorded):
     planned, other = samples_together(*PAIRS[recorded]), samples_together(*PAIRS[1 - recorded])
     plan = joint_plan(planned)
     few = RoutingTrace("few", np.zeros((8, planned.workload.layers, 1), dtype=np.int16), 16)
-    for problem in (
-        other,
-        make_problem(other.workload, EIGHT, other.model, other.cost, second=(few, sample_model("alpha"))),
-    ):
+    beside_few = make_problem(other.workload, EIGHT, other.model, other.cost, second=(few, sample_model("alpha")))
+    for problem in (other, beside_few):
         timeline = simulate(plan, problem)
         assert check_timeline(timeline, plan, problem) >= bound_of_plan(plan, problem) * (1 - 1e-7)
 

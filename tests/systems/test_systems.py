@@ -20,7 +20,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
-from engine.result import Provenance, Result, Status
+from engine.result import Provenance, Result, Status, never
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.work import Load, work_of
 from engine.systems import SYSTEMS, run
@@ -58,6 +58,12 @@ def plan_of(placement: Placement, order: SendOrder) -> Plan:
     return Plan(name="test", placement=placement, send_order=order, provenance=Provenance(optimiser="test"))
 
 
+def seconds_in(mode: str, placement: Placement, problem: Problem) -> float:
+    """Simulated seconds of a placement with the order of a mode."""
+    order = phased_order(Load(problem, placement, problem.travel), mode, never)
+    return simulate(plan_of(placement, order), problem).total
+
+
 def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
     """All placements without replicas of a problem with one layer that respect the slots."""
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -69,7 +75,7 @@ def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
 def every_order(placement: Placement, problem: Problem) -> Iterator[SendOrder]:
     """The exact and the plain orders, shortest first, and with one expert to a GPU every sequence of every sender."""
     for mode in ("matched", "shared", "concurrent"):
-        yield phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
+        yield phased_order(Load(problem, placement, problem.travel), mode, never)
     (traffic,) = Load(problem, placement).traffic
     yield SendOrder(mode="sequential", dispatch=(shortest_first(traffic),), combine=(shortest_first(traffic.T),))
     if problem.workload.num_experts <= len(traffic):
@@ -99,10 +105,16 @@ def best_of_all(problem: Problem, slots: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=examples(20, 4), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problem=problems())
-def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
+def test_a_plan_is_legal_and_takes_its_objective_which_is_not_below_the_bound_and_its_claim_repeats_both(name, problem):
     result = planned_or_skipped(lambda: solve(name, problem))
+    assert result.objective == simulate(result.solution, problem).total
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+    if name in EVEN:  # as many experts on every GPU
+        slots, most = result.solution.placement.slots, problem.workload.num_experts / len(problem.cluster.gpus)
+        assert np.all(slots.sum(axis=1) == problem.workload.num_experts) and slots.max() <= np.ceil(most)
+        assert most % 1 or np.all(slots == most)
     assert 0 <= result.bound <= result.objective * ROUND_OFF
     assert result.solution.claim.bound == result.bound
     assert result.solution.claim.objective == result.objective
@@ -113,16 +125,20 @@ def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, probl
         assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
 
 
-@settings(max_examples=examples(40, 4), deadline=None)
-@given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
-def test_bound_holds_against_everything_on_two_gpus(problem):
-    check_bound_against_everything(problem)
+TWO_GPUS = problems(layers=(1, 1), least=1, most=2, experts=(1, 4))
+THREE_GPUS = problems(layers=(1, 1), least=3, most=3, experts=(2, 4))
 
 
-@settings(max_examples=examples(20, 4), deadline=None)
-@given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
-def test_bound_holds_against_everything_on_three_gpus(problem):
-    check_bound_against_everything(problem)
+@settings(max_examples=examples(60, 8), deadline=None)
+@given(st.one_of(TWO_GPUS, TWO_GPUS, THREE_GPUS))
+def test_bound_holds_against_everything_on_a_few_gpus(problem):
+    slots = np.full(len(problem.cluster.gpus), -(-problem.workload.num_experts // len(problem.cluster.gpus)))
+    result = solve("aurora", problem)
+    best = best_of_all(problem, slots)
+    assert result.bound <= best * ROUND_OFF
+    if result.status is Status.OPTIMAL:
+        event("claims to be optimal")
+        assert result.objective <= best * ROUND_OFF
 
 
 @settings(max_examples=examples(25, 4), deadline=None)
@@ -136,29 +152,18 @@ def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
     assert result.bound <= best_of_all(problem, slots) * ROUND_OFF
 
 
-def check_bound_against_everything(problem: Problem) -> None:
-    slots = np.full(len(problem.cluster.gpus), -(-problem.workload.num_experts // len(problem.cluster.gpus)))
-    result = solve("aurora", problem)
-    best = best_of_all(problem, slots)
-    assert result.bound <= best * ROUND_OFF
-    if result.status is Status.OPTIMAL:
-        event("claims to be optimal")
-        assert result.objective <= best * ROUND_OFF
-
-
-@settings(max_examples=examples(25, 4), deadline=None)
+@settings(max_examples=examples(50, 6), deadline=None)
 @given(problems(layers=(1, 2)), seeds)
-def test_bound_holds_against_random_placements(problem, seed):
-    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+def test_bound_holds_against_random_placements_in_every_order(problem, seed):
+    """The bound holds for any placement and any order that the recipe could have chosen."""
+    experts, slots = problem.workload.num_experts, slots_of_gpu(problem, "even")
     bound = solve("aurora", problem).bound
     rng = np.random.default_rng(seed)
-    slots = np.repeat(np.arange(gpus), -(-experts // gpus))
-    for _ in range(10):
-        rows = [rng.permutation(slots)[:experts] for _ in range(problem.workload.layers)]
-        placement = to_placement(np.array(rows), problem)
-        for mode in ("matched", "shared", "concurrent"):
-            order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
-            assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
+    for _ in range(6):
+        rows = [rng.permutation(np.repeat(np.arange(len(slots)), slots)) for _ in range(problem.workload.layers)]
+        placement = to_placement(np.array(rows)[:, :experts], problem)
+        for mode in ("matched", "shared", "two-tier", "concurrent"):
+            assert bound <= seconds_in(mode, placement, problem) * ROUND_OFF
 
 
 @settings(max_examples=examples(30, 4), deadline=None)
@@ -219,8 +224,7 @@ def test_best_order_is_the_best_of_those_tried(problem):
     for mode in ("matched", "shared", "concurrent"):
         label = f"{mode} order"
         if label in tried:
-            order = phased_order(Load(problem, outcome.result.solution.placement), mode, lambda: False)
-            again = simulate(plan_of(outcome.result.solution.placement, order), problem).total
+            again = seconds_in(mode, outcome.result.solution.placement, problem)
             if isinstance(tried[label], str):  # ruled out by its bound
                 assert again > outcome.result.objective
             else:
@@ -239,9 +243,7 @@ def test_shared_order_is_tried_wherever_it_can_win(alike, seed):
     trace = RoutingTrace("log", rng.integers(0, 3, (12, 1, 1)).astype(np.int16), 3, source_rank=sources)
     problem = Problem(trace, cluster, make_model(1, 3), Datasheet())
     result = solve("aurora", problem)
-    order = phased_order(Load(problem, result.solution.placement), "shared", lambda: False)
-    shared = simulate(plan_of(result.solution.placement, order), problem).total
-    assert result.objective <= shared * ROUND_OFF
+    assert result.objective <= seconds_in("shared", result.solution.placement, problem) * ROUND_OFF
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -348,9 +350,7 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
     plan, problem = outcome.result.solution, two_nodes(1e8)
     assert plan.send_order.mode == "two-tier"
     times = {
-        mode: simulate(
-            plan_of(plan.placement, phased_order(Load(problem, plan.placement), mode, lambda: False)), problem
-        )
+        mode: simulate(plan_of(plan.placement, phased_order(Load(problem, plan.placement), mode, never)), problem)
         for mode in ("matched", "two-tier")
     }
     # The bytes of GPU 0 for the other node leave by two ports, and the rest of the gap are the links.
@@ -365,9 +365,8 @@ def test_no_order_of_a_mode_beats_what_it_is_left_out_by(problem, seed, mode):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
     homes = np.random.default_rng(seed).integers(0, gpus, (problem.workload.layers, experts))
     placement = to_placement(homes, problem)
-    order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
     least = least_seconds([work_of(placement, problem)], problem.network, mode)
-    assert least <= simulate(plan_of(placement, order), problem).total * (1 + 1e-7)
+    assert least <= seconds_in(mode, placement, problem) * (1 + 1e-7)
 
 
 def test_a_two_tier_plan_may_beat_the_bound_of_straight_bytes_but_none_that_is_claimed():
@@ -379,19 +378,6 @@ def test_a_two_tier_plan_may_beat_the_bound_of_straight_bytes_but_none_that_is_c
         assert relayed.bound <= relayed.objective < of_straight_bytes <= straight.objective * ROUND_OFF
         assert straight.bound == pytest.approx(relayed.bound)
         assert best.solution.send_order == relayed.solution.send_order and best.bound == relayed.bound
-
-
-@settings(max_examples=examples(40, 4), deadline=None)
-@given(problems(layers=(1, 2), least=2, most=5, experts=(1, 4)), seeds)
-def test_a_bound_of_the_best_order_holds_for_every_mode_and_placement(problem, seed):
-    """The bound holds for any placement and any order that the recipe could have chosen."""
-    bound = planned_or_skipped(lambda: solve("aurora", problem)).bound
-    slots = slots_of_gpu(problem, "even")
-    homes = np.random.default_rng(seed).permuted(np.repeat(np.arange(len(slots)), slots))
-    placement = to_placement(np.tile(homes[: problem.workload.num_experts], (problem.workload.layers, 1)), problem)
-    for mode in ("matched", "shared", "two-tier", "concurrent"):
-        order = phased_order(Load(problem, placement, problem.travel), mode, lambda: False)
-        assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 
 def test_the_best_order_is_two_tier_only_where_gpus_can_relay():
@@ -418,19 +404,14 @@ def test_progress_is_reported_and_never_falls():
 # Memory and slots
 
 
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("name", [*EVEN, "exflow", "eplb", "lina"])
 def test_experts_that_do_not_fit_anywhere_say_what_would_help(name):
-    problem = with_memory(small_problem(), [2, 2, 1])
-    with pytest.raises(InputError, match="add GPUs or memory") as caught:
-        solve(name, problem)
-    assert "GPU 2 · type-2 has memory for 1 per layer, all GPUs together for 5" in str(caught.value)
-    assert "uneven" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["exflow", "eplb", "lina"])
-def test_systems_with_slots_of_their_own_say_what_would_help_too(name):
-    with pytest.raises(InputError, match=r"add GPUs|more GPUs|take 6 devices"):
+    says = r"add GPUs|more GPUs|take 6 devices"
+    if name in EVEN:
+        says = "GPU 2 · type-2 has memory for 1 per layer, all GPUs together for 5; add GPUs or memory"
+    with pytest.raises(InputError, match=says) as caught:
         solve(name, with_memory(small_problem(), [2, 2, 1]))
+    assert name not in EVEN or "uneven" not in str(caught.value)
 
 
 def test_uneven_slots_are_offered_where_they_help():
@@ -456,18 +437,6 @@ def test_uneven_slots_respect_every_memory(problem, seed):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=examples(40, 4), deadline=None)
-@given(problems())
-def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
-    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
-    for name in EVEN:
-        slots = solve(name, problem).solution.placement.slots
-        assert np.all(slots.sum(axis=1) == experts)
-        assert slots.max() <= -(-experts // gpus)
-        if experts % gpus == 0:
-            assert np.all(slots == experts // gpus)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 30))
 def test_spread_evenly(slots, experts):
@@ -486,7 +455,7 @@ def test_spread_evenly(slots, experts):
 @pytest.mark.skipif(not RECORDING.exists(), reason="shared/data/deepseek-v2-lite-routing.npz is not there")
 @pytest.mark.parametrize("task", ["intent", pytest.param("summary", marks=pytest.mark.everything)])
 def test_deepseek_v2_lite_on_the_sample_cluster(task):
-    layers = 3
+    layers = 2
     with np.load(RECORDING) as recorded:
         trace = RoutingTrace(task, recorded[task][:, :layers].astype(np.int16), 64)
     cluster = Cluster.from_json(SAMPLE_CLUSTER.read_text(encoding="utf-8"), "sample")

@@ -40,25 +40,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "SWITCHYARD_DATA": str(studio / "data"),
         "PYTHONPATH": os.pathsep.join([str(studio), str(ROOT)]),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.systems.studio_with_toy"],
-        cwd=studio,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    asked = [sys.executable, "-m", "tests.systems.studio_with_toy"]
+    done = subprocess.run(asked, cwd=studio, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_it_is_short() -> None:
-    assert len(SOURCE.read_text(encoding="utf-8").splitlines()) < 30
-
-
-def test_one_line_of_the_registry_makes_it_a_system(
+def test_it_is_short_and_one_line_of_the_registry_makes_it_a_system(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    assert len(SOURCE.read_text(encoding="utf-8").splitlines()) < 30
     (system,) = toy.SYSTEMS
     monkeypatch.setitem(FILES, "toy", ("toy",))
     monkeypatch.setitem(SYSTEMS, "toy", system)

@@ -121,12 +121,8 @@ def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> 
             own = sorted(set(experts))  # an expert twice on one GPU is one expert with all its rows
             slots[layer, gpu, : len(own)] = per_expert[layer, gpu, own]
     blocks = [traffic[:, first : first + size, first : first + size] for first in range(0, gpus, size)]
-    even = not np.isnan(slots).any() and all(_same(block) for block in (slots, *blocks))
-    return Routing(groups, traffic, slots, even)
-
-
-def _same(values: np.ndarray) -> bool:
-    return bool(np.ptp(values) <= 1e-9 * np.abs(values).max(initial=0))
+    same = (np.ptp(block) <= 1e-9 * np.abs(block).max(initial=0) for block in (slots, *blocks))
+    return Routing(groups, traffic, slots, not np.isnan(slots).any() and all(same))
 
 
 @dataclass(frozen=True, eq=False)

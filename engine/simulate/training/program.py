@@ -65,24 +65,17 @@ def gradients_of(graph: OperatorGraph, problem: Problem, groups: int, task_of: d
     before: dict[str, list[str]] = {}
     for dependency in graph.dependencies:
         before.setdefault(dependency.after, []).append(dependency.before)
-    gradients = [
-        Gradient(
-            operator.name,
-            operator.sent,
-            tuple(task_of[name] for name in before[operator.name]),
-            seconds=operator.seconds,
-        )
-        for operator in graph.of_phase("all_reduce")
-    ]
+    gradients = []
+    for operator in graph.of_phase("all_reduce"):
+        after = tuple(task_of[name] for name in before[operator.name])
+        gradients.append(Gradient(operator.name, operator.sent, after, seconds=operator.seconds))
     if groups > 1:
-        weights = {
-            operator.name: operator.parameters * problem.model.bytes_per_number
-            for operator in graph.of_phase("forward")
-        }
+        parameters = {operator.name: operator.parameters for operator in graph.of_phase("forward")}
         for operator in graph.of_phase("dw"):
             if operator.kind == "experts":
                 own = operator.name.removeprefix("dw.")
-                gradients.append(Gradient(f"all_reduce.{own}", weights[own], (task_of[operator.name],), groups))
+                size = parameters[own] * problem.model.bytes_per_number
+                gradients.append(Gradient(f"all_reduce.{own}", size, (task_of[operator.name],), groups))
     return sorted(gradients, key=lambda gradient: max(gradient.after))
 
 
@@ -92,12 +85,8 @@ def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
         for gradient in gradients:
             parts = max(1, int(np.ceil(gradient.sent / limit)))
             for part in range(parts):
-                yield Piece(
-                    f"{gradient.name} · piece {part + 1} of {parts}" if parts > 1 else gradient.name,
-                    (gradient,),
-                    parts,
-                    part,
-                )
+                piece = f" · piece {part + 1} of {parts}" if parts > 1 else ""
+                yield Piece(gradient.name + piece, (gradient,), parts, part)
         return
     for groups in sorted({gradient.groups for gradient in gradients}):
         fused: list[Gradient] = []
@@ -153,15 +142,9 @@ class _Builder:
         """One part of an operator in a stretch that is cut; returns its task."""
         place = self.priced.index[operator.name]
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
-        stream = ALL_TO_ALL if operator.network else COMPUTE
-        task = self.raw(
-            place,
-            label,
-            stream,
-            self.priced.of_part(operator.name, part, parts),
-            self.priced.sent[place] / parts,
-            (part, parts, stretch),
-        )
+        stream, sent = ALL_TO_ALL if operator.network else COMPUTE, self.priced.sent[place] / parts
+        seconds = self.priced.of_part(operator.name, part, parts)
+        task = self.raw(place, label, stream, seconds, sent, (part, parts, stretch))
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
@@ -213,10 +196,8 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     update = next((operator for operator in graph.operators if operator.phase == "update"), None)
     if update is not None:
         task = build.add(update)
-        build.edges += [
-            (other, task)
-            for other in (*reduced, *(build.last[name] for name in before[update.name] if name in build.last))
-        ]
+        others = (build.last[name] for name in before[update.name] if name in build.last)
+        build.edges += [(other, task) for other in (*reduced, *others)]
     return _finish(build, graph)
 
 
@@ -225,8 +206,7 @@ def check_step_parts(plan: Plan, problem: Problem, graph: OperatorGraph) -> None
     _check_ranges(plan, problem, graph)
     under = plan.overlap.under if plan.overlap else {}
     _check_moves(under, graph)
-    for _ in _stretches(_issued(graph, under), _cuts(plan, graph)):
-        pass
+    list(_stretches(_issued(graph, under), _cuts(plan, graph)))
 
 
 def _issued(graph: OperatorGraph, under: dict[str, str]) -> list[Operator]:
@@ -244,9 +224,8 @@ Cut = tuple[str, str, int, bool]
 
 def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
     """All stretches that the plan cuts, those of the MoE layers' pipelines among them."""
-    cuts: list[Cut] = (
-        [(stretch.first, stretch.last, stretch.parts, False) for stretch in plan.overlap.ranges] if plan.overlap else []
-    )
+    stretches = plan.overlap.ranges if plan.overlap else ()
+    cuts: list[Cut] = [(stretch.first, stretch.last, stretch.parts, False) for stretch in stretches]
     if plan.pipeline is not None:
         interleaved = plan.pipeline.order == "interleaved"
         for layer, forward, backward in zip(
@@ -386,22 +365,11 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
     pair, holds = [], []
     for place, stream in zip(build.operators, build.stream, strict=True):
         operator = graph.operators[place]
-        if stream == ALL_TO_ALL:
-            pair.append(pairs.setdefault((operator.layer, operator.phase), len(pairs)))
-        else:
-            pair.append(-1)
+        own = (operator.layer, operator.phase)
+        pair.append(pairs.setdefault(own, len(pairs)) if stream == ALL_TO_ALL else -1)
         # Lina's combine of the backward pass is the gradient of the aggregation: an all-to-all is imminent.
         holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
-    edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
-    tasks = Tasks(
-        stream=np.array(build.stream),
-        seconds=np.stack(build.seconds),
-        edges=edges,
-        release=np.zeros(len(build.labels)),
-        pair=np.array(pair),
-        holds=np.array(holds),
-    )
-    part, parts, stretch = np.array(build.cut, dtype=np.int64).T
-    return Program(
-        tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent), part, parts, stretch, build.pieces
-    )
+    edges, release = sorted(set(build.edges)), np.zeros(len(build.labels))
+    tasks = Tasks(build.stream, np.stack(build.seconds), edges, release, pair, holds)
+    columns = (np.array(column) for column in (build.operators, build.sent))
+    return Program(tasks, tuple(build.labels), *columns, *np.array(build.cut, dtype=np.int64).T, build.pieces)

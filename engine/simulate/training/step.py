@@ -21,13 +21,7 @@ from engine.workload import RoutingTrace
 if TYPE_CHECKING:
     import networkx as nx
 
-FORWARD_KINDS = {
-    "gate": "gate",
-    "dispatch": "dispatch",
-    "experts": "ffn",
-    "combine": "combine",
-    "aggregate": "aggregate",
-}
+FORWARD_KINDS = {"experts": "ffn"} | {kind: kind for kind in ("gate", "dispatch", "combine", "aggregate")}
 
 GRID = 2 ** (1 / 256)
 """Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
@@ -64,27 +58,18 @@ def _check_replicas(plan: Plan, problem: Problem) -> None:
 def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.ndarray, problem: Problem) -> Timeline:
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
-    kinds = np.array(
-        [KINDS.index("all_reduce" if place < 0 else event_kind(operators[place])) for place in program.operators]
-    )
+    kind_of = ["all_reduce" if place < 0 else event_kind(operators[place]) for place in program.operators]
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
     network = program.tasks.stream != COMPUTE
-    streams = np.where(network, STREAMS.index("network"), STREAMS.index("compute"))
-    events = pd.DataFrame(
-        {
-            "resource": group,
-            "stream": pd.Categorical.from_codes(streams[task], categories=list(STREAMS)),
-            "start": start[task, group],
-            "end": end[task, group],
-            "kind": pd.Categorical.from_codes(kinds[task], categories=list(KINDS)),
-            "layer": layers[task],
-            "model": 0,
-            "peer": -1,
-            "bytes": np.where(network, program.sent, 0.0)[task],
-        }
-    )
+    stream = pd.Categorical(np.where(network, "network", "compute")[task], categories=list(STREAMS))
+    times = {"start": start[task, group], "end": end[task, group]}
+    about = {"kind": pd.Categorical(np.array(kind_of)[task], categories=list(KINDS)), "layer": layers[task]}
+    sent = {"model": 0, "peer": -1, "bytes": np.where(network, program.sent, 0.0)[task]}
+    events = pd.DataFrame({"resource": group, "stream": stream} | times | about | sent)
     names = problem.cluster.gpu_names
-    lanes = tuple(_lane(names, members) for members in priced.groups)
+    alike = (len(members) - 1 for members in priced.groups)
+    firsts = [names[members[0]] for members in priced.groups]
+    lanes = tuple(f"{first} and {more} like it" if more else first for first, more in zip(firsts, alike, strict=True))
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
     return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
@@ -97,12 +82,6 @@ def event_kind(operator: Operator) -> str:
     if operator.phase in ("dx", "dw"):
         return operator.phase
     return FORWARD_KINDS.get(operator.kind, "dense")
-
-
-def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
-    """`GPU 0 · A100-80`, with how many others do the same."""
-    alike = len(members) - 1
-    return names[members[0]] + (f" and {alike} like it" if alike else "")
 
 
 def bound_of_step(problem: Problem, placement: Placement) -> float:
@@ -136,13 +115,8 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     sent_behind = max(
         total(exchanged & after).max() + reduced, total(exchanged & after & waited_for).max() + reduced + last.max()
     )
-    return float(
-        max(
-            (before + behind + last).max(),
-            sent_before + (behind + last).max(),
-            max(before.max(), sent_before) + sent_behind,
-        )
-    )
+    on_gpus = (before + behind + last).max(), sent_before + (behind + last).max()
+    return float(max(*on_gpus, max(before.max(), sent_before) + sent_behind))
 
 
 def _least(priced: PricedStep) -> np.ndarray:
@@ -161,14 +135,7 @@ def _around_the_loss(priced: PricedStep, graph: "nx.DiGraph") -> tuple[np.ndarra
     out."""
     import networkx as nx
 
-    loss = next(
-        (
-            operator.name
-            for operator in priced.graph.operators
-            if (operator.kind, operator.phase) == ("loss", "forward")
-        ),
-        None,
-    )
+    loss = next((operator.name for operator in priced.graph.of_phase("forward") if operator.kind == "loss"), None)
     if loss is None:
         return _among(priced), ~_among(priced)
     return _among(priced, nx.ancestors(graph, loss), {loss}), _among(priced, nx.descendants(graph, loss))

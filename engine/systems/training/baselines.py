@@ -3,6 +3,8 @@
 These are their policies on our simulated step, not their programs: kernels and communication take the same time in all.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -61,9 +63,7 @@ def tutel(problem: Problem, options: BucketOptions, stop: Stop, report: Report) 
         if stop():
             break
     notes = {f"degree {degree}": Note(value, "s") for degree, value in seconds.items()}
-    return Draft(
-        best.placement, best.send_order, priority=best.priority, pipeline=best.pipeline, notes=notes, cancelled=stop()
-    )
+    return replace(best, notes=notes, cancelled=stop())
 
 
 def raf(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
@@ -71,50 +71,40 @@ def raf(problem: Problem, options: BucketOptions, stop: Stop, report: Report) ->
     return fixed_degree(problem, 1, "fifo", options.bucket_mb * 1e6)
 
 
+_baseline = partial(System, options=BucketOptions, goals=(Goal.TRAINING,), baseline=True)
+
 SYSTEMS = (
-    System(
+    _baseline(
         name="deepspeed",
         title="DeepSpeed (no overlap)",
         summary="all-to-alls and experts take turns; gradients are reduced meanwhile",
         paper="Lancet §7, Lina §7",
         recipe=deepspeed,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
         shown_beside=True,
     ),
-    System(
+    _baseline(
         name="tutel",
         title="Tutel (best of 1, 2, 4, 8)",
         summary="dispatch, experts and combine in a pipeline of one degree for all layers",
         paper="Lancet §7, PipeMoE §V",
         recipe=tutel,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
         shown_beside=True,
     ),
-    System(
+    _baseline(
         name="fastermoe",
         title="FasterMoE (degree 2)",
         summary="dispatch, experts and combine in a pipeline of two parts",
         paper="PipeMoE §VI",
         recipe=fastermoe,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
     ),
-    System(
+    _baseline(
         name="raf",
         title="RAF-like (no partition)",
         summary="a compiler's plain order, one queue for all communication",
         paper="Lancet §7",
         recipe=raf,
-        options=BucketOptions,
-        goals=(Goal.TRAINING,),
-        baseline=True,
         preselected=True,
     ),
 )

@@ -69,17 +69,9 @@ def lancet(problem: Problem, options: LancetOptions, stop: Stop, report: Report)
     if options.weight_gradients != "none":
         report(0.5, "moving weight gradients")
         under = _under(priced, options, guard, notes)
-    overlap = Overlap(ranges=ranges, under=under, irregular=irregular)
-    priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
-    return Draft(
-        placement,
-        SendOrder(mode="concurrent"),
-        priority=priority,
-        overlap=overlap,
-        notes=notes,
-        cancelled=stop(),
-        limited=guard.cut,
-    )
+    parts = {"overlap": Overlap(ranges=ranges, under=under, irregular=irregular)}
+    parts["priority"] = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
+    return Draft(placement, SendOrder(mode="concurrent"), None, notes, stop(), guard.cut, **parts)
 
 
 def _ranges(
@@ -156,9 +148,8 @@ def _under(priced: PricedStep, options: LancetOptions, guard: Guard, notes: Note
     greedy = schedule_weight_gradients(both.instance, stop=guard, algorithm="greedy")
     chosen: Result = greedy
     if options.weight_gradients == "best":
-        chosen = schedule_weight_gradients(
-            both.instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard
-        )
+        limits = Limits(options.time_limit, wall=math.inf, seed=options.seed)
+        chosen = schedule_weight_gradients(both.instance, limits, guard)
     proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
         f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "

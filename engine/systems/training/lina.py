@@ -117,9 +117,8 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         return {int(choices[0]): placements[int(choices[0])]}
     seconds = np.array([_micro_op_seconds(problem, placement, micro_op) for placement in placements.values()])
     each = model.bytes_per_expert / model.bytes_per_number * bytes_per_parameter(model) * problem.workload.layers
-    room = (
-        problem.cluster.values("memory") * MEMORY_SHARE - step_state_bytes(problem, linear_placement(problem))
-    ).min()
+    held = step_state_bytes(problem, linear_placement(problem))
+    room = (problem.cluster.values("memory") * MEMORY_SHARE - held).min()
     packing = pack_experts(*seconds.T, experts, gpus, each, max(0.0, room + choices[0] * each)).solution
     if packing.experts_per_device is None:
         notes["packing"] = Note(
@@ -133,11 +132,8 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         notes[f"{choice} experts on a GPU"] = Note(f"fill {share(efficiency)} of an all-to-all; {size(memory)}{more}")
     if by_the_paper:
         return {packing.experts_per_device: placements[packing.experts_per_device]}
-    return {
-        choice: placement
-        for choice, placement in placements.items()
-        if not packing.needs_offloading[list(placements).index(choice)]
-    }
+    both = zip(placements.items(), packing.needs_offloading, strict=True)
+    return {choice: placement for (choice, placement), too_much in both if not too_much}
 
 
 def _lacks_groups(problem: Problem, placement: Placement) -> str | None:

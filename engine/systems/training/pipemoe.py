@@ -73,11 +73,8 @@ def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) ->
     for kind in kinds:
         rows = []
         for layer in moe_layers:
-            own = [
-                place
-                for place, operator in enumerate(priced.graph.operators)
-                if operator.layer == layer and operator.kind == kind and operator.phase in phases
-            ]
+            parts = [part for part in priced.graph.of_phase(*phases) if (part.layer, part.kind) == (layer, kind)]
+            own = [priced.index[part.name] for part in parts]
             rows.append(seconds[own].sum(axis=0).max(axis=1))
         stages.append(np.array(rows))
     return tuple(stages)
