@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Limits, Result, Status, Stop, never, result_of
+from engine.result import Bools, Limits, Result, Status, Stop, never, result_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -187,9 +186,7 @@ def some_places(
     return Status.CANCELLED if stop() else Status.TIME_LIMIT, None
 
 
-def overlappable(
-    graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
-) -> NDArray[np.bool_]:
+def overlappable(graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]) -> Bools:
     """bool[w, m]: True if no path leads from the dW to the all-to-all or back (Lancet section 4.1).
 
     Instead of one search per pair, the all-to-alls before and after every node are sets of bits that go once through the

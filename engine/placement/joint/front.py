@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.joint.instance import JointFigures, JointInstance
 from engine.placement.joint.kernel import Workloads, place_jointly
-from engine.result import Limits, Status, Stop, never
+from engine.result import Floats, Ints, Limits, Status, Stop, never
 
 END = 0.005
 """The ends count the other aim this much: of placements equal in one aim, the better in the other."""
@@ -36,7 +35,7 @@ class FrontPoint:
     moves: (layer, expert) pairs on another GPU than in `start`; 0 without one
     """
 
-    gpu_of_expert: NDArray[np.int64]
+    gpu_of_expert: Ints
     weight: float
     hop_cost_share: float
     kept_share: float
@@ -59,10 +58,10 @@ def front(
     *,
     points: int = 9,
     workloads: Workloads = "worst",
-    start: NDArray[np.int64] | None = None,
+    start: Ints | None = None,
     max_moves: int | None = None,
     kicks: int | None = None,
-    initial: tuple[NDArray[np.int64], ...] = (),
+    initial: tuple[Ints, ...] = (),
 ) -> list[FrontPoint]:
     """At most `points` placements from fewest hops to best balance, none beaten by another in hop cost share and
     balancedness; with `start` and max_moves all of them within the moves.
@@ -118,13 +117,13 @@ def front(
 class _Archive:
     """All placements met that none beats."""
 
-    def __init__(self, instance: JointInstance, workloads: Workloads, start: NDArray[np.int64] | None) -> None:
+    def __init__(self, instance: JointInstance, workloads: Workloads, start: Ints | None) -> None:
         self.instance, self.start = instance, start
         self.worst = workloads == "worst"
         self.points: list[FrontPoint] = []
         self.announced: list[FrontPoint] = []
 
-    def add(self, place: NDArray[np.int64], weight: float) -> None:
+    def add(self, place: Ints, weight: float) -> None:
         figures = self.instance.figures(place)
         most, least = (np.max, np.min) if self.worst else (np.mean, np.mean)
         point = FrontPoint(
@@ -187,7 +186,7 @@ class _Archive:
             chosen.append(self.points[int(distance.argmax())])
         return sorted(chosen, key=lambda point: point.hop_cost_share)
 
-    def _axes(self, points: list[FrontPoint] | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _axes(self, points: list[FrontPoint] | None = None) -> tuple[Floats, Floats]:
         """float64[point] each: hop cost share / its value under a blind placement, and imbalance."""
         points = self.points if points is None else points
         most = np.max if self.worst else np.mean
