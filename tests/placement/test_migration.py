@@ -106,17 +106,20 @@ def test_break_even():
     assert break_even(0.0, 1.0, 0.5) == 0
 
 
-def test_bad_input_is_named():
+@pytest.mark.parametrize(
+    ("new", "size", "gpus", "says"),
+    [
+        (np.ones((1, 2, 2), dtype=bool), 1.0, 2, "layer 0, expert 1: no GPU has a copy"),
+        (None, 1.0, 3, "3 GPUs"),
+        (None, -1.0, 2, "bytes_per_expert"),
+        (np.ones((1, 1, 2), dtype=bool), 1.0, 2, r"\(1, 2, 2\)"),
+    ],
+)
+def test_bad_input_is_named(new, size, gpus, says):
     now = np.zeros((1, 2, 2), dtype=bool)
     now[0, 0, 0] = True
-    with pytest.raises(InputError, match="layer 0, expert 1: no GPU has a copy"):
-        transfers(now, np.ones_like(now), 1.0, even_network(2))
-    with pytest.raises(InputError, match="3 GPUs"):
-        transfers(now, now, 1.0, even_network(3))
-    with pytest.raises(InputError, match="bytes_per_expert"):
-        transfers(now, now, -1.0, even_network(2))
-    with pytest.raises(InputError, match=r"\(1, 2, 2\)"):
-        moved(now, now[:, :1])
+    with pytest.raises(InputError, match=says):
+        transfers(now, now if new is None else new, size, even_network(gpus))
 
 
 def test_the_check_refuses_wrong_senders():

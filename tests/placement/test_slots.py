@@ -47,24 +47,23 @@ def test_it_is_even_whole_and_moves_as_little_as_it_can(case):
             assert (new, gone) == (short, spare)
 
 
-def test_what_is_even_already_stays():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1], 0] = held[0, [2, 3], 1] = True
-    assert (even_slots(held, np.ones((1, 4)), np.ones(2), 2) == held).all()
-
-
-def test_the_heaviest_stay_on_the_fast_gpu_and_the_lightest_leave_it():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1, 2], 0] = held[0, 3, 1] = True
-    even = even_slots(held, np.array([[9.0, 1.0, 8.0, 2.0]]), np.array([2.0, 1.0]), 2)
-    assert even[0].T.tolist() == [[True, False, True, False], [False, True, False, True]]
-
-
-def test_replicas_fill_short_gpus_where_they_help_most():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1, 2], 0] = held[0, 3, 1] = True
-    even = even_slots(held, np.array([[10.0, 1.0, 1.0, 2.0]]), np.ones(2), 3)
-    assert even[0, 0].all()  # the heaviest expert is now on both
+@pytest.mark.parametrize(
+    ("held", "load", "speed", "slots", "wanted"),
+    [
+        # What is even already stays.
+        (((0, 1), (2, 3)), [1, 1, 1, 1], [1, 1], 2, ((0, 1), (2, 3))),
+        # The heaviest stay on the fast GPU, and the lightest leaves it.
+        (((0, 1, 2), (3,)), [9, 1, 8, 2], [2, 1], 2, ((0, 2), (1, 3))),
+        # A replica of the heaviest fills the short GPU first.
+        (((0, 1, 2), (3,)), [10, 1, 1, 2], [1, 1], 3, ((0, 1, 2), (0, 1, 3))),
+    ],
+)
+def test_by_hand_which_copies_move(held, load, speed, slots, wanted):
+    table = np.zeros((1, 4, 2), dtype=bool)
+    for gpu, experts in enumerate(held):
+        table[0, list(experts), gpu] = True
+    even = even_slots(table, np.array([load], float), np.array(speed, float), slots)
+    assert tuple(tuple(np.flatnonzero(column)) for column in even[0].T) == wanted
 
 
 @given(seeds)
@@ -123,7 +122,7 @@ def test_choices(experts, devices, choices):
     assert packing_choices(experts, devices).tolist() == choices
 
 
-def test_by_hand():
+def test_packing_by_hand():
     ffn, alltoall = [1, 2, 4, 8, 16], [3, 2.9, 2.5, 1.5, 0]
     result = pack_experts(ffn, alltoall, 16, 16, 2 * GB, 100 * GB)
     answer = result.solution
@@ -136,16 +135,11 @@ def test_by_hand():
     assert result.solution.experts_per_device == 2 and result.status is Status.OPTIMAL
     assert result.objective == result.bound == pytest.approx(1 - 2 / 2.9)
     assert result.solution.needs_offloading.tolist() == [False, False, True, True, True]
-
-
-def test_nothing_fits():
+    # Nothing fits.
     result = pack_experts([1, 2], [2, 0], 2, 2, 2 * GB, 1 * GB)
     assert result.status is Status.INFEASIBLE and result.solution.experts_per_device is None
     assert result.solution.needs_offloading.all() and result.solution.efficiency.tolist() == [0.5, 1]
-
-
-def test_more_experts_that_are_worse_are_not_taken():
-    # The doubling rule would go on to 4; the table says that 2 hides most.
+    # More experts that are worse are not taken: the doubling rule would go on to 4; the table says that 2 hides most.
     result = pack_experts([1, 2, 2], [4, 3, 5], 4, 4, GB, 9 * GB)
     assert result.solution.experts_per_device == 2
     assert doubled([1, 2, 2], [4, 3, 5], [1, 2, 4], GB, 9 * GB) == 4
