@@ -50,7 +50,10 @@ class _Layer:
         while self.filled.max() > self.slots:
             self._drop(int(self.filled.argmax()))
         while np.count_nonzero(self.copies == 0) > (self.slots - self.filled).sum():
-            self._drop_replica()
+            # Room for a homeless expert: the lightest of the experts with replicas loses one, on its busiest GPU.
+            share = np.where(self.copies > 1, self.tokens / np.maximum(self.copies, 1), np.inf)
+            expert = int(share.argmin())
+            self._take(expert, int(np.where(self.held[expert], self.time, -np.inf).argmax()))
         homeless = np.flatnonzero(self.copies == 0)
         for expert in homeless[np.argsort(-self.tokens[homeless], kind="stable")]:
             after = self.time + self.tokens[expert] / self.speed
@@ -95,12 +98,6 @@ class _Layer:
         others = self.held[replicas]
         others[:, gpu] = False
         self._take(int(replicas[np.where(others, after, 0.0).max(axis=1).argmin()]), gpu)
-
-    def _drop_replica(self) -> None:
-        """Make room for a homeless expert: the lightest of the experts with replicas loses one, on its busiest GPU."""
-        share = np.where(self.copies > 1, self.tokens / np.maximum(self.copies, 1), np.inf)
-        expert = int(share.argmin())
-        self._take(expert, int(np.where(self.held[expert], self.time, -np.inf).argmax()))
 
     def _best_replica(self, gpu: int) -> int:
         """The expert that a GPU with room takes a copy of: among those on the slowest GPU the one that leaves all GPUs done

@@ -45,25 +45,20 @@ def score_matrix(
     shape = plans[0].shape[:2]
     _check_all("shares: plan", [plan[:, :, 0] for plan in plans], shape)
     _check_all("loads: workload", loads, shape)
-    balance = np.array([[_balancedness(plan, load) for load in loads] for plan in plans])
+    balance = np.empty((len(plans), len(loads)))
+    for place in np.ndindex(balance.shape):
+        on_gpu = np.einsum("le,leg->lg", loads[place[1]], plans[place[0]])
+        most = on_gpu.max(axis=1)
+        balance[place] = np.where(most > 0, on_gpu.mean(axis=1) / np.where(most > 0, most, 1.0), 1.0).mean()
     if transitions is None:
         return ScoreMatrix(balance, np.full(balance.shape, np.nan))
     hops = [np.asarray(tokens, dtype=np.float64) for tokens in transitions]
     _check_all("transitions: workload", hops, (shape[0] - 1, shape[1], shape[1]))
     if len(hops) != len(loads):
         raise InputError(f"transitions: of {len(hops)} workloads, but loads of {len(loads)}")
-    return ScoreMatrix(balance, np.array([[_kept_share(plan, tokens) for tokens in hops] for plan in plans]))
-
-
-def _balancedness(share: Floats, load: Floats) -> float:
-    on_gpu = np.einsum("le,leg->lg", load, share)
-    most = on_gpu.max(axis=1)
-    return float(np.where(most > 0, on_gpu.mean(axis=1) / np.where(most > 0, most, 1.0), 1.0).mean())
-
-
-def _kept_share(share: Floats, tokens: Floats) -> float:
-    total = tokens.sum()
-    return float(((tokens @ share[1:]) * share[:-1]).sum() / total) if total > 0 else 1.0
+    kept = [[((tokens @ plan[1:]) * plan[:-1]).sum() for tokens in hops] for plan in plans]
+    total = np.array([tokens.sum() for tokens in hops])
+    return ScoreMatrix(balance, np.where(total > 0, kept / np.where(total > 0, total, 1.0), 1.0))
 
 
 def _checked_share(share: Floats, index: int) -> Floats:

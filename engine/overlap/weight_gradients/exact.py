@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.overlap.weight_gradients.bounds import subset_sums
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
-from engine.result import Bools, Floats, Ints, Limits, Stop
+from engine.result import Ints, Limits, Stop
 
 FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
@@ -134,7 +134,14 @@ def best_nested(instance: WeightGradientInstance, known: float, width: int, stop
             stopped = expanded % STATES_PER_POLL == 0 and stop()
             if stopped or len(waiting) > MOST_WAITING or subsets > MOST_SUBSETS:
                 return None, math.inf
-            total, worth_a_look = _divisions(duration[waiting], seconds[j])
+            # Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be
+            # added that hides something with all its duration: it could not do better later.
+            total, shortest = subset_sums(duration[waiting]), np.array([np.inf])
+            for dw_seconds in duration[waiting]:
+                shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
+            # The numbers of a subset and of its complement add up to 2^n - 1.
+            spared, added = total - shortest < seconds[j], total + shortest[::-1] > seconds[j]
+            worth_a_look = np.where(total >= seconds[j], spared, added)
             hidden = state.hidden + np.minimum(total, seconds[j])
             by_time, by_work = hidden + left[j + 1], hidden + (total[-1] - total + later + gain[j + 1])
             promising = worth_a_look & (np.minimum(by_time, by_work) > target)
@@ -153,20 +160,6 @@ def best_nested(instance: WeightGradientInstance, known: float, width: int, stop
     end = max(stages[-1], key=lambda waiting: stages[-1][waiting].hidden)
     bound = max(stages[-1][end].hidden, target) if complete else math.inf
     return _assignment(stages, end, order, release, kind), bound
-
-
-def _divisions(dw: Floats, seconds: float) -> tuple[Floats, Bools]:
-    """Sum of every subset of `dw`, and True if some best answer may run exactly it under an all-to-all of `seconds`.
-
-    Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be added
-    that hides something with all its duration: it could not do better later.
-    """
-    total, shortest = subset_sums(dw), np.array([np.inf])
-    for dw_seconds in dw:
-        shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
-    # The numbers of a subset and of its complement add up to 2^n - 1.
-    shortest_left = shortest[::-1]
-    return total, np.where(total >= seconds, total - shortest < seconds, total + shortest_left > seconds)
 
 
 def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release, kind) -> Ints:

@@ -249,7 +249,13 @@ def keep_limit(
     """
     layers, experts = len(transitions) + 1, transitions.shape[1]
     limits = layer_limits
-    depth = _depth(layers, experts, seconds)
+
+    def fits(depth: int) -> bool:
+        work = 2 * FEWEST_ITERATIONS * -(-(layers - 1) // (depth - 1)) * _seconds(depth, experts)
+        return depth * experts <= LARGEST_SIDE and work <= seconds
+
+    # Layers of a window: as many as leave time for enough iterations.
+    depth = next(filter(fits, range(layers, 2, -1)), 2)
     cuts = np.unique(np.linspace(0, layers - 1, -(-(layers - 1) // (depth - 1)) + 1).round().astype(int))
     spans = list(pairwise(cuts.tolist()))
     cost = sum(_seconds(high - low + 1, experts) for low, high in spans)
@@ -283,16 +289,6 @@ def affordable(layers: int, experts: int, seconds: float) -> bool:
 
 def _seconds(layers: int, experts: int) -> float:
     return SECONDS_PER_CUBE * (layers * experts) ** 3 + 1e-3
-
-
-def _depth(layers: int, experts: int, seconds: float) -> int:
-    """Layers of a window: as many as leave time for enough iterations."""
-    for depth in range(layers, 2, -1):
-        windows = -(-(layers - 1) // (depth - 1))
-        work = 2 * FEWEST_ITERATIONS * windows * _seconds(depth, experts)
-        if depth * experts <= LARGEST_SIDE and work <= seconds:
-            return depth
-    return 2
 
 
 def heavy_limit(

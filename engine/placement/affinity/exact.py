@@ -48,7 +48,12 @@ def chain_optimum(transitions: Floats, cost: Floats, gpus_per_node: int, stop: S
     cost: float64[gpu, gpu] of a hop, unchanged when GPUs of a node or whole nodes are renamed
     """
     experts, gpus = transitions.shape[1], len(cost)
-    labelled = _balanced(experts, gpus)
+    # Every way to place the experts with equally many on each GPU.
+    labelled, free = np.empty((1, 0), dtype=np.int64), np.full((1, gpus), experts // gpus)
+    for _ in range(experts):
+        way, gpu = np.nonzero(free)
+        labelled, free = np.column_stack([labelled[way], gpu]), free[way]
+        free[np.arange(len(gpu)), gpu] -= 1
     renamings = _renamings(gpus, gpus_per_node)
     number = labelled @ gpus ** np.arange(experts)
     by_number = np.argsort(number)
@@ -89,16 +94,6 @@ def chain_optimum(transitions: Floats, cost: Floats, gpus_per_node: int, stop: S
         rename = next(renaming for renaming in renamings if (renaming[representative[before]] == place[-1]).all())
         place.append(rename[labelled[winner[after]]])
     return np.array(place)
-
-
-def _balanced(experts: int, gpus: int) -> Ints:
-    """Every way to place `experts` with equally many on each GPU: int64[way, expert]."""
-    ways, free = np.empty((1, 0), dtype=np.int64), np.full((1, gpus), experts // gpus)
-    for _ in range(experts):
-        way, gpu = np.nonzero(free)
-        ways, free = np.column_stack([ways[way], gpu]), free[way]
-        free[np.arange(len(gpu)), gpu] -= 1
-    return ways
 
 
 def _renamings(gpus: int, gpus_per_node: int) -> Ints:

@@ -37,7 +37,9 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[Ints, int]:
     experts, groups = nets.experts, nets.groups
     size, part = experts // groups, experts // task.gpus
     everyone = (1 << experts) - 1
-    load = _sums(task.load)
+    load = np.zeros(1, dtype=np.int64)  # of every set of experts
+    for tokens in task.load:
+        load = np.concatenate([load, load + tokens])
     most, peak, piece = task.most_load, load, np.zeros(1, dtype=np.int32)
     if capped:
         # For every set that parts divide, the least load of its heaviest part, and a part of such a division.
@@ -53,7 +55,11 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[Ints, int]:
     for group in range(groups):
         inside = np.zeros(everyone + 1, dtype=np.int64)
         np.add.at(inside, bits, nets.price[:, group].astype(np.int64))
-        rows = inside.sum() - _over_subsets(inside, experts)[::-1]
+        total = inside.sum()
+        for expert in range(experts):  # for every set the sum over its subsets
+            halves = inside.reshape(-1, 2, 1 << expert)
+            halves[:, 1] += halves[:, 0]
+        rows = total - inside[::-1]
         if capped:
             rows[peak > most] = UNREACHED
         reached = _next_group(reached, rows, _choices(experts - group * size, size), taken[group])
@@ -62,40 +68,16 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[Ints, int]:
         members = int(taken[group, left])
         left ^= members
         for gpu in range(group * task.group_size, (group + 1) * task.group_size):
-            here = int(piece[members]) if capped else _lowest(members, part)
-            place[[expert for expert in range(experts) if here >> expert & 1]] = gpu
-            members ^= here
+            own = int(piece[members]) if capped else members
+            here = [expert for expert in range(experts) if own >> expert & 1][:part]
+            place[here] = gpu
+            members ^= sum(1 << expert for expert in here)
     return place, most
 
 
 def _choices(of: int, size: int) -> Ints:
     """Every choice of `size` places among so many: int64[choice, size]."""
     return np.array(list(combinations(range(of), size)), dtype=np.int64)
-
-
-def _lowest(members: int, count: int) -> int:
-    """The set of the `count` lowest members of a set."""
-    lowest = 0
-    for _ in range(count):
-        lowest |= members & -members & ~lowest
-        members &= members - 1
-    return lowest
-
-
-def _sums(load: Ints) -> Ints:
-    """Load of every set of experts: int64[set]."""
-    sums = np.zeros(1, dtype=np.int64)
-    for tokens in load:
-        sums = np.concatenate([sums, sums + tokens])
-    return sums
-
-
-def _over_subsets(values: Ints, experts: int) -> Ints:
-    """For every set the sum over its subsets: int64[set]."""
-    for expert in range(experts):
-        halves = values.reshape(-1, 2, 1 << expert)
-        halves[:, 1] += halves[:, 0]
-    return values
 
 
 @njit(cache=True, nogil=True)

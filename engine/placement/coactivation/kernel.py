@@ -133,7 +133,13 @@ class Layer:
         """The exact answer where it is cheap and asked for; else the starts of a search."""
         if hurry[0]:
             return
-        self.nets, self.bound = nets_between(self.instance, self.layer), self._plain_bound()
+        self.nets = nets_between(self.instance, self.layer)
+        # Rows without which the tokens' experts do not fit: every group but the home takes as many as it has room for.
+        chosen = np.sort(self.instance.experts[self.layer], axis=1)
+        again = (chosen[:, 1:] == chosen[:, :-1]) & (chosen[:, 1:] >= 0)
+        different = (chosen >= 0).sum(axis=1) - again.sum(axis=1)
+        groups = -(-different // (self.instance.expert_count // self.instance.groups))
+        self.bound = int(np.maximum(groups - (self.instance.source_gpu >= 0), 0).sum())
         work = work_of(self.nets.experts, self.nets.groups, self.instance.gpus)
         if exact and work <= min(MOST_WORK, EXACT_PER_SECOND * seconds):
             self.place, most = fewest_rows(self.nets, self.task, self.capped)
@@ -202,14 +208,6 @@ class Layer:
 
     def _heaviest(self) -> int:
         return int(np.bincount(self.place, weights=self.task.load, minlength=self.task.gpus).max())
-
-    def _plain_bound(self) -> int:
-        """Rows without which the tokens' experts do not fit: every group but the home takes as many as it has room for."""
-        chosen = np.sort(self.instance.experts[self.layer], axis=1)
-        again = (chosen[:, 1:] == chosen[:, :-1]) & (chosen[:, 1:] >= 0)
-        different = (chosen >= 0).sum(axis=1) - again.sum(axis=1)
-        groups = -(-different // (self.instance.expert_count // self.instance.groups))
-        return int(np.maximum(groups - (self.instance.source_gpu >= 0), 0).sum())
 
 
 def _searched(nets: Nets, task: Task, start: Ints, best: Ints, seconds: float, seed: int, hurry: Bools) -> Ints:

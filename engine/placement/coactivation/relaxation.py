@@ -177,19 +177,15 @@ class Relaxation:
         self.load, self.cap_price = np.zeros(self.vertices), np.zeros(self.vertices)
         if load is not None:
             self.load[:count] = load
-        self.same = self._even()
+        # The mean of all placements.
+        self.same = np.full((self.vertices, self.vertices), (count / groups - 1) / max(count - 1, 1))
+        self.same[count:] = self.same[:, count:] = 1 / groups
+        self.same[count:, count:] = 0.0
+        np.fill_diagonal(self.same, 1.0)
         self.slope, self.constant = self._tangent()
         self.scale = (float(np.linalg.norm(_centred(self.slope))) or 1.0) / self.size
         self.price = np.zeros_like(self.same)
         self.steps, self.limit = 0, -math.inf
-
-    def _even(self) -> Floats:
-        """The mean of all placements."""
-        same = np.full((self.vertices, self.vertices), (self.experts / self.groups - 1) / max(self.experts - 1, 1))
-        same[self.experts :] = same[:, self.experts :] = 1 / self.groups
-        same[self.experts :, self.experts :] = 0.0
-        np.fill_diagonal(same, 1.0)
-        return same
 
     def _tangent(self) -> tuple[Floats, float]:
         slope = np.empty_like(self.same)
@@ -231,7 +227,11 @@ class Relaxation:
         """The nearest matrix without negative entries, with a unit diagonal, and with one home for every expert."""
         experts, matrix = self.experts, np.maximum(matrix, 0.0) if not self.homes else matrix
         if self.homes:
-            homes = _onto_simplex(matrix[:experts, experts:])
+            rows = matrix[:experts, experts:]  # onto the nearest without negative entries that each sum to 1
+            falling = -np.sort(-rows, axis=1)
+            shift = (falling.cumsum(axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
+            last = (falling > shift).sum(axis=1) - 1
+            homes = np.maximum(rows - shift[np.arange(experts), last][:, None], 0.0)
             matrix = np.maximum(matrix, 0.0)
             matrix[:experts, experts:], matrix[experts:, :experts] = homes, homes.T
             matrix[experts:, experts:] = 0.0
@@ -270,11 +270,3 @@ def _centred(matrix: Floats) -> Floats:
     """A symmetric matrix without its row and column means."""
     means = matrix.mean(axis=0)
     return matrix - means - means[:, None] + means.mean()
-
-
-def _onto_simplex(rows: Floats) -> Floats:
-    """The nearest rows without negative entries that each sum to 1."""
-    falling = -np.sort(-rows, axis=1)
-    shift = (falling.cumsum(axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = (falling > shift).sum(axis=1) - 1
-    return np.maximum(rows - shift[np.arange(len(rows)), last][:, None], 0.0)

@@ -196,7 +196,10 @@ def colocate_heterogeneous(
 
     best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, found)
     bound = least
-    kinds = _kinds(cost)
+    same: dict[bytes, list[int]] = {}
+    for gpu, cost_of_gpu in enumerate(cost):
+        same.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
+    kinds = list(same.values())
     exact = limits.exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
         best, bound = prove(cost, kinds, best, bound, limits.seconds, deadline, seed, stop, found)
@@ -231,14 +234,6 @@ def _checked(cost: Floats) -> Floats:
     if not np.isfinite(cost).all():
         raise InputError("cost: every value must be finite")
     return cost
-
-
-def _kinds(cost: Floats) -> list[list[int]]:
-    """The GPUs of every kind: those with the same costs."""
-    slices: dict[bytes, list[int]] = {}
-    for gpu, cost_of_gpu in enumerate(cost):
-        slices.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
-    return list(slices.values())
 
 
 def prove(

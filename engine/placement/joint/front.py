@@ -86,6 +86,7 @@ def front(
     # The ends first: points between are looked for relative to them.
     weights = [1 - END, END] if points > 1 else [0.5]
     tried: list[float] = []
+    announced: list[FrontPoint] = []
     while len(tried) < points:
         weight = weights[len(tried)] if len(tried) < len(weights) else archive.next_weight(tried)
         if weight is None:
@@ -107,8 +108,10 @@ def front(
         )
         archive.add(result.solution, weight)
         tried.append(weight)
-        if report and (new_point := archive.new_best(weight)) is not None:
-            report(new_point)
+        best = archive.best(weight)
+        if report and not any(best is point for point in announced):
+            announced.append(best)
+            report(best)
         if result.status is Status.CANCELLED:
             break
     return archive.thinned(points, tried)
@@ -121,7 +124,6 @@ class _Archive:
         self.instance, self.start = instance, start
         self.worst = workloads == "worst"
         self.points: list[FrontPoint] = []
-        self.announced: list[FrontPoint] = []
 
     def add(self, place: Ints, weight: float) -> None:
         figures = self.instance.figures(place)
@@ -148,14 +150,6 @@ class _Archive:
         hops, imbalance = self._axes()
         objective = weight * hops + (1 - weight) * imbalance
         return self.points[int(np.flatnonzero(objective <= objective.min() + EQUAL)[0])]
-
-    def new_best(self, weight: float) -> FrontPoint | None:
-        """The best point for a weight, unless it has been announced before."""
-        best = self.best(weight)
-        if any(best is point for point in self.announced):
-            return None
-        self.announced.append(best)
-        return best
 
     def next_weight(self, tried: list[float]) -> float | None:
         """The weight across the longest gap between the corners known, unlike all tried; None if there is none."""

@@ -137,7 +137,10 @@ def place_jointly(
     terms = terms_of(instance, weight, workloads == "worst")
     if kicks is None:
         kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-    looks = int(limits.seconds / seconds_of_look(terms, max_moves))
+    # Seconds of a look, as estimated, turn seconds into looks, so that answers repeat.
+    tables = len(terms.hop) + 2 * len(terms.load)
+    look = SECONDS_PER_LOOK + SECONDS_PER_SWAP * instance.experts**2 * tables
+    looks = int(limits.seconds / (look if max_moves is None else LOOKS_WITH_MOVES * look))
     incumbent = _Incumbent(terms, looks, began + limits.wall_seconds, stop, report, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
     if max_moves is not None:
@@ -149,8 +152,12 @@ def place_jointly(
     if not proven and instance.gpus > 1 and not incumbent.ended():
         done = _searched(incumbent, start, max_moves, kicks, limits.seed, from_mean=terms.worst and not initial)
     best, bound = incumbent.place, incumbent.bound
-    if start is not None and max_moves is None:
-        best = _named_as(best, start, instance)
+    if start is not None and max_moves is None and instance.gpus_alike:
+        from scipy.optimize import linear_sum_assignment
+
+        # GPUs get the names with which most experts are on the GPU they are on in `start`.
+        pair = np.bincount((best * instance.gpus + start).ravel(), minlength=instance.gpus**2)
+        best = linear_sum_assignment(pair.reshape(instance.gpus, instance.gpus), maximize=True)[1][best]
     objective = terms.objective(best)
     if proven or objective <= bound + PROVEN_GAP or instance.gpus == 1:
         status, bound = Status.OPTIMAL, objective if proven or instance.gpus == 1 else bound
@@ -161,14 +168,6 @@ def place_jointly(
     options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": limits.seconds}
     options |= {} if max_moves is None else {"max_moves": max_moves}
     return result_of("place_jointly", began, status, objective, min(bound, objective), best, options, limits.seed)
-
-
-def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:
-    """Seconds between two questions of the search whether to stop, as estimated: they turn seconds into looks, so that answers
-    repeat."""
-    tables = len(terms.hop) + 2 * len(terms.load)
-    look = SECONDS_PER_LOOK + SECONDS_PER_SWAP * terms.instance.experts**2 * tables
-    return look * (1 if max_moves is None else LOOKS_WITH_MOVES)
 
 
 @dataclass
@@ -258,17 +257,6 @@ def _searched(
     return search(
         state_of(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit
     )
-
-
-def _named_as(place: Ints, start: Ints, instance: JointInstance) -> Ints:
-    """The placement with GPUs that are alike renamed so that most experts are on the GPU they are on in `start`."""
-    from scipy.optimize import linear_sum_assignment
-
-    if not instance.gpus_alike:
-        return place
-    pair = np.bincount((place * instance.gpus + start).ravel(), minlength=instance.gpus**2)
-    old, new = linear_sum_assignment(pair.reshape(instance.gpus, instance.gpus), maximize=True)
-    return new[np.argsort(old)][place]
 
 
 def _checked(

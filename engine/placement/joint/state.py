@@ -1,10 +1,9 @@
 """A placement with everything that makes a swap of two experts cheap to judge."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance
-from engine.placement.joint.instance import JointFigures, JointInstance
+from engine.placement.joint.instance import JointInstance
 from engine.result import Floats, Ints, Stop, never
 
 EVENNESS = 0.02
@@ -57,10 +56,7 @@ class JointTerms:
 
     def objective(self, gpu_of_expert: Ints) -> float:
         """The objective of any placement int64[layer, expert], computed from nothing but the instance."""
-        return self.of_figures(self.instance.figures(gpu_of_expert))
-
-    def of_figures(self, figures: JointFigures) -> float:
-        """The objective of a placement with these figures."""
+        figures = self.instance.figures(gpu_of_expert)
         aggregate = np.max if self.worst else np.mean
         hops = float(aggregate(figures.hop_cost_share)) / self.instance.random_hop_cost_share
         return self.weight * hops + (1 - self.weight) * float(aggregate(figures.imbalance))
@@ -138,7 +134,8 @@ class JointState:
         gain[gpu[:, None] == gpu] = np.inf
         left = np.inf if self.max_moves is None else self.max_moves - self.moves
         if left < 2 or price:  # a swap moves two at most
-            moved = self._moves_of_swaps(layer)
+            away = (gpu[None, :] != self.start[layer][:, None]).astype(np.int8)
+            moved = away + away.T - away.diagonal()[:, None] - away.diagonal()  # between -2 and 2
             gain[moved > left] = np.inf
             gain += price * moved
         return gain
@@ -211,12 +208,6 @@ class JointState:
         share = np.full(len(sums), 0.5 / len(sums))
         share[sums.argmax()] += 0.5
         return share
-
-    def _moves_of_swaps(self, layer: int) -> NDArray[np.int8]:
-        home, place = self.start[layer], self.place[layer]
-        away = (place[None, :] != home[:, None]).astype(np.int8)  # between -2 and 2 in all
-        now = away.diagonal()
-        return away + away.T - now[:, None] - now
 
     def _change(self, change: Floats, now: Floats) -> Floats:
         """Change of the guiding objective for changes [scenario, ...] of sums float64[scenario]."""

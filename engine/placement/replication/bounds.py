@@ -99,39 +99,23 @@ def least_time(load: Floats, slots_of_gpu: Ints, speed: Floats) -> Floats:
     slots_of_gpu: int64[gpu]
     speed: float64[gpu]
     """
+    experts, slots, fastest = load.shape[2], int(slots_of_gpu.sum()), np.cumsum(-np.sort(-speed[slots_of_gpu > 0]))
     # n hosts give an expert at most the speed of the n fastest GPUs; slots are only so many, and all loads share the counts.
-    fastest, slots = np.cumsum(-np.sort(-speed[slots_of_gpu > 0])), int(slots_of_gpu.sum())
     capacity = np.r_[1.0, fastest, np.full(max(slots - len(fastest), 0), fastest[-1])]
     greatest = load.max(axis=1)
     bound = (greatest / capacity[greedy_counts(greatest, slots, capacity)]).max(axis=1)
-    for bound_of_load in (
-        load.sum(axis=2) / speed.sum(),
-        _reach(load, slots_of_gpu, speed),
-        _crowd(load, slots_of_gpu, speed),
-    ):
-        bound = np.maximum(bound, bound_of_load.max(axis=1))
-    return bound * (1 - ROUND_OFF)
-
-
-def _reach(load: Floats, slots_of_gpu: Ints, speed: Floats) -> Floats:
-    """float64[row, load]: some GPUs with c slots together take at most the c heaviest experts, the others the rest."""
+    of_loads = [load.sum(axis=2) / speed.sum()]
+    # The k heaviest experts find no more GPUs than the slots that the others leave them.
     heaviest = np.cumsum(-np.sort(-load, axis=2), axis=2)
+    hosts = np.minimum(slots - experts + np.arange(1, experts + 1), len(fastest))
+    of_loads.append((heaviest / fastest[hosts - 1]).max(axis=2))
+    # Some GPUs with c slots together take at most the c heaviest experts, the others the rest.
     heaviest = np.concatenate([np.zeros_like(heaviest[..., :1]), heaviest], axis=2)
-    bound = np.zeros(load.shape[:2])
     for order in (np.argsort(slots_of_gpu, kind="stable"), np.argsort(slots_of_gpu / speed, kind="stable")):
-        slots = np.minimum(np.cumsum(slots_of_gpu[order])[:-1], load.shape[2])
+        taken = np.minimum(np.cumsum(slots_of_gpu[order])[:-1], experts)
         others = speed.sum() - np.cumsum(speed[order])[:-1]
-        rest = heaviest[..., -1:] - heaviest[..., slots]
-        bound = np.maximum(bound, (rest / others).max(axis=2, initial=0.0))
-    return bound
-
-
-def _crowd(load: Floats, slots_of_gpu: Ints, speed: Floats) -> Floats:
-    """float64[row, load]: the k heaviest experts find no more GPUs than the slots that the others leave them."""
-    experts, spare = load.shape[2], int(slots_of_gpu.sum()) - load.shape[2]
-    fastest = np.cumsum(-np.sort(-speed[slots_of_gpu > 0]))
-    hosts = np.minimum(spare + np.arange(1, experts + 1), len(fastest))
-    return (np.cumsum(-np.sort(-load, axis=2), axis=2) / fastest[hosts - 1]).max(axis=2)
+        of_loads.append(((heaviest[..., -1:] - heaviest[..., taken]) / others).max(axis=2, initial=0.0))
+    return np.maximum(bound, np.max(of_loads, axis=0).max(axis=1)) * (1 - ROUND_OFF)
 
 
 def divided(expert: Ints, weight: Floats, speed: Floats, stop: Stop = never) -> Floats:
