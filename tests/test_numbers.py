@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import units
@@ -17,7 +17,7 @@ from engine.result import Result, Status
 from engine.schema import LONG_TEXT, Amounts, Frozen, Integers, json_text
 from engine.timeline import COLUMNS, Timeline
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.samples import sample
 from tests.strategies import seeds
 
@@ -144,8 +144,8 @@ def test_a_column_is_an_array_that_nobody_can_change_and_a_short_list_in_json():
     assert table([3, -1], [0.1]).to_json() == '{"count":[3,-1],"size":[0.1]}'
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
+@tried(
+    40,
     st.integers(0, 2**31 - 1).flatmap(lambda largest: st.tuples(st.just(largest), st.integers(-largest, largest))),
     st.integers(-3, 300),
     st.integers(0, 2**32),
@@ -207,8 +207,7 @@ def numbers(trace: RoutingTrace) -> list[int]:
     return (trace.experts[:, 0] @ [100, 1]).tolist()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.integers(1, 60), st.integers(2, 9), seeds)
+@tried(100, st.integers(1, 60), st.integers(2, 9), seeds)
 def test_whole_sequences_go_to_one_half_and_no_token_is_lost(tokens, sequences, seed):
     """Sequences of any length, mixed up, under any numbers, those of the first half before all of the second."""
     rng = np.random.default_rng(seed)

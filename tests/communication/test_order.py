@@ -4,7 +4,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -12,7 +11,7 @@ from engine.communication.algorithm1 import algorithm1
 from engine.communication.order import matched_bound, order, shared_bound
 from engine.errors import InputError, StoppedError
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.communication import check_schedule
 
 EXACT = 1e-9
@@ -52,8 +51,7 @@ def instances(draw, largest: int = 14):
     return traffic, send, receive
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(instances())
+@tried(300, instances())
 def test_an_order_reaches_its_bound(instance):
     traffic, send, receive = instance
     for mode, least in (("matched", matched_bound), ("shared", shared_bound)):
@@ -68,8 +66,7 @@ def test_an_order_reaches_its_bound(instance):
     assert result.bound <= matched_bound(traffic, send, receive) * (1 + EXACT)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(largest=4))
+@tried(40, instances(largest=4))
 def test_no_combination_of_matchings_is_faster(instance):
     traffic, send, receive = instance
     n = len(traffic)
@@ -83,8 +80,7 @@ def test_no_combination_of_matchings_is_faster(instance):
     assert order(traffic, send, receive).objective / scale == pytest.approx(best.fun, rel=1e-7)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(largest=9), st.randoms(use_true_random=False))
+@tried(60, instances(largest=9), st.randoms(use_true_random=False))
 def test_makespan_is_invariant(instance, random):
     traffic, send, receive = instance
     makespan = order(traffic, send, receive).objective
@@ -116,8 +112,7 @@ def test_transfers_below_the_rounding_unit_are_still_sent():
     assert result.status == Status.OPTIMAL
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(instances())
+@tried(100, instances())
 def test_algorithm_1_is_legal(instance):
     traffic, send, receive = instance
     result = algorithm1(traffic, send, receive)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -14,7 +13,7 @@ from engine.communication.two_tier import FEWEST_PARTS, two_tier
 from engine.errors import IllegalError, InputError
 from engine.network import Network
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.communication import check_relayed
 from tests.strategies import networks, traffics
 
@@ -59,8 +58,7 @@ def checked(traffic: np.ndarray, network: Network, result) -> tuple[float, float
     return check_relayed(hops, steps.seconds, traffic, network)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(instances())
+@tried(150, instances())
 def test_every_byte_arrives_within_all_capacities(instance):
     traffic, network = instance
     result = two_tier(traffic, network)
@@ -71,8 +69,7 @@ def test_every_byte_arrives_within_all_capacities(instance):
     assert (result.status == Status.OPTIMAL) == (makespan <= bound * (1 + EXACT))
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(instances(), st.randoms(use_true_random=False))
+@tried(100, instances(), st.randoms(use_true_random=False))
 def test_ports_and_bound_are_invariant(instance, random):
     traffic, network = instance
     result = two_tier(traffic, network)
@@ -91,8 +88,7 @@ def test_ports_and_bound_are_invariant(instance, random):
     assert with_local_tokens.solution == result.solution
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(instances(), st.booleans())
+@tried(100, instances(), st.booleans())
 def test_gpus_that_are_alone_get_the_order_without_tiers(instance, links):
     traffic, network = instance
     link = np.ones(network.gpus) if links else np.zeros(network.gpus)
@@ -143,8 +139,7 @@ def relay_program(traffic: np.ndarray, network: Network) -> float:
     return float(best.fun) * scale / unit
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(most=5))
+@tried(40, instances(most=5))
 def test_no_relaying_undercuts_the_bound(instance):
     traffic, network = instance
     result = two_tier(traffic, network)

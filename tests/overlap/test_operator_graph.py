@@ -5,7 +5,6 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -14,7 +13,7 @@ from engine.model import MoEModel
 from engine.overlap.operator_graph import UPDATE_BYTES, Dependency, Gemm, Operator, OperatorGraph, with_backward
 from engine.overlap.transformer import transformer_step
 from engine.training import TrainingStep
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.capacity_passing import even_bounds, kept_by_micro_batches, kept_with_passing, sent
 
 
@@ -51,8 +50,7 @@ STEPS = {
 steps = st.builds(gpt, **{name: st.sampled_from(values) for name, values in STEPS.items()})
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(steps)
+@tried(30, steps)
 def test_flops_are_twice_weights_times_tokens_and_attention_and_numbers_sent_are_the_models(case):
     model, step, graph = case
     width, moe = model.d_model, len(model.moe_layers)
@@ -93,8 +91,7 @@ def test_experts_are_divided_over_the_gpus_and_their_tokens_multiplied(gpus, own
     assert up.parameters == own * model.d_model * model.d_ff
 
 
-@settings(max_examples=examples(15), deadline=None)
-@given(steps)
+@tried(15, steps)
 def test_program_order_the_update_last_weight_gradients_wait_for_their_own_and_files_keep_all(case):
     _, _, graph = case
     drawn = graph.graph()
@@ -253,11 +250,7 @@ def batches(draw) -> tuple[np.ndarray, int, int, np.ndarray]:
     return experts, num_experts, draw(st.integers(0, 12)), np.array([0, *bounds, tokens])
 
 
-many = settings(max_examples=examples(150), deadline=None)
-
-
-@many
-@given(batches(), st.sampled_from(["token", "choice"]))
+@tried(150, batches(), st.sampled_from(["token", "choice"]))
 def test_a_whole_batch_is_served_in_order(batch, service):
     experts, num_experts, capacity, bounds = batch
     tokens, choices = experts.shape
@@ -271,8 +264,7 @@ def test_a_whole_batch_is_served_in_order(batch, service):
         assert np.array_equal(kept_with_passing(experts, num_experts, capacity, bounds, service), expected)
 
 
-@many
-@given(batches())
+@tried(150, batches())
 def test_passing_capacity_drops_the_same_tokens_and_micro_batches_never_fewer(batch):
     experts, num_experts, capacity, bounds = batch
     whole = kept(experts, num_experts, capacity)

@@ -6,19 +6,17 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.overlap.partition import Range, group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
 from engine.result import Result, Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.order_search import best_order_seconds, range_seconds
 from tests.oracles.overlapping import check_partition
 
 COMP, COMM = False, True
-fast = settings(max_examples=examples(60), deadline=None)
 
 
 @st.composite
@@ -83,8 +81,7 @@ def test_stage_major_order_waits_for_all_parts_of_the_stage_before():
     assert range_seconds(instance, 0, 2, 2) == 5 + 5 + 1 + 4 + 5
 
 
-@fast
-@given(chains(ops=14, parts=6), st.data())
+@tried(60, chains(ops=14, parts=6), st.data())
 def test_a_range_takes_as_long_as_its_replay(instance, data):
     first = data.draw(st.integers(0, instance.ops - 1))
     allowed = int(instance.latest_last[first])
@@ -100,8 +97,7 @@ def test_a_range_takes_as_long_as_its_replay(instance, data):
                 assert seconds == pytest.approx(cost_of((first, last, parts), instance, None), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(chains(), st.one_of(st.none(), st.integers(1, 4)))
+@tried(100, chains(), st.one_of(st.none(), st.integers(1, 4)))
 def test_nothing_beats_the_answer(instance, max_range):
     result = partition(instance, max_range=max_range)
     assert result.objective == pytest.approx(worth_of(result, instance, max_range), rel=1e-9)
@@ -113,8 +109,7 @@ def test_nothing_beats_the_answer(instance, max_range):
     assert result.status is (Status.OPTIMAL if reached else Status.FEASIBLE)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(chains(), st.floats(0.01, 20), st.one_of(st.none(), st.integers(1, 3)))
+@tried(100, chains(), st.floats(0.01, 20), st.one_of(st.none(), st.integers(1, 3)))
 def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_range):
     starts = group_starts(instance, group_seconds).tolist()
     result = partition(instance, group_seconds=group_seconds, max_range=max_range)
@@ -130,8 +125,7 @@ def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_
         assert result.objective == pytest.approx(best_by_trying_all(instance, starts[1:]), rel=1e-9, abs=1e-9)
 
 
-@fast
-@given(chains(ops=12), st.floats(0.01, 20))
+@tried(60, chains(ops=12), st.floats(0.01, 20))
 def test_groups_are_full_but_not_overfull(instance, group_seconds):
     starts = group_starts(instance, group_seconds)
     whole = instance.times[:, 0]
@@ -142,8 +136,7 @@ def test_groups_are_full_but_not_overfull(instance, group_seconds):
             assert whole[first : end + 1].sum() > group_seconds * (1 - 1e-9)
 
 
-@fast
-@given(chains(ops=20, parts=6))
+@tried(60, chains(ops=20, parts=6))
 def test_more_freedom_never_hurts(instance):
     def least(**options) -> float:
         return partition(instance, **options).objective
@@ -158,8 +151,7 @@ def test_more_freedom_never_hurts(instance):
     assert partition(free).objective <= least() * (1 + 1e-12)
 
 
-@fast
-@given(chains(ops=20, parts=6), st.floats(1e-6, 1e6))
+@tried(60, chains(ops=20, parts=6), st.floats(1e-6, 1e6))
 def test_the_answer_scales_with_the_times_and_two_streams_swapped_take_as_long(instance, factor):
     objective = partition(instance).objective
     scaled = ChainInstance(instance.network, instance.times * factor, instance.latest_last)
@@ -168,8 +160,7 @@ def test_the_answer_scales_with_the_times_and_two_streams_swapped_take_as_long(i
     assert partition(swapped).objective == objective
 
 
-@fast
-@given(chains(ops=20, parts=6), st.integers(0, 20))
+@tried(60, chains(ops=20, parts=6), st.integers(0, 20))
 def test_a_stopped_search_leaves_a_legal_answer(instance, calls):
     asked = iter(range(calls))
     result = partition(instance, stop=lambda: next(asked, None) is None)
@@ -178,8 +169,7 @@ def test_a_stopped_search_leaves_a_legal_answer(instance, calls):
     assert result.status is (Status.OPTIMAL if calls >= instance.ops else Status.CANCELLED)
 
 
-@fast
-@given(chains(ops=8, parts=3))
+@tried(60, chains(ops=8, parts=3))
 def test_the_overlap_bound_holds_for_every_order(instance):
     bound = overlap_bound(instance)
     assert bound <= partition(instance).objective * (1 + 1e-12)

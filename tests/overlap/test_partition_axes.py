@@ -6,7 +6,6 @@ from itertools import product
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -21,7 +20,7 @@ from engine.overlap.operator_axes import (
 )
 from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, overlappable, partition_axes
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_axes
 
 AXES = (-1, 0, 1, "irregular")
@@ -62,8 +61,7 @@ def solutions(problem: AxisProblem) -> int:
     return sum(legal(problem, dict(zip(problem.domains, axes, strict=True))) for axes in chosen)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(problems())
+@tried(150, problems())
 def test_found_and_counted_as_by_enumeration(problem):
     expected = solutions(problem)
     assert count_axes(problem) == expected
@@ -185,8 +183,7 @@ def test_unknown_operators_and_gates_are_said():
 # Weight gradients that may run under an all-to-all
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(2, 14), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
+@tried(80, st.integers(2, 14), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
 def test_labels_equal_a_search_per_pair(nodes, density, seed):
     rng = np.random.default_rng(seed)
     graph = nx.DiGraph()

@@ -6,7 +6,6 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -14,7 +13,7 @@ from engine.overlap import pipeline_degree as module
 from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_degree, pipeline_seconds
 from engine.overlap.pipemoe_printed import algorithm1, best_case, cases, pipemoe_printed
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_pipeline
 
 WAYS = [(1, "dispatch-first"), (1, "interleaved"), (2, "dispatch-first")]
@@ -61,8 +60,7 @@ def test_the_walk_refuses_parts_that_do_not_match(parts):
         check_pipeline(*parts)
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
+@tried(200, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
 def test_closed_forms_equal_the_walk(tables, way):
     parts = np.array(tables).T
     times = pipeline_seconds(*parts, *way)
@@ -86,8 +84,7 @@ def walk_any_order(sends: str, d: float, e: float, c: float) -> float:
     return network
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(1, 4), seconds, seconds, seconds)
+@tried(80, st.integers(1, 4), seconds, seconds, seconds)
 def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c):
     orders = []
     for places in combinations(range(2 * parts), parts):
@@ -98,8 +95,7 @@ def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c)
     assert pipeline_seconds(*times, 1, "interleaved")[0, -1] >= best * (1 - 1e-12)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(lines, st.integers(1, 24), ways)
+@tried(150, lines, st.integers(1, 24), ways)
 def test_equals_brute_force_and_takes_the_smallest_of_ties(coefficients, max_degree, way):
     result = pipeline_degree(DegreeInstance(**coefficients, max_degree=max_degree, streams=way[0], order=way[1]))
     every = [simulated(coefficients, r, *way) for r in range(1, max_degree + 1)]
@@ -130,15 +126,13 @@ def test_a_billionth_is_no_tie():
     assert best_degree(none, np.array([[1 + 1e-14, 0.5]]), none).solution.tolist() == [1]
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(lines, st.sampled_from([WAYS[0], WAYS[2]]))
+@tried(40, lines, st.sampled_from([WAYS[0], WAYS[2]]))
 def test_seconds_are_convex_in_the_degree(coefficients, way):
     times = DegreeInstance(**coefficients, max_degree=60, streams=way[0]).time_of_degree()[0]
     assert (np.diff(times, 2) >= -1e-12 * times[1:-1]).all()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@tried(100, lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_no_cut_equal_or_not_is_faster_than_the_limit(coefficients, way, sizes):
     instance = DegreeInstance(**coefficients, max_degree=30, streams=way[0], order=way[1])
     limit = instance.limit()[0] * (1 - 1e-12)
@@ -231,8 +225,7 @@ def test_a_cancelled_search_has_legal_degrees_and_a_valid_bound(after, monkeypat
     assert result.objective == pytest.approx(times.sum(), rel=1e-12)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), ways)
+@tried(80, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), ways)
 def test_tables_equal_brute_force(seed, layers, most, way):
     rng = np.random.default_rng(seed)
     tables = rng.integers(0, 9, (3, layers, most)).astype(np.float64)

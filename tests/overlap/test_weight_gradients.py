@@ -4,7 +4,6 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python.cp_model import UNKNOWN
 from scipy.optimize import linprog
@@ -16,7 +15,7 @@ from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
 from engine.result import Limits, Status, never
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_weight_gradients
 
 EXACT = 1e-9
@@ -75,8 +74,7 @@ CROSSING = WeightGradientInstance(
 """Sets that are not nested, and 22 of the 24 that splittable dW would hide: no search can prove it."""
 
 
-@settings(max_examples=examples(120), deadline=None)
-@given(instances())
+@tried(120, instances())
 def test_best_equals_every_assignment_and_no_bound_and_no_other_way_lies(instance):
     optimum = every_assignment(instance)
     relative, unit = instance.relative()
@@ -95,8 +93,7 @@ def test_best_equals_every_assignment_and_no_bound_and_no_other_way_lies(instanc
     assert result.objective <= result.bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(nested=False))
+@tried(25, instances(nested=False))
 def test_cp_sat_alone_equals_every_assignment(instance):
     optimum = every_assignment(instance)
     nothing = np.full(len(instance.dw), -1)
@@ -107,8 +104,7 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+@tried(80, instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_states_alone_equal_every_assignment(instance, share):
     assert sets_are_nested(instance)
     optimum = every_assignment(instance)
@@ -184,8 +180,7 @@ def test_durations_that_cannot_count_take_no_precision(unit):
     assert (longest, relative.alltoall.tolist(), relative.dw.tolist()) == (4.0, [1.0, 0.75], [1.0, 0.75])
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(alltoalls=5, dws=9))
+@tried(60, instances(alltoalls=5, dws=9))
 def test_the_cut_is_the_maximum_flow(instance):
     assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-7, abs=1e-9)
 
@@ -196,8 +191,7 @@ def test_the_cut_is_the_maximum_flow_of_a_backward_pass():
         assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-8)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(), st.integers(0, 2**32 - 1))
+@tried(40, instances(), st.integers(0, 2**32 - 1))
 def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     rng = np.random.default_rng(seed)
     objective = schedule_weight_gradients(instance).objective
@@ -212,8 +206,7 @@ def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     assert schedule_weight_gradients(more).objective >= objective * (1 - ROUNDED)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
+@tried(40, instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
 def test_names_and_units_do_not_matter(instance, seed, unit):
     rng = np.random.default_rng(seed)
     objective = schedule_weight_gradients(instance).objective
@@ -226,8 +219,7 @@ def test_names_and_units_do_not_matter(instance, seed, unit):
     assert result.objective == pytest.approx(objective * unit, rel=ROUNDED)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(alltoalls=4, dws=10))
+@tried(60, instances(alltoalls=4, dws=10))
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
     for limits in (Limits(), Limits(exact=False)):
         result = schedule_weight_gradients(instance, limits)

@@ -6,7 +6,6 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -16,7 +15,7 @@ from engine.placement.affinity.moves import Prices, cross, divide_anew
 from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
 from engine.placement.transitions import kept, transitions
 from engine.result import Limits, Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import counts_of, permutation_affinity, planted_affinity, topic_affinity
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_affinity
@@ -55,8 +54,7 @@ tiny = st.builds(
 )
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(tiny)
+@tried(50, tiny)
 def test_equals_every_placement(instance):
     result = affinity(instance)
     assert result.status is Status.OPTIMAL
@@ -71,8 +69,7 @@ def test_two_stages_are_not_optimal_for_a_weighted_cost():
     assert any(affinity(each, staged=True).objective > affinity(each).objective + 1e-9 for each in instances)
 
 
-@settings(max_examples=examples(8, 3), deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([(3, 4, 4, 2), (2, 4, 4, 2), (4, 4, 2, 1)]))
+@tried(8, st.integers(0, 2**32 - 1), st.sampled_from([(3, 4, 4, 2), (2, 4, 4, 2), (4, 4, 2, 1)]), fewest=3)
 def test_stages_are_lexicographic(seed, shape):
     layers, experts, gpus, gpus_per_node = shape
     instance = AffinityInstance(random_counts(layers, experts, seed), gpus, gpus_per_node, 1.0, 1.5)
@@ -250,8 +247,7 @@ def test_crossing_takes_every_layer_from_the_best_source():
         assert cost == best
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(st.integers(0, 10**6))
+@tried(30, st.integers(0, 10**6))
 def test_names_of_gpus_and_copies_of_tokens(seed):
     rng = np.random.default_rng(seed)
     counts = random_counts(4, 8, seed)

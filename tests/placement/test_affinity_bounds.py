@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.placement.affinity.bounds import (
@@ -23,7 +22,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Limits
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 
 FAR = 1e9
@@ -35,8 +34,8 @@ def most_kept(counts: np.ndarray, gpus: int) -> float:
     return counts.sum() - AffinityInstance(counts, gpus).cost(place)
 
 
-@settings(max_examples=examples(20), deadline=None)
-@given(
+@tried(
+    20,
     st.integers(0, 2**32 - 1),
     st.sampled_from([(2, 6, 3), (3, 6, 2), (4, 8, 4), (3, 4, 4), (5, 4, 2)]),
     st.sampled_from([0.1, 0.6, 1.0]),
@@ -90,7 +89,9 @@ def test_a_bound_lies_between_nothing_and_the_objective_with_nodes():
         assert instance.cost(np.array([rng.permutation(24) % 6 for _ in range(4)])) >= result.bound
 
 
-@pytest.mark.parametrize(("seed", "costs"), enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)]))
+@pytest.mark.parametrize(
+    ("seed", "costs"), list(enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)]))
+)
 def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     """The exact method is switched off, so that the bound comes from the limits; then it is asked."""
     instance = AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)
@@ -117,8 +118,8 @@ def limit_of(counts: np.ndarray, gpus: int) -> float:
     return heavy_limit(counts, gpus, spectral_limits(counts, gpus), FAR, time.perf_counter() + FAR, 0.0)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
+@tried(
+    40,
     st.integers(0, 2**32 - 1),
     st.sampled_from([(3, 6, 3), (4, 6, 2), (3, 8, 4), (3, 8, 2), (3, 9, 3), (5, 4, 4), (4, 4, 2)]),
     st.sampled_from(["permutation", "topic", "random", "sparse"]),

@@ -4,14 +4,13 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, random_assignment, sorted_assignment
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import mixed_instance, routing
 
 
@@ -28,8 +27,7 @@ instances = st.builds(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(instances)
+@tried(150, instances)
 def test_equals_every_permutation(instance):
     result = assign(instance)
     assert result.status is Status.OPTIMAL
@@ -65,8 +63,7 @@ def test_cost_adds_up_experts_of_a_gpu():
     assert instance.cost(np.array([0, 0, 1])) == 2 + 2 * 4
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 12))
+@tried(30, st.integers(0, 10**6), st.integers(2, 12))
 def test_renaming_gpus_and_experts_changing_units_and_more_tokens(seed, gpus):
     tokens, speed = routing(gpus, gpus, seed, "integer")
     rng = np.random.default_rng(seed)

@@ -7,7 +7,6 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -19,12 +18,12 @@ from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.coactivation.relaxation import Relaxation, facets, tangent
 from engine.placement.coactivation.search import Task, swap, tables_of
 from engine.result import Limits, Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_coactivation
 
-SHORT = Limits(2, wall=100, exact=False)
+SHORT = Limits(1, wall=100, exact=False)
 SHAPES = [
     (4, 2, None, "gpu"),
     (6, 3, None, "gpu"),
@@ -71,8 +70,7 @@ def check(result, instance: CoactivationInstance) -> tuple[list[int], list[float
     return rows, imbalance
 
 
-@settings(max_examples=examples(20, 4), deadline=None)
-@given(small)
+@tried(20, small, fewest=4)
 def test_equals_every_placement(instance):
     result, searched = (coactivation(instance, limits) for limits in (Limits(wall=100), SHORT))
     check(result, instance)
@@ -110,8 +108,7 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     assert searched.objective == exact.objective
 
 
-@settings(max_examples=examples(15, 4), deadline=None)
-@given(small, st.integers(0, 2**32 - 1))
+@tried(15, small, st.integers(0, 2**32 - 1), fewest=4)
 def test_names_of_gpus_and_order_do_not_matter_and_tokens_twice_send_twice_the_rows(instance, seed):
     """GPUs renamed with the tokens' sources (whole nodes, and places in them), experts renamed, tokens in another order."""
     rng = np.random.default_rng(seed)
@@ -265,8 +262,9 @@ def test_the_validator_finds_what_is_broken():
         check_coactivation([[0, 1, 0, 1]], np.array([[[0, 2], [0, 2]]]), source, 2, cap=1.5)
 
 
-@settings(max_examples=examples(20, 4), deadline=None)
-@given(st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1))
+@tried(
+    20, st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1), fewest=4
+)
 def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
     instance = made(shape, 4, 12, None, seed)
     rng = np.random.default_rng(seed)
@@ -304,8 +302,8 @@ def rows_of(experts: np.ndarray, home: np.ndarray, group: np.ndarray) -> np.ndar
     return np.array([len(groups - {int(own)}) for groups, own in zip(reached, home, strict=True)])
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(
+@tried(
+    30,
     st.sampled_from([(8, 4), (8, 2), (12, 3), (9, 3), (6, 6)]),
     st.integers(1, 6),
     st.integers(1, 60),
@@ -329,8 +327,7 @@ def test_no_step_of_the_bound_is_above_the_optimum(shape, choices, tokens, least
             assert relaxation.evaluate() <= optimum + 1e-6
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
+@tried(40, st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_lines_are_under_every_placement_wherever_they_are_drawn(shape, choices, seed):
     """`tangent` at any matrix, even one that is no placement's."""
     experts, groups = shape

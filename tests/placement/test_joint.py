@@ -4,7 +4,6 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -14,7 +13,7 @@ from engine.placement.joint.kernel import _all_placements, place_jointly
 from engine.placement.joint.search import chain, descend, rename_suffixes, search
 from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Limits, Status, never
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import random_instance, random_start, recorded_like
 from tests.oracles.placing import check_joint
 
@@ -62,8 +61,7 @@ weights = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 modes = st.sampled_from(["worst", "mean"])
 
 
-@settings(max_examples=examples(70), deadline=None)
-@given(tiny, weights, modes, st.sampled_from([None, 0, 1, 2, 3, 4, 5, 6]), st.integers(0, 99))
+@tried(70, tiny, weights, modes, st.sampled_from([None, 0, 1, 2, 3, 4, 5, 6]), st.integers(0, 99))
 def test_equals_every_placement_within_the_moves(instance, weight, workloads, max_moves, seed):
     limits = {} if max_moves is None else {"start": random_start(instance, seed), "max_moves": max_moves}
     result = place_jointly(instance, weight=weight, workloads=workloads, kicks=10, **limits)
@@ -119,8 +117,7 @@ def test_nodes_make_far_hops_dearer():
     assert place_jointly(one_price, weight=1.0).objective != pytest.approx(result.objective)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(tiny, st.integers(0, 2**32 - 1), st.booleans())
+@tried(60, tiny, st.integers(0, 2**32 - 1), st.booleans())
 def test_limits_hold_for_any_placement(instance, seed, worst):
     place = random_start(instance, seed)
     figures = instance.figures(place)
@@ -137,8 +134,7 @@ def test_least_peak():
     assert least_peak(np.array([3.0, 3, 3, 2.5]), even) == 6  # two of the three heaviest, not the mean of 5.75
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(tiny, weights, modes, st.integers(0, 2**32 - 1))
+@tried(40, tiny, weights, modes, st.integers(0, 2**32 - 1))
 def test_tables_follow_every_change(instance, weight, workloads, seed):
     """Swaps, chains and new names leave the tables of a fresh computation, and predicted gains are the real ones."""
     rng = np.random.default_rng(seed)

@@ -4,14 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.network import Network
 from engine.placement.migration import break_even, moved, transfers
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_transfers
 from tests.strategies import networks, seeds
 
@@ -36,8 +35,7 @@ def test_moved_are_the_copies_that_are_new():
     assert not moved(now, now).any()
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
+@tried(60, networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
 def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, experts):
     rng = np.random.default_rng(seed)
     now, new = (random_held(rng, layers, experts, network.gpus) for _ in range(2))

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
 from engine.placement.popularity import estimate_devices, most_popular, profile_paths
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_popularity
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
@@ -44,8 +43,7 @@ def checked(case: dict, result) -> float:
     return check_popularity(result.solution, experts=case["num_experts"], **names)
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(cases())
+@tried(200, cases())
 def test_equals_counting_token_by_token(case):
     result = estimate_devices(**case)
     assert result.objective == pytest.approx(checked(case, result), rel=1e-12) == result.solution.sum()
@@ -53,8 +51,7 @@ def test_equals_counting_token_by_token(case):
     assert result.solution.shape == (case["num_experts"],)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(), st.integers(0, 2**32 - 1))
+@tried(60, cases(), st.integers(0, 2**32 - 1))
 def test_what_changes_nothing_and_what_only_adds(case, seed):
     rng = np.random.default_rng(seed)
     devices_of_expert = estimate_devices(**case).solution

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -17,7 +16,7 @@ from engine.placement.replication.exact import best_layout
 from engine.placement.replication.instance import _partitions, groups_of_nodes
 from engine.placement.replication.search import search
 from engine.result import Limits, Status, never
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_replication
 from tests.strategies import seeds
 
@@ -83,8 +82,7 @@ def laid_out(instance: ReplicationInstance, known: np.ndarray) -> tuple[np.ndarr
     return best_layout(*sizes, "equal", known, 0.5, Limits(5.0), never)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(experts=3, gpus=3, split="equal"), st.booleans())
+@tried(25, instances(experts=3, gpus=3, split="equal"), st.booleans())
 def test_equal_split_against_every_placement(instance, exact):
     result = replicate(instance, Limits(20, exact=exact))
     checked(result, instance)
@@ -120,8 +118,7 @@ def test_free_split_against_every_placement(seed):
     assert search.objective <= result.objective * (1 + 1e-6) and result.objective <= search.bound * (1 + 1e-6)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=16, gpus=5))
+@tried(30, instances(experts=16, gpus=5))
 def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     """All work is done, and max >= max(mean, heaviest replica)."""
     result = replicate(instance, Limits(exact=False), effort=2)
@@ -141,8 +138,7 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
                 assert instance.split == "free" or 1 / balance[load, layer] >= limit * (1 - 1e-9)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=16, gpus=5, split="equal"), seeds)
+@tried(30, instances(experts=16, gpus=5, split="equal"), seeds)
 def test_renaming_experts_and_changing_units(instance, seed):
     """A limit does not depend on the names, an answer not on the unit."""
     rng = np.random.default_rng(seed)
@@ -180,15 +176,13 @@ def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, 
     assert replicate(instance, Limits(exact=False)).objective >= usual
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=10, gpus=4, even=True))
+@tried(30, instances(experts=10, gpus=4, even=True))
 def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
     more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
     assert replicate(more, algorithm="eplb").bound >= replicate(instance, algorithm="eplb").bound * (1 - 1e-12)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(experts=12, gpus=4, even=True, split="equal"), seeds)
+@tried(25, instances(experts=12, gpus=4, even=True, split="equal"), seeds)
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
     free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
     usual = replicate(instance, algorithm="eplb")

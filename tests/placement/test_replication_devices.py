@@ -4,7 +4,6 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -12,7 +11,7 @@ from engine.placement.devices import kernel
 from engine.placement.devices.kernel import DevicesInstance, lower_bound, replicate_devices
 from engine.placement.devices.search import pack_devices, replicas_of_expert
 from engine.result import Limits, Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_devices
 
 EXACT = 1e-9
@@ -50,8 +49,7 @@ def instances(draw, experts: int = 4, devices: int = 3) -> tuple[np.ndarray, int
     return rng.exponential(size=experts) ** 2, devices, cap
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(instances())
+@tried(100, instances())
 def test_best_equals_every_hosting_and_no_bound_and_no_other_way_lies(case):
     optimum = brute_force(*case)
     assert lower_bound(*case) <= optimum * (1 + EXACT)
@@ -71,8 +69,7 @@ def test_best_equals_every_hosting_and_no_bound_and_no_other_way_lies(case):
     assert optimum * (1 - ROUNDED) <= result.bound <= result.objective
 
 
-@settings(max_examples=examples(12), deadline=None)
-@given(instances(), st.integers(0, 2**32 - 1))
+@tried(12, instances(), st.integers(0, 2**32 - 1))
 def test_names_units_and_room(case, seed):
     def least(popularity: np.ndarray, devices: int, cap: int) -> float:
         return replicate_devices(DevicesInstance(popularity, devices, cap), kicks=10).objective
@@ -86,9 +83,13 @@ def test_names_units_and_room(case, seed):
     assert least(popularity, devices + 1, cap) <= objective * (1 + EXACT)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(
-    st.integers(1, 24), st.integers(1, 12), st.integers(0, 4), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1])
+@tried(
+    100,
+    st.integers(1, 24),
+    st.integers(1, 12),
+    st.integers(0, 4),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 0.5, 1]),
 )
 def test_every_size_is_legal(experts, devices, more, seed, zeros):
     """Also where every slot is needed, and with experts that nobody asks for."""
@@ -179,8 +180,7 @@ def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     assert replicate_devices(instance, kicks=10).status is status
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(6, 5), st.integers(0, 12))
+@tried(60, instances(6, 5), st.integers(0, 12))
 def test_counts_make_the_largest_replica_smallest(case, more):
     popularity, devices, _ = case
     replicas = len(popularity) + more

@@ -5,7 +5,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -13,7 +12,7 @@ from engine.placement.even_slots import even_slots
 from engine.placement.exchange_search import exchange_search
 from engine.placement.experts_per_device import pack_experts, packing_choices
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import seeds
 
 
@@ -32,8 +31,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return held, rng.pareto(1.0, (layers, experts)) * rng.choice([0, 1, 1]), rng.choice([1.0, 0.5], gpus), slots
 
 
-@given(cases())
-@settings(max_examples=examples(200), deadline=None)
+@tried(200, cases())
 def test_it_is_even_whole_and_moves_as_little_as_it_can(case):
     held, load, speed, slots = case
     even = even_slots(held, load, speed, slots)
@@ -66,8 +64,7 @@ def test_by_hand_which_copies_move(held, load, speed, slots, wanted):
     assert tuple(tuple(np.flatnonzero(column)) for column in even[0].T) == wanted
 
 
-@given(seeds)
-@settings(max_examples=examples(25), deadline=None)
+@tried(25, seeds)
 def test_it_is_near_the_best_of_all_projections_that_move_as_little(seed):
     """Among all ways to drop and add so few copies, on cases small enough to go through them; a heuristic."""
     rng = np.random.default_rng(seed)
@@ -145,8 +142,8 @@ def test_packing_by_hand():
     assert doubled([1, 2, 2], [4, 3, 5], [1, 2, 4], GB, 9 * GB) == 4
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(
+@tried(
+    200,
     experts=st.integers(1, 64),
     devices=st.integers(1, 64),
     step=st.lists(st.tuples(positive, positive), min_size=7, max_size=7),
@@ -202,8 +199,7 @@ def legal(exact: bool, slots: np.ndarray):
             yield np.array(row)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(st.integers(0, 2**32 - 1), st.booleans())
+@tried(25, st.integers(0, 2**32 - 1), st.booleans())
 def test_it_is_legal_repeatable_and_no_worse_than_its_starts(seed, exact):
     slots = np.array([2, 2, 2]) if exact else np.array([4, 3, 2])
     seconds, starts = planted(seed), list(legal(exact, slots))[:2]

@@ -235,6 +235,7 @@ def test_a_malformed_instance_is_one_line(solver, kernel, instance, parts):
         ('{"speed": 3}', ["--options", "speed"]),
         ('{"time_limit": 0}', ["--options", "time_limit"]),
         ('{"seed": -1}', ["seed"]),
+        (f'{{"seed": {10**30}}}', ["seed: Input should be less than 2147483648"]),
         ("{", ["--options", "JSON"]),
         ("[]", ["--options"]),
         ("[" * 100_000, ["--options", "JSON"]),

@@ -6,7 +6,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from engine.costs import Datasheet
 from engine.errors import InputError
@@ -18,7 +17,7 @@ from engine.result import Provenance
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.base import System
 from engine.validate import refuse_broken
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.samples import mixed_problem, sample_problem, training_problem
 from tests.cases.two_models import pairs
 from tests.strategies import NEEDS_ROWS, planned_or_skipped, problems
@@ -49,15 +48,13 @@ def planned(system: System, problem: Problem, **options) -> Plan:
 
 
 @pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
-@settings(max_examples=examples(5, 2), deadline=None)
-@given(problem=problems())
+@tried(5, problem=problems(), fewest=2)
 def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
     refuse_broken(planned(system, problem, **options), problem)
 
 
 @pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
-@settings(max_examples=examples(5, 2), deadline=None)
-@given(problem=pairs(most=4))
+@tried(5, problem=pairs(most=4), fewest=2)
 def test_what_a_system_plans_for_two_models_passes(system, problem):
     refuse_broken(planned(system, problem), problem)
 
