@@ -159,11 +159,7 @@ def best_nested(instance: WeightGradientInstance, known: float, width: int, stop
         return None, target if complete else math.inf
     end = max(stages[-1], key=lambda waiting: stages[-1][waiting].hidden)
     bound = max(stages[-1][end].hidden, target) if complete else math.inf
-    return _assignment(stages, end, order, release, kind), bound
-
-
-def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release, kind) -> Ints:
-    """int64[w]: back from the last state to the durations that every all-to-all used, then to dW of these durations."""
+    # Back from the last state to the durations that every all-to-all used, then to dW of these durations.
     used_at = []
     for reached in reversed(stages[1:]):
         used_at.append(reached[end].used)
@@ -173,4 +169,4 @@ def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release
         for dw_kind in used:
             free = (kind == dw_kind) & (release <= j) & (alltoall_of_dw == NOWHERE)
             alltoall_of_dw[free.argmax()] = order[j]
-    return alltoall_of_dw
+    return alltoall_of_dw, bound

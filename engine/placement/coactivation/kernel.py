@@ -264,7 +264,18 @@ def coactivation(
     compile_ahead()
     clock = _Clock(limits.wall_seconds, stop)
     layers = [Layer(instance, layer, port_weight) for layer in range(instance.layers)]
-    in_time = _place(layers, clock, limits.seconds / len(layers), limits.seed, limits.exact)
+    cap, share = (SEARCH_CAP, SEARCH_SHARE) if limits.exact else (BOUND_CAP, SEARCH_SHARE + BOUND_SHARE)
+    seconds, seed = limits.seconds / len(layers) * share, limits.seed
+    nodes = NODES_SHARE if layers[0].task.group_size > 1 else 0.0
+    in_time = _of_all(layers, partial(Layer.begin, seconds=seconds, exact=limits.exact), partial(clock.over, cap))
+    balance = partial(Layer.balance, seconds=BALANCE_SHARE * seconds, seed=seed)
+    in_time = _of_all(layers, balance, partial(clock.over, BALANCE_CAP * cap)) and in_time
+    # A little of every layer at a time, so that a deadline finds all of them improved.
+    for index in range(SEARCHES):
+        search = partial(Layer.search, seconds=(1 - nodes) * seconds / SEARCHES, seed=seed + index)
+        in_time = _of_all(layers, search, partial(clock.over, (1 - nodes) * cap)) and in_time
+    arrange = partial(Layer.arrange_nodes, seconds=nodes * seconds, seed=seed)
+    in_time = _of_all(layers, arrange, partial(clock.over, cap)) and in_time
     if limits.exact:
         for share in FIRST_BOUND_SHARE, BOUND_SHARE - FIRST_BOUND_SHARE:
             tighten = partial(Layer.tighten, seconds=share * limits.seconds / len(layers))
@@ -298,22 +309,6 @@ class _Clock:
         """True if so much of the time is over, or `stop` answered True."""
         self.cancelled = self.cancelled or self.stop()
         return self.cancelled or time.perf_counter() - self.start > share * self.time_limit
-
-
-def _place(layers: Sequence[Layer], clock: _Clock, seconds: float, seed: int, exact: bool) -> bool:
-    """Place all layers in their part of so many seconds each; True if all had the time that they wanted."""
-    cap = SEARCH_CAP if exact else BOUND_CAP
-    seconds *= SEARCH_SHARE if exact else SEARCH_SHARE + BOUND_SHARE
-    nodes = NODES_SHARE if layers[0].task.group_size > 1 else 0.0
-    in_time = _of_all(layers, partial(Layer.begin, seconds=seconds, exact=exact), partial(clock.over, cap))
-    balance = partial(Layer.balance, seconds=BALANCE_SHARE * seconds, seed=seed)
-    in_time = _of_all(layers, balance, partial(clock.over, BALANCE_CAP * cap)) and in_time
-    # A little of every layer at a time, so that a deadline finds all of them improved.
-    for index in range(SEARCHES):
-        search = partial(Layer.search, seconds=(1 - nodes) * seconds / SEARCHES, seed=seed + index)
-        in_time = _of_all(layers, search, partial(clock.over, (1 - nodes) * cap)) and in_time
-    arrange = partial(Layer.arrange_nodes, seconds=nodes * seconds, seed=seed)
-    return _of_all(layers, arrange, partial(clock.over, cap)) and in_time
 
 
 def _of_all(layers: Sequence[Layer], work: Callable[..., None], over: Callable[[], bool]) -> bool:

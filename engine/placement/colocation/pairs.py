@@ -176,15 +176,8 @@ class _Programme:
     """Rows of a linear programme: the cells of both placements, then the named times."""
 
     NAMES = (
-        "send_a",
-        "send_b",
-        "both",
-        "dispatched",
-        "end_ffn_a",
-        "end_ffn_b",
-        "end_combine_a",
-        "end_combine_b",
-        "cycle",
+        *("send_a", "send_b", "both", "dispatched"),
+        *("end_ffn_a", "end_ffn_b", "end_combine_a", "end_combine_b", "cycle"),
     )
 
     def __init__(self, cells: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, CpSolverStatus, LinearExpr
 
 from engine.placement.replication.bounds import counts_of
+from engine.placement.replication.instance import ReplicationInstance
 from engine.result import Floats, Ints, Limits, Stop
 from engine.solver import seconds_of_work, solve
 
@@ -17,10 +18,7 @@ SPEED_UNITS = 2**26
 
 
 def best_layout(
-    load: Floats,
-    slots_of_gpu: Ints,
-    speed: Floats,
-    split: str,
+    instance: ReplicationInstance,
     known: Ints,
     bound: float,
     limits: Limits,
@@ -29,22 +27,22 @@ def best_layout(
 ) -> tuple[Ints, float]:
     """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
 
-    load: float64[load, expert] in units of the ideal
-    speed: float64[gpu]
+    instance: of a single layer
     known: int64[gpu, place], a good layout, which comes back if nothing better is found
     bound: a limit that is already proven
     spend: called with the seconds of work that it took
     """
+    load, speed = instance.relative[0], instance.speed
     if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
         return known, bound
-    model = _free_model if split == "free" else _equal_model
 
     def solved(model: CpModel, hint: dict) -> tuple[CpSolverStatus, CpSolver]:
         status, solver = solve(model, limits, stop, hint=hint, linearization_level=2)
         spend(seconds_of_work(solver))
         return status, solver
 
-    return model(load, slots_of_gpu, speed, known, bound, solved)
+    model = _free_model if instance.split == "free" else _equal_model
+    return model(load, instance.slots_of_gpu, speed, known, bound, solved)
 
 
 def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[Ints, float]:

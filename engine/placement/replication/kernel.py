@@ -155,19 +155,11 @@ def _prove(
         if tried[layer] or seconds - sum(spent) < LEAST_SECONDS:
             return False
         tried[layer] = True
-        layout, least = best_layout(
-            instance.relative[layer],
-            instance.slots_of_gpu,
-            instance.speed,
-            instance.split,
-            instance.layout(placed[[layer]])[0],
-            1.0 / bound[layer],
-            Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed),
-            stop,
-            spent.append,
-        )
+        alone, known = instance.of_layer(layer), instance.layout(placed[[layer]])[0]
+        rest = Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed)
+        layout, least = best_layout(alone, known, 1.0 / bound[layer], rest, stop, spent.append)
         candidate = instance.slots_in(layout[None])
-        value = float(balancedness(candidate, instance.of_layer(layer)).min())
+        value = float(balancedness(candidate, alone).min())
         if value > reached[layer]:
             placed[layer], reached[layer] = candidate[0], value
         bound[layer] = min(bound[layer], 1.0 / least)
