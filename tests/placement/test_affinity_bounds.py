@@ -97,7 +97,7 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     instance = AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)
     optimum = affinity(instance).objective
     monkeypatch.setattr("engine.placement.affinity.kernel._exact", lambda *_: None)
-    result = affinity(instance, Limits(0.6))
+    result = affinity(instance, Limits(0.6, wall=FAR))
     assert result.bound <= optimum + 1e-9
     assert result.objective == pytest.approx(optimum)
     assert result.bound >= 0.6 * optimum

@@ -94,7 +94,7 @@ def test_renaming_and_units():
 def test_upper_limits_are_never_worse_than_filling_them():
     instance, slots = four_speeds(16, 8, 3)
     filled = assign_groups(instance, slots=slots)
-    loose = assign_groups(instance, Limits(3.0), slots=slots + 2, exact_slots=False)
+    loose = assign_groups(instance, Limits(1.5, wall=9.0), slots=slots + 2, exact_slots=False)
     assert loose.bound <= filled.objective
     assert loose.objective <= filled.objective * (1 + 1e-6)
     assert np.bincount(loose.solution, minlength=8).max() <= 4
@@ -103,8 +103,9 @@ def test_upper_limits_are_never_worse_than_filling_them():
 def test_same_seed_same_answer_and_close_to_the_bound():
     instance, slots = four_speeds(48, 8, 1)
     heard = []  # seconds suffice for a proof, which on a busy machine take longer; what time cuts off is not repeatable
-    first = assign_groups(instance, Limits(30.0), report=lambda *pair: heard.append(pair), slots=slots)
-    second = assign_groups(instance, Limits(30.0), slots=slots)
+    limits = Limits(10.0, wall=60.0)
+    first = assign_groups(instance, limits, report=lambda *pair: heard.append(pair), slots=slots)
+    second = assign_groups(instance, limits, slots=slots)
     assert first.solution.tolist() == second.solution.tolist()
     assert first.bound == second.bound
     assert first.gap < 0.005
@@ -122,7 +123,7 @@ def test_a_real_layer_on_four_speeds():
     tokens = np.zeros((8, 64))
     np.add.at(tokens, (source, experts), 1)
     instance, slots = mixed_instance(tokens, np.repeat(SPEEDS, 2)), np.full(8, 8)
-    result = assign_groups(instance, Limits(2.0), slots=slots)
+    result = assign_groups(instance, Limits(1.0, wall=9.0), slots=slots)
     by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), np.repeat(SPEEDS, 2), slots))
     print(f"DeepSeek-V2-Lite layer 13: {result.objective:.0f}, gap {result.gap:.5f}, rule of 5.1 {by_rule:.0f}")
     assert result.gap < 0.005

@@ -76,12 +76,6 @@ def best_by_trying_all(instance: ReplicationInstance) -> float:
     return min(best)
 
 
-def laid_out(instance: ReplicationInstance, known: np.ndarray) -> tuple[np.ndarray, float]:
-    """The best layout of its only layer by CP-SAT, and the limit."""
-    sizes = instance.relative[0], instance.slots_of_gpu, instance.speed
-    return best_layout(*sizes, "equal", known, 0.5, Limits(5.0), never)
-
-
 @tried(25, instances(experts=3, gpus=3, split="equal"), st.booleans())
 def test_equal_split_against_every_placement(instance, exact):
     result = replicate(instance, Limits(20, exact=exact))
@@ -96,7 +90,7 @@ def test_equal_split_against_every_placement(instance, exact):
         best_of_layer = best_by_trying_all(layer_instance)
         assert best_of_layer * limit <= 1 + 1e-9
         known = instance.layout(result.solution[[layer]])[0]
-        assert best_of_layer * laid_out(layer_instance, known)[1] <= 1 + 1e-9
+        assert best_of_layer * best_layout(layer_instance, known, 0.5, Limits(5.0), never)[1] <= 1 + 1e-9
     if exact:
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum, rel=1e-6)
@@ -160,7 +154,7 @@ def test_limits_by_hand():
     assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
     layout = instance.layout(replicate(instance, Limits(exact=False)).solution)[0]
-    best, limit = laid_out(instance, layout)
+    best, limit = best_layout(instance, layout, 0.5, Limits(5.0), never)
     placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 
