@@ -9,9 +9,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from engine.schema import Frozen, require_finite
+
+Floats, Ints, Bools = NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]
+"""The arrays of kernels; docstrings have their axes."""
 
 Solution = TypeVar("Solution")
 

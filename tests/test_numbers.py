@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import units
@@ -17,7 +17,7 @@ from engine.result import Result, Status
 from engine.schema import LONG_TEXT, Amounts, Frozen, Integers, json_text
 from engine.timeline import COLUMNS, Timeline
 from engine.workload import RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.samples import sample
 from tests.strategies import seeds
 
@@ -45,19 +45,18 @@ def test_numbers_as_people_read_them(write):
         assert write(float(value)) == text, case
 
 
-@given(st.floats(1e-9, 1e5))
-def test_three_digits_of_a_time_are_right_and_its_unit_fits(value):
-    number, unit = units.seconds(value).split(" ")
+@pytest.mark.parametrize(
+    ("write", "values", "largest"),
+    [(units.seconds, st.floats(1e-9, 1e5), "s"), (units.size, st.floats(1.0, 1e18), "TB")],
+)
+@given(data=st.data())
+def test_three_digits_are_right_and_the_unit_fits(write, values, largest, data):
+    value = data.draw(values)
+    number, unit = write(value).split(" ")
     assert float(number.replace(",", "")) * FACTOR[unit] == pytest.approx(value, rel=0.0051)
-    assert 1 <= float(number.replace(",", "")) < 1000 or unit == "s"
+    assert 1 <= float(number.replace(",", "")) < 1000 or unit == largest
     assert "e" not in number
-
-
-@given(st.floats(1.0, 1e18))
-def test_three_digits_of_a_size_are_right_and_its_unit_fits(value):
-    number, unit = units.size(value).split(" ")
-    assert float(number.replace(",", "")) * FACTOR[unit] == pytest.approx(value, rel=0.0051)
-    assert 1 <= float(number.replace(",", "")) < 1000 or unit == "TB"
+    assert units.digits(0.9375) == units.digits(15 / 16 - 1e-16) == "0.938"  # round-off decides no digit
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
@@ -77,57 +76,38 @@ def test_a_share_that_is_not_nothing_never_reads_as_nothing(value):
     assert (text == "0.0 %") == (value == 0)
 
 
-def test_round_off_decides_no_digit():
-    assert units.digits(0.9375) == units.digits(15 / 16 - 1e-16) == "0.938"
-
-
-NO_NUMBERS = pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-REFUSED = pytest.raises(InputError, match="too far apart, or too large")
-
-
-@NO_NUMBERS
-def test_json_has_none_but_finite_numbers(number):
-    with REFUSED:
-        json_text({"a": [1.0, {"b": number}]})
-
-
 def test_json_is_what_json_is():
     data = {"b": [1, 2.5, None, True, "…"], "a": {}}
     assert json_text(data) == json.dumps(data)
     assert json_text(data, sort_keys=True, separators=(",", ":")) == '{"a":{},"b":[1,2.5,null,true,"\\u2026"]}'
 
 
-@NO_NUMBERS
-def test_a_result_has_a_finite_objective_and_bound(number):
-    for objective, bound in ((number, 0.0), (1.0, number)):
-        with REFUSED:
-            Result(Status.FEASIBLE, objective, bound, 0.1, None)
+def event(column: str, number: float) -> pd.DataFrame:
+    return pd.DataFrame([dict.fromkeys(COLUMNS, 0) | {"stream": "compute", "kind": "ffn", column: number}])
 
 
-@NO_NUMBERS
-@pytest.mark.parametrize("column", ["start", "end", "bytes"])
-def test_a_timeline_has_finite_times_and_bytes(number, column):
-    event = dict.fromkeys(COLUMNS, 0) | {"stream": "compute", "kind": "ffn", column: number}
-    with REFUSED:
-        Timeline(pd.DataFrame([event]), ("GPU 0",), "simulated", "by hand")
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda number: json_text({"a": [1.0, {"b": number}]}),
+        lambda number: Result(Status.FEASIBLE, number, 0.0, 0.1, None),
+        lambda number: Result(Status.FEASIBLE, 1.0, number, 0.1, None),
+        lambda number: Timeline(event("start", number), ("GPU 0",), "simulated", "by hand"),
+        lambda number: Timeline(event("end", number), ("GPU 0",), "simulated", "by hand"),
+        lambda number: Timeline(event("bytes", number), ("GPU 0",), "simulated", "by hand"),
+    ],
+)
+def test_json_results_and_timelines_have_none_but_finite_numbers(write, number):
+    with pytest.raises(InputError, match="too far apart, or too large"):
+        write(number)
 
 
 def test_a_gap_above_nothing_is_none_in_json():
-    figures = Metrics(
-        total=1.0,
-        order_bound=0.0,
-        order_gap=math.inf,
-        bound=0.0,
-        gap=math.inf,
-        utilisation=0.0,
-        exposed_communication=0.0,
-        overlap=0.0,
-        balance=_Nothing(),
-        kept_local=1.0,
-        memory=0.0,
-        phases=0,
-        seconds={},
-    )
+    nothing = dict.fromkeys(
+        ("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0
+    ) | {"phases": 0, "seconds": {}}
+    figures = Metrics(total=1.0, order_gap=math.inf, gap=math.inf, balance=_Nothing(), kept_local=1.0, **nothing)
     assert (figures.to_dict()["gap"], figures.to_dict()["order_gap"]) == (None, None)
 
 
@@ -153,7 +133,7 @@ def as_json(column: np.ndarray, name: str) -> str | list:
     return json.loads(table(**{name: column}).to_json())[name]
 
 
-def test_a_column_is_an_array_that_nobody_can_change():
+def test_a_column_is_an_array_that_nobody_can_change_and_a_short_list_in_json():
     rows = np.array([1.0, 2.0])
     read = table([3, 1], rows)
     assert (read.count.dtype, read.size.dtype) == (np.int32, np.float64)
@@ -161,14 +141,11 @@ def test_a_column_is_an_array_that_nobody_can_change():
     assert read.size.tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         read.count[0] = 1
-
-
-def test_a_short_column_is_a_list_in_json():
     assert table([3, -1], [0.1]).to_json() == '{"count":[3,-1],"size":[0.1]}'
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
+@tried(
+    40,
     st.integers(0, 2**31 - 1).flatmap(lambda largest: st.tuples(st.just(largest), st.integers(-largest, largest))),
     st.integers(-3, 300),
     st.integers(0, 2**32),
@@ -230,8 +207,7 @@ def numbers(trace: RoutingTrace) -> list[int]:
     return (trace.experts[:, 0] @ [100, 1]).tolist()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.integers(1, 60), st.integers(2, 9), seeds)
+@tried(100, st.integers(1, 60), st.integers(2, 9), seeds)
 def test_whole_sequences_go_to_one_half_and_no_token_is_lost(tokens, sequences, seed):
     """Sequences of any length, mixed up, under any numbers, those of the first half before all of the second."""
     rng = np.random.default_rng(seed)
@@ -254,19 +230,13 @@ def test_whole_sequences_go_to_one_half_and_no_token_is_lost(tokens, sequences, 
 
 
 @pytest.mark.parametrize("sequence", [None, "one"])
-@pytest.mark.parametrize("tokens", [2, 7, 150])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 150])
 def test_without_sequences_tokens_are_halved_in_order(tokens, sequence):
     column = None if sequence is None else np.full(tokens, 5, dtype=np.int32)
     first, second = numbered(tokens, column).halves()
     assert numbers(first) == list(range(tokens // 2)) and numbers(second) == list(range(tokens // 2, tokens))
     assert (first.sequence is None) == (second.sequence is None) == (column is None)
     assert first.source_rank is None
-
-
-@pytest.mark.parametrize("tokens", [0, 1])
-def test_what_cannot_be_halved_is_all_in_the_second(tokens):
-    first, second = numbered(tokens).halves()
-    assert (first.tokens, second.tokens) == (0, tokens)
 
 
 def test_sequences_of_unequal_length_make_unequal_halves():

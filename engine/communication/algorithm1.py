@@ -17,6 +17,7 @@ from engine.communication.order import (
     pair_seconds,
     rotation,
 )
+from engine.communication.relays import counted
 from engine.errors import StoppedError
 from engine.plan import Schedule
 from engine.result import Result, Stop, never, result_of
@@ -65,8 +66,15 @@ def _first_fit(seconds: np.ndarray, sliver: float, stop: Stop) -> np.ndarray:
         receives = [(peer, gpu) for peer in _longest_first(left[:, gpu])]
         sends_first = left[gpu].sum() >= left[:, gpu].sum()
         for src, dst in sends + receives if sends_first else receives + sends:
-            both = _common(sender_free[src], receiver_free[dst], sliver)
-            used = _earliest(both, left[src, dst])
+            # The parts longer than `sliver` of the intersection of two sorted lists of intervals.
+            mine, theirs = sender_free[src], receiver_free[dst]
+            # Interval k of the first meets those of the second that end after it starts and start before it ends.
+            first = np.searchsorted(theirs[:, 1], mine[:, 0], side="right")
+            count = np.searchsorted(theirs[:, 0], mine[:, 1], side="left") - first
+            a = np.repeat(np.arange(len(mine)), count)
+            b = counted(count) + first[a]
+            both = np.stack([np.maximum(mine[a, 0], theirs[b, 0]), np.minimum(mine[a, 1], theirs[b, 1])], axis=1)
+            used = _earliest(both[both[:, 1] - both[:, 0] > sliver], left[src, dst])
             pieces.extend((src, dst, start, end) for start, end in used)
             sender_free[src] = _without(sender_free[src], used)
             receiver_free[dst] = _without(receiver_free[dst], used)
@@ -87,20 +95,6 @@ def _first_fit(seconds: np.ndarray, sliver: float, stop: Stop) -> np.ndarray:
 def _longest_first(seconds: np.ndarray) -> list[int]:
     order = np.argsort(-seconds, kind="stable")
     return order[: np.count_nonzero(seconds)].tolist()
-
-
-def _common(first_intervals: np.ndarray, second_intervals: np.ndarray, sliver: float) -> np.ndarray:
-    """The parts longer than `sliver` of the intersection of two sorted lists of intervals, float64[interval, 2]."""
-    # Interval k of the first meets those of the second that end after it starts and start before it ends.
-    first = np.searchsorted(second_intervals[:, 1], first_intervals[:, 0], side="right")
-    last = np.searchsorted(second_intervals[:, 0], first_intervals[:, 1], side="left")
-    count = last - first
-    mine = np.repeat(np.arange(len(first_intervals)), count)
-    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + first[mine]
-    start = np.maximum(first_intervals[mine, 0], second_intervals[theirs, 0])
-    end = np.minimum(first_intervals[mine, 1], second_intervals[theirs, 1])
-    keep = end - start > sliver
-    return np.stack([start[keep], end[keep]], axis=1)
 
 
 def _earliest(intervals: np.ndarray, length: float) -> np.ndarray:
@@ -125,7 +119,7 @@ def _phases(seconds: np.ndarray, pieces: np.ndarray, bound: float) -> list[Sends
     first, last = (np.searchsorted(times, pieces[:, k], side="right") - 1 for k in (2, 3))
     count = last - first
     piece = np.repeat(np.arange(len(pieces)), count)
-    phase = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count) + first[piece]
+    phase = counted(count) + first[piece]
     by_phase = np.argsort(phase, kind="stable")
     piece, phase = piece[by_phase], phase[by_phase]
     src, dst = pieces[piece, 0].astype(np.int64), pieces[piece, 1].astype(np.int64)

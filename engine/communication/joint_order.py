@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from engine.communication.order import order
-from engine.communication.two_tier import order_on
+from engine.communication.order import order, pair_rate
+from engine.communication.two_tier import COLUMNS, order_on
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.result import Stop, never
@@ -23,12 +23,6 @@ NOTHING = 1e-10
 """Part of the largest pair's bytes that is round-off."""
 PREFER_MORE = 1e-6
 """Worth of a second sent during the first all-to-all, in seconds by which the rest ends earlier: it only breaks ties."""
-
-
-def pair_rate(network: Network) -> np.ndarray:
-    """float64[src, dst] bytes/s of a pair that has its two ports for itself; 1 where there are none."""
-    rate = np.where(network.linked, network.link[:, None], np.minimum(network.send[:, None], network.receive))
-    return np.where(rate > 0, rate, 1.0)
 
 
 def filling(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -41,7 +35,8 @@ def filling(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarr
     """
     rate, away = pair_rate(network), ~np.eye(network.gpus, dtype=bool)
     parts = [part & away for part in (~network.linked, network.linked)]
-    lines = [_lines(np.where(part, first / rate, 0.0)) for part in parts]
+    seconds = [np.where(part, first / rate, 0.0) for part in parts]
+    lines = [np.concatenate([each.sum(axis=1), each.sum(axis=0)]) for each in seconds]  # of senders, then of receivers
     length = max(sums.max() for sums in lines)
     moved = np.zeros_like(second)
     if length == 0:
@@ -56,11 +51,6 @@ def filling(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarr
     return (
         np.where(left <= NOTHING * second.max(), second, np.where(moved <= NOTHING * second.max(), 0.0, moved)) * away
     )
-
-
-def _lines(seconds: np.ndarray) -> np.ndarray:
-    """float64[2·gpu]: seconds of every sender, then of every receiver."""
-    return np.concatenate([seconds.sum(axis=1), seconds.sum(axis=0)])
 
 
 def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray) -> np.ndarray:
@@ -127,16 +117,8 @@ class JointOrder:
         for exchange, *parts in self._sends:
             for column, part in zip(columns[exchange], parts, strict=True):
                 column.append(part)
-        return [
-            Schedule(
-                duration=duration,
-                **{
-                    name: np.concatenate(parts) if parts else np.zeros(0)
-                    for name, parts in zip(("src", "dst", "bytes", "phase"), each, strict=True)
-                },
-            )
-            for each in columns
-        ]
+        joined = [[np.concatenate(parts) if parts else np.zeros(0) for parts in each] for each in columns]
+        return [Schedule(duration=duration, **dict(zip(COLUMNS, each, strict=True))) for each in joined]
 
     def _alone(self, first: int, traffic: np.ndarray, begin: float, until: float) -> tuple[float, np.ndarray]:
         """(second, bytes left) after the phases of one all-to-all that begin before `until`, the last cut there."""
@@ -157,13 +139,9 @@ class JointOrder:
         np.add.at(sent, (schedule.src[here], schedule.dst[here]), size[here])
         left = np.where(traffic - sent > NOTHING * traffic.max(), traffic - sent, 0.0)
         duration = np.where(np.arange(begun) == begun - 1, lasts, schedule.duration[:begun])
-        prefix = Schedule(
-            src=schedule.src[here],
-            dst=schedule.dst[here],
-            bytes=size[here],
-            phase=schedule.phase[here],
-            duration=duration,
-        )
+        columns = (schedule.src, schedule.dst, size, schedule.phase)
+        parts = {name: column[here] for name, column in zip(COLUMNS, columns, strict=True)}
+        prefix = Schedule(duration=duration, **parts)
         self._append((first, first), (sent, np.zeros_like(sent)), prefix)
         return float(start[begun - 1] + (start_up + lasts if here[schedule.phase == begun - 1].any() else 0.0)), left
 
@@ -185,11 +163,8 @@ class JointOrder:
         running = np.cumsum(size[listed])
         starts = np.flatnonzero(np.diff(pair[listed], prepend=-1))
         before = np.empty_like(size)
-        before[listed] = (
-            running
-            - size[listed]
-            - np.repeat(running[starts] - size[listed][starts], np.diff(np.append(starts, len(pair))))
-        )
+        sooner = running - size[listed]
+        before[listed] = sooner - np.repeat(sooner[starts], np.diff(np.append(starts, len(pair))))
         of_first = np.clip(parts[0][src, dst] - before, 0.0, size)
         least = NOTHING * max((part.max(initial=0.0) for part in parts), default=0.0)
         of_first = np.where(of_first > size - least, size, np.where(of_first < least, 0.0, of_first))

@@ -55,8 +55,7 @@ def shared_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> 
 
     This is the formula that Aurora's Theorem 5.2 states. Never above `matched_bound`; equal to it when all rates are.
     """
-    moved = np.array(traffic, dtype=np.float64)
-    np.fill_diagonal(moved, 0.0)
+    moved = off_diagonal(np.asarray(traffic, dtype=np.float64))
     return float(max((moved.sum(axis=1) / send).max(initial=0.0), (moved.sum(axis=0) / receive).max(initial=0.0)))
 
 
@@ -87,12 +86,17 @@ def meeting_seconds(network: Network, traffic: np.ndarray) -> float:
     return float(max(seconds))
 
 
+def pair_rate(network: Network) -> np.ndarray:
+    """float64[src, dst] bytes/s of a pair that has its two ports for itself; 1 where there are none."""
+    rate = np.where(network.linked, network.link[:, None], np.minimum(network.send[:, None], network.receive))
+    return np.where(rate > 0, rate, 1.0)
+
+
 def one_peer_bound(network: Network, traffic: np.ndarray) -> float:
     """Seconds below which no all-to-all ends with one peer at a time on each port, a start-up for every send included."""
-    rate = np.where(network.linked, network.link[:, None], np.minimum(network.send[:, None], network.receive))
     start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
     wanted = off_diagonal(traffic)
-    seconds = np.where(wanted > 0, wanted / np.where(rate > 0, rate, 1.0) + start_up, 0.0)
+    seconds = np.where(wanted > 0, wanted / pair_rate(network) + start_up, 0.0)
     lines = (
         np.where(here, seconds, 0.0).sum(axis=axis) for here in (network.linked, ~network.linked) for axis in (0, 1)
     )

@@ -62,11 +62,29 @@ class Steps:
         part = size / between[source, target]
         crosses = relays.across > 0
         crossing = np.array([crosses.sum(axis=axis).max(axis=1, initial=1) for axis in (2, 1)])[:, pair]
-        ports = _port_seconds(network, domains, stage, source, target, size, crossing)
+        # Every port of a domain has its share, so all need as long, and the sends of all its pairs in a stage meet.
+        stages, count = int(stage.max(initial=-1)) + 1, len(domains.first)
+        ports = np.zeros((2, stages + SPREAD if stages else 1, count))
+        for way, (domain, rate) in enumerate(((source, domains.send), (target, domains.receive))):
+            moved, sends = (
+                np.bincount(stage * count + domain, column, stages * count).reshape(stages, count)
+                for column in (size, crossing[way])
+            )
+            ports[way, CROSS : CROSS + stages] = moved / (rate * network.reached(False, sends.astype(np.int64)))
+        # Local traffic fills the time in which links would idle, from the first step on; a rest makes the last step longer.
         relayed = _relay_seconds(network, domains, relays, stage, pair, part)
-        within = _local_seconds(network, domains, traffic)
-        links, local = _with_local(relayed, ports.max(axis=(0, 2), initial=0.0), within)
-        return cls(network, domains, relays, traffic, stage, pair, part, ports, links, local)
+        within = np.where(domains.of_gpu[:, None] == domains.of_gpu, traffic, 0.0)
+        busiest = np.maximum(within.sum(axis=0), within.sum(axis=1))
+        seconds = np.divide(busiest, _link_rate(network), out=np.zeros_like(busiest), where=network.link > 0)
+        needed = np.zeros(count)
+        np.maximum.at(needed, domains.of_gpu, seconds)
+        idle = np.maximum(relayed.max(axis=1, initial=0.0), ports.max(axis=(0, 2), initial=0.0))[:, None] - relayed
+        idle[-1] += (needed - idle.sum(axis=0)).max(initial=0.0)
+        done = np.minimum(np.cumsum(idle, axis=0), needed)
+        done[-1] = needed
+        filled = np.diff(done, axis=0, prepend=0.0)
+        local = np.divide(filled, needed, out=np.zeros_like(filled), where=needed > 0)
+        return cls(network, domains, relays, traffic, stage, pair, part, ports, relayed + filled, local)
 
     @property
     def seconds(self) -> np.ndarray:
@@ -130,30 +148,6 @@ class Steps:
         return step, src[send], dst[send], size[step, send]
 
 
-def _port_seconds(
-    network: Network,
-    domains: Domains,
-    stage: np.ndarray,
-    source: np.ndarray,
-    target: np.ndarray,
-    size: np.ndarray,
-    crossing: np.ndarray,
-) -> np.ndarray:
-    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long.
-
-    crossing: int64[2, send], sends over the fabric at the port that has most; those of all a domain's pairs in a stage meet
-    """
-    stages, count = int(stage.max(initial=-1)) + 1, len(domains.first)
-    seconds = np.zeros((2, stages + SPREAD if stages else 1, count))
-    for way, (domain, rate) in enumerate(((source, domains.send), (target, domains.receive))):
-        place = stage * count + domain
-        moved, sends = (
-            np.bincount(place, column, stages * count).reshape(stages, count) for column in (size, crossing[way])
-        )
-        seconds[way, CROSS : CROSS + stages] = moved / (rate * network.reached(False, sends.astype(np.int64)))
-    return seconds
-
-
 def _link_rate(network: Network) -> np.ndarray:
     """float64[gpu] bytes/s of a link that serves all other GPUs of its domain."""
     return network.link * network.reached(True, network.linked.sum(axis=1) - 1)
@@ -177,31 +171,3 @@ def _relay_seconds(
     link = np.append(_link_rate(network), 0.0)
     seconds = np.divide(busiest, link, out=np.zeros_like(busiest), where=link > 0)
     return seconds[:, domains.members].max(axis=2, initial=0.0)
-
-
-def _local_seconds(network: Network, domains: Domains, traffic: np.ndarray) -> np.ndarray:
-    """float64[domain]: seconds of the busiest link for the traffic inside the domain."""
-    local = np.where(domains.of_gpu[:, None] == domains.of_gpu, traffic, 0.0)
-    busiest = np.maximum(local.sum(axis=0), local.sum(axis=1))
-    seconds = np.zeros(len(domains.first))
-    needed = np.divide(busiest, _link_rate(network), out=np.zeros_like(busiest), where=network.link > 0)
-    np.maximum.at(seconds, domains.of_gpu, needed)
-    return seconds
-
-
-def _with_local(relayed: np.ndarray, ports: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of the links and parts of the local traffic (float64[step, domain] both) when it fills the time in which links
-    would idle, from the first step on; a rest that does not fit makes the last step longer.
-
-    relayed: float64[step, domain] seconds
-    ports: float64[step] seconds
-    needed: float64[domain] seconds of the local traffic
-    """
-    seconds = np.maximum(relayed.max(axis=1, initial=0.0), ports)
-    idle = seconds[:, None] - relayed
-    idle[-1] += (needed - idle.sum(axis=0)).max(initial=0.0)
-    done = np.minimum(np.cumsum(idle, axis=0), needed)
-    done[-1] = needed
-    filled = np.diff(done, axis=0, prepend=0.0)
-    parts = np.divide(filled, needed, out=np.zeros_like(filled), where=needed > 0)
-    return relayed + filled, parts

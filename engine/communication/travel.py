@@ -165,7 +165,11 @@ def _weights(inclusion: np.ndarray, k: int) -> np.ndarray:
     """float64[…, expert]: weights under which the experts are included with these probabilities."""
     weight = inclusion / (1 - inclusion)
     for _ in range(MOST_ROUNDS):
-        present = _included(weight, k)
+        before, after = _running(weight, k), _running(weight[..., ::-1], k)[..., ::-1, :]
+        # Without expert e: k - 1 others, j of them before it and k - 1 - j after it
+        without = (before[..., :-1, :k] * after[..., 1:, :k][..., ::-1]).sum(axis=-1)
+        whole = before[..., -1, k]
+        present = weight * without / np.where(whole > 0, whole, 1.0)[..., None]
         if np.abs(present - inclusion).max(initial=0.0) < CLOSE:
             break
         # By the ratio of probabilities the error vanishes at once for k = 1, by that of odds for experts that hardly depend on
@@ -174,16 +178,6 @@ def _weights(inclusion: np.ndarray, k: int) -> np.ndarray:
         factor = inclusion / np.where(present > 0, present, 1.0) * np.sqrt(room / (1 - inclusion))
         weight = weight * np.where(inclusion > 0, factor, 0.0)
     return weight
-
-
-def _included(weight: np.ndarray, k: int) -> np.ndarray:
-    """float64[…, expert]: the probability of every expert to be among the k."""
-    before = _running(weight, k)
-    after = _running(weight[..., ::-1], k)[..., ::-1, :]
-    # Without expert e: k - 1 others, j of them before it and k - 1 - j after it
-    without = (before[..., :-1, :k] * after[..., 1:, :k][..., ::-1]).sum(axis=-1)
-    whole = before[..., -1, k]
-    return weight * without / np.where(whole > 0, whole, 1.0)[..., None]
 
 
 def _running(weight: np.ndarray, k: int) -> np.ndarray:

@@ -88,14 +88,9 @@ def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     at = place[(np.cumsum(pieces) - pieces)[phase[send]] + counted(copies)]
     listed = np.argsort(at, kind="stable")
     send, at = send[listed], at[listed]
-    first = domains.first
-    return Schedule(
-        src=first[src[send]],
-        dst=first[dst[send]],
-        bytes=(schedule.bytes / copies)[send],
-        phase=at,
-        duration=length[np.argsort(place)],
-    )
+    ends, size = (domains.first[end[send]] for end in (src, dst)), (schedule.bytes / copies)[send]
+    columns = dict(zip(COLUMNS, (*ends, size, at), strict=True))
+    return Schedule(duration=length[np.argsort(place)], **columns)
 
 
 COLUMNS = "src", "dst", "bytes", "phase"
@@ -144,11 +139,9 @@ def _side_by_side(first: Schedule, second: Schedule) -> Schedule:
         begin, pieces = np.searchsorted(own, phase), np.bincount(own, minlength=schedule.phases + 1)[phase]
         send = np.repeat(np.arange(len(phase)), pieces)
         piece = begin[send] + np.arange(len(send)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        share = length[piece] / schedule.duration[phase[send]]
-        columns["src"].append(schedule.src[send])
-        columns["dst"].append(schedule.dst[send])
-        columns["bytes"].append(schedule.bytes[send] * share)
-        columns["phase"].append(piece)
+        size = schedule.bytes[send] * (length[piece] / schedule.duration[phase[send]])
+        for name, column in zip(COLUMNS, (schedule.src[send], schedule.dst[send], size, piece), strict=True):
+            columns[name].append(column)
     both = {name: np.concatenate(parts) for name, parts in columns.items()}
     order = np.argsort(both["phase"], kind="stable")
     return Schedule(duration=length, **{name: column[order] for name, column in both.items()})

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.partition_axes import Axis, AxisConstraint, AxisProblem, partition_axes
+from engine.result import Ints
 
 WHOLE, BATCH, FEATURES = -1, 0, 1
 CAPACITY, IRREGULAR = "capacity", "irregular"
@@ -129,7 +129,7 @@ def range_is_valid(kinds: Sequence[str], gate: str = "switch") -> bool:
     return _can_be_cut(tuple(kinds), gate)
 
 
-def latest_last(kinds: Sequence[str], gate: str = "switch") -> NDArray[np.int64]:
+def latest_last(kinds: Sequence[str], gate: str = "switch") -> Ints:
     """int64[op], the last operator up to which a range that starts here can be cut; before the start if not at all.
 
     A range that can be cut can also be cut when operators are left out at either end. So from the first conflict

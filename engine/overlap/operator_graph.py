@@ -173,9 +173,9 @@ def with_backward(forward: "nx.DiGraph", bytes_per_number: float, tied: tuple[st
         read_by = forward.out_edges(operator.name, data="gradient", default=True)
         sources = [backward_name("dx", reader) for _, reader, gradient in read_by if gradient]
         if operator.parameters:
-            dw[operator.name] = _add(step, _dw(operator), sources)
+            dw[operator.name] = _add(step, _gradient("dw", operator), sources)
         if operator.kind != "embedding":  # nothing comes before it
-            _add(step, _dx(operator), [*sources, operator.name])
+            _add(step, _gradient("dx", operator), [*sources, operator.name])
     gradients = [_add(step, all_reduce, after) for all_reduce, after in _all_reduces(order, dw, bytes_per_number, tied)]
     numbers = sum(operator.parameters for operator in order)
     numbers -= step.nodes[tied[0]]["operator"].parameters if tied else 0
@@ -196,35 +196,22 @@ def _add(graph: "nx.DiGraph", operator: Operator, after: list[str]) -> str:
     return operator.name
 
 
-def _dw(operator: Operator) -> Operator:
-    """dW[k, n] = Xᵀ[k, m] dY[m, n], a sum over the tokens. In a table every row that was read is read and written again."""
-    gemms = tuple(Gemm(count=gemm.count, m=gemm.k, n=gemm.n, k=gemm.m, tokens="k") for gemm in operator.gemms)
-    return Operator(
-        name=backward_name("dw", operator.name),
-        kind=operator.kind,
-        phase="dw",
-        layer=operator.layer,
-        gemms=gemms,
-        moved=0 if gemms else operator.moved,
-    )
+def _gradient(phase: Literal["dx", "dw"], operator: Operator) -> Operator:
+    """dW[k, n] = Xᵀ[k, m] dY[m, n], a sum over the tokens. In a table every row that was read is read and written again.
 
-
-def _dx(operator: Operator) -> Operator:
-    """dX[m, k] = dY[m, n] Wᵀ[n, k]; attention has two such products for each of its own, as both inputs of its products
+    dX[m, k] = dY[m, n] Wᵀ[n, k]; attention has two such products for each of its own, as both inputs of its products
     have gradients, and so has an aggregation by a dense product. Element by element, a gradient reads the input again
-    on top of the forward pass's bytes; where a sum was, the gradients of its readers are added up."""
-    gemms = tuple(Gemm(count=gemm.count, m=gemm.m, n=gemm.k, k=gemm.n) for gemm in operator.gemms)
-    if operator.kind in ("attention", "aggregate"):
-        gemms = gemms * 2
-    return Operator(
-        name=backward_name("dx", operator.name),
-        kind=operator.kind,
-        phase="dx",
-        layer=operator.layer,
-        gemms=gemms,
-        moved=operator.moved * (1 if operator.kind == "residual" else 1.5),
-        sent=operator.sent,
-    )
+    on top of the forward pass's bytes; where a sum was, the gradients of its readers are added up.
+    """
+    if phase == "dw":
+        gemms = tuple(Gemm(count=gemm.count, m=gemm.k, n=gemm.n, k=gemm.m, tokens="k") for gemm in operator.gemms)
+        sizes = {"moved": 0 if gemms else operator.moved}
+    else:
+        gemms = tuple(Gemm(count=gemm.count, m=gemm.m, n=gemm.k, k=gemm.n) for gemm in operator.gemms)
+        gemms *= 2 if operator.kind in ("attention", "aggregate") else 1
+        sizes = {"moved": operator.moved * (1 if operator.kind == "residual" else 1.5), "sent": operator.sent}
+    own = {"name": backward_name(phase, operator.name), "kind": operator.kind, "layer": operator.layer}
+    return Operator(**own, phase=phase, gemms=gemms, **sizes)
 
 
 def _all_reduces(

@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.stage_pipeline import ChainInstance, Pipelines, overlap_bound
-from engine.result import Result, Status, Stop, never, result_of
+from engine.result import Ints, Result, Status, Stop, never, result_of
 
 MEETS = 1e-9
 """An objective this close to its bound, relatively, is optimal."""
@@ -75,7 +74,7 @@ def partition(
     return result_of("partition", start, status, best.objective, min(bound, best.objective), best.ranges, given)
 
 
-def group_starts(instance: ChainInstance, group_seconds: float | None) -> NDArray[np.int64]:
+def group_starts(instance: ChainInstance, group_seconds: float | None) -> Ints:
     """int64[group], the first operator of every group (see `partition`).
 
     A group ends where the stream changes, so that the cuts right before and after an all-to-all stay possible.
@@ -98,7 +97,7 @@ class _Search:
     finished: bool
 
 
-def _search(instance: ChainInstance, starts: NDArray[np.int64], max_range: int, stop: Stop) -> _Search:
+def _search(instance: ChainInstance, starts: Ints, max_range: int, stop: Stop) -> _Search:
     """The dynamic programme over the groups that begin at `starts` int64[group]."""
     groups = len(starts)
     ends = np.append(starts[1:], instance.ops)

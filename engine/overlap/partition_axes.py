@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Limits, Result, Status, Stop, never, result_of
+from engine.result import Bools, Limits, Result, Status, Stop, never, result_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -98,10 +97,24 @@ def partition_axes(
     if not all(rows for _, rows in tables) or not all(problem.domains.values()):
         status, solution = Status.INFEASIBLE, None
     else:
+        from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
+
+        from engine.solver import solve
+
+        model, sizes = CpModel(), {tensor: len(axes) for tensor, axes in problem.domains.items()}
+        place = {tensor: model.new_int_var_from_domain(Domain(0, size - 1), tensor) for tensor, size in sizes.items()}
+        for tensors, rows in tables:
+            model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
         left = max(start + limits.wall_seconds - time.perf_counter(), LEAST_SECONDS)
-        sizes = {tensor: len(axes) for tensor, axes in problem.domains.items()}
-        status, places = some_places(sizes, tables, Limits(left, seed=limits.seed), stop)
-        solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
+        answer, solver = solve(model, Limits(left, seed=limits.seed), stop)
+        solution = None
+        if answer in (OPTIMAL, FEASIBLE):
+            status = Status.OPTIMAL
+            solution = {tensor: problem.domains[tensor][solver.value(variable)] for tensor, variable in place.items()}
+        elif answer == INFEASIBLE:
+            status = Status.INFEASIBLE
+        else:
+            status = Status.CANCELLED if stop() else Status.TIME_LIMIT
     options = {"time_limit": limits.seconds}
     return result_of("partition-axes", start, status, 0.0, 0.0, solution, options, limits.seed)
 
@@ -163,33 +176,7 @@ def _join(a: Table, b: Table) -> Table:
     return a[0] + tuple(b[0][i] for i in fresh), rows
 
 
-def some_places(
-    sizes: Mapping[str, int], tables: Iterable[tuple[tuple[str, ...], set[tuple[int, ...]]]], limits: Limits, stop: Stop
-) -> tuple[Status, dict[str, int] | None]:
-    """OPTIMAL with a place for every tensor, INFEASIBLE if there are none, CANCELLED or TIME_LIMIT if it was not decided.
-
-    sizes: places in each tensor's domain
-    tables: tensors with the combinations of their places that are allowed
-    """
-    from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
-
-    from engine.solver import solve
-
-    model = CpModel()
-    place = {tensor: model.new_int_var_from_domain(Domain(0, size - 1), tensor) for tensor, size in sizes.items()}
-    for tensors, rows in tables:
-        model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
-    answer, solver = solve(model, limits, stop)
-    if answer in (OPTIMAL, FEASIBLE):
-        return Status.OPTIMAL, {tensor: solver.value(variable) for tensor, variable in place.items()}
-    if answer == INFEASIBLE:
-        return Status.INFEASIBLE, None
-    return Status.CANCELLED if stop() else Status.TIME_LIMIT, None
-
-
-def overlappable(
-    graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]
-) -> NDArray[np.bool_]:
+def overlappable(graph: "nx.DiGraph", alltoalls: Sequence[Hashable], weight_gradients: Sequence[Hashable]) -> Bools:
     """bool[w, m]: True if no path leads from the dW to the all-to-all or back (Lancet section 4.1).
 
     Instead of one search per pair, the all-to-alls before and after every node are sets of bits that go once through the

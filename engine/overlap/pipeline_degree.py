@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Result, Status, Stop, never, result_of
+from engine.result import Floats, Ints, Result, Status, Stop, never, result_of
 
 Streams = Literal[1, 2]
 Order = Literal["dispatch-first", "interleaved"]
@@ -51,13 +50,13 @@ class DegreeInstance:
     Raises InputError for a wrong shape or value, and where the times would overflow.
     """
 
-    alpha_comm: NDArray[np.float64]
-    beta_comm: NDArray[np.float64]
-    size_comm: NDArray[np.float64]
-    alpha_comp: NDArray[np.float64]
-    beta_comp: NDArray[np.float64]
-    size_comp: NDArray[np.float64]
-    max_degree: NDArray[np.int64]
+    alpha_comm: Floats
+    beta_comm: Floats
+    size_comm: Floats
+    alpha_comp: Floats
+    beta_comp: Floats
+    size_comp: Floats
+    max_degree: Ints
     streams: Streams = 1
     order: Order = "dispatch-first"
 
@@ -86,20 +85,20 @@ class DegreeInstance:
     def layers(self) -> int:
         return len(self.max_degree)
 
-    def parts(self, layers: slice, degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def parts(self, layers: slice, degrees: int) -> tuple[Floats, Floats]:
         """Seconds of one part (of an all-to-all, of the experts), float64[layer, degrees] each, cut in 1, 2, … parts."""
         cut = np.arange(1, degrees + 1)
         comm = self.alpha_comm[layers, None] + (self.beta_comm * self.size_comm)[layers, None] / cut
         return comm, self.alpha_comp[layers, None] + (self.beta_comp * self.size_comp)[layers, None] / cut
 
-    def time_of_degree(self, layers: slice = slice(None)) -> NDArray[np.float64]:
+    def time_of_degree(self, layers: slice = slice(None)) -> Floats:
         """float64[layer, most parts] seconds of the chosen layers cut in 1, 2, … parts; infinite above `max_degree`."""
         most = self.max_degree[layers]
         comm, comp = self.parts(layers, int(most.max()))
         seconds = pipeline_seconds(comm, comp, comm, self.streams, self.order)
         return np.where(np.arange(1, seconds.shape[1] + 1) <= most[:, None], seconds, np.inf)
 
-    def limit(self) -> NDArray[np.float64]:
+    def limit(self) -> Floats:
         """float64[layer] seconds below which no cut goes, equal or unequal, in however many parts, in any order.
 
         A first dispatch starts up before any expert works, a last part is computed and combined after all dispatches, and
@@ -111,12 +110,8 @@ class DegreeInstance:
 
 
 def pipeline_seconds(
-    dispatch: NDArray[np.float64],
-    experts: NDArray[np.float64],
-    combine: NDArray[np.float64],
-    streams: Streams = 1,
-    order: Order = "dispatch-first",
-) -> NDArray[np.float64]:
+    dispatch: Floats, experts: Floats, combine: Floats, streams: Streams = 1, order: Order = "dispatch-first"
+) -> Floats:
     """float64[..., K]: seconds of a layer cut in 1 … K equal parts, from its first dispatch to its last combine.
 
     dispatch, experts, combine: float64[..., K], seconds of **one part** when the layer is cut in 1 … K parts; finite and
@@ -133,7 +128,7 @@ def pipeline_seconds(
     return np.maximum(seconds, r * (d + c)) if streams == 1 else seconds
 
 
-def pipeline_degree(instance: DegreeInstance, stop: Stop = never) -> Result[NDArray[np.int64]]:
+def pipeline_degree(instance: DegreeInstance, stop: Stop = never) -> Result[Ints]:
     """The number of parts of every layer that takes least time, proven; `solution` is int64[layer].
 
     Of degrees that take equally long the smallest. `objective` is the sum over the layers in seconds; `bound` is of cuts
@@ -157,12 +152,8 @@ def pipeline_degree(instance: DegreeInstance, stop: Stop = never) -> Result[NDAr
 
 
 def best_degree(
-    dispatch: NDArray[np.float64],
-    experts: NDArray[np.float64],
-    combine: NDArray[np.float64],
-    streams: Streams = 1,
-    order: Order = "dispatch-first",
-) -> Result[NDArray[np.int64]]:
+    dispatch: Floats, experts: Floats, combine: Floats, streams: Streams = 1, order: Order = "dispatch-first"
+) -> Result[Ints]:
     """As `pipeline_degree` for parts with times on no straight lines, or with a dispatch unlike the combine.
 
     dispatch, experts, combine: float64[layer, K], seconds of **one part** when the layer is cut in 1 … K parts; at least
@@ -198,13 +189,13 @@ def _check_streams(streams: int, order: str) -> None:
         raise InputError("order: dispatch and combine wait for each other on one network stream only; set streams to 1")
 
 
-def _check_sum(part: list[NDArray[np.float64]], most: NDArray[np.int64] | int) -> None:
+def _check_sum(part: list[Floats], most: Ints | int) -> None:
     """Raises InputError unless `most` parts of all kinds of all layers, float64[layer] seconds each, are finite."""
     if not np.isfinite((sum(part) * most).sum()):
         raise InputError("the times are too large to be added up; give them in seconds, and sizes in the unit of beta")
 
 
-def _smallest(seconds: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+def _smallest(seconds: Floats) -> tuple[Ints, Floats, Floats]:
     """The best degree of every layer, its seconds and the least seconds, which rounding may have put at another degree."""
     least = seconds.min(axis=1)
     column = (seconds <= least[:, None] * (1 + TIE)).argmax(axis=1)
@@ -212,12 +203,7 @@ def _smallest(seconds: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _result(
-    optimiser: str,
-    start: float,
-    degree: NDArray[np.int64],
-    seconds: NDArray[np.float64],
-    least: NDArray[np.float64],
-    cancelled: bool,
-) -> Result[NDArray[np.int64]]:
+    optimiser: str, start: float, degree: Ints, seconds: Floats, least: Floats, cancelled: bool
+) -> Result[Ints]:
     status = Status.CANCELLED if cancelled else Status.OPTIMAL
     return result_of(optimiser, start, status, float(seconds.sum()), float(least.sum()), degree)

@@ -25,10 +25,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
-from engine.result import Result, Status, Stop, never, result_of
+from engine.result import Ints, Result, Status, Stop, never, result_of
 
 SOLVER_TOLERANCE = 1e-11
 """Tolerance of SLSQP, as in the authors' program."""
@@ -42,7 +41,7 @@ SAME = 1e-12
 Case = tuple[Callable[[float], float], int]
 
 
-def pipemoe_printed(instance: DegreeInstance, stop: Stop = never) -> Result[NDArray[np.int64]]:
+def pipemoe_printed(instance: DegreeInstance, stop: Stop = never) -> Result[Ints]:
     """Algorithm 1 on every layer; `solution` is int64[layer], a degree above `max_degree` cut down to it.
 
     The rule knows one network stream; its degrees are timed on those of the instance. `bound` is the exact answer, so
@@ -101,20 +100,17 @@ def cases(alpha_a: float, network: float, alpha_e: float, experts: float) -> lis
     def q2(r: float) -> float:
         return r * alpha_e + experts - (2 * (r - 1) * alpha_a + 2 * (r - 1) / r * network)
 
+    if alpha_a == alpha_e:
+        second = 2 if network >= experts else None
+    else:
+        ratio = (experts - network) / (alpha_a - alpha_e)
+        second = max(2, math.ceil(ratio)) if math.isfinite(ratio) else None
     solved = [
-        (filled_by_network, _second_case(alpha_a, network, alpha_e, experts)),
+        (filled_by_network, second),
         (hidden_by_experts, _solve(hidden_by_experts, not_q1, lambda r: q2(r) - STRICT)),
         (filled_by_network, _solve(filled_by_network, not_q1, lambda r: -q2(r) - STRICT)),
     ]
     return [(seconds, r) for seconds, r in solved if r is not None]
-
-
-def _second_case(alpha_a: float, network: float, alpha_e: float, experts: float) -> int | None:
-    """r_2 of line 6; None where it has no value."""
-    if alpha_a == alpha_e:
-        return 2 if network >= experts else None
-    ratio = (experts - network) / (alpha_a - alpha_e)
-    return max(2, math.ceil(ratio)) if math.isfinite(ratio) else None
 
 
 def _solve(

@@ -16,9 +16,9 @@ the first stage is a line. So the ends of the first and of the last part follow 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class ChainInstance:
     Raises InputError if a shape or a value is wrong.
     """
 
-    network: NDArray[np.bool_]
-    times: NDArray[np.float64]
-    latest_last: NDArray[np.int64] | None = None
+    network: Bools
+    times: Floats
+    latest_last: Ints | None = None
 
     def __post_init__(self) -> None:
         network, times = np.asarray(self.network, dtype=bool), np.asarray(self.times, dtype=np.float64)
@@ -86,7 +86,7 @@ class Pipelines:
     starts: number of ranges
     """
 
-    def __init__(self, parts: NDArray[np.int64], starts: int) -> None:
+    def __init__(self, parts: Ints, starts: int) -> None:
         self.parts = parts[:, None]
         self.may_start = np.zeros((len(parts), starts))
         """Start of the last stage's first part, at the earliest."""
@@ -95,7 +95,7 @@ class Pipelines:
         self.stage = np.zeros((len(parts), starts))
         """Seconds of one part of the last stage so far."""
 
-    def extend(self, seconds: NDArray[np.float64], begins_stage: bool, ranges: slice = slice(None)) -> None:
+    def extend(self, seconds: Floats, begins_stage: bool, ranges: slice = slice(None)) -> None:
         """Add one operator to the end of some ranges; seconds: float64[count], the time of one part."""
         may_start, before, stage = self.may_start[:, ranges], self.before[:, ranges], self.stage[:, ranges]
         if begins_stage:
@@ -105,28 +105,10 @@ class Pipelines:
             stage[:] = 0.0
         stage += seconds[:, None]
 
-    def end(self, ranges: slice = slice(None)) -> NDArray[np.float64]:
+    def end(self, ranges: slice = slice(None)) -> Floats:
         """End of the last part of the last stage, and so of the range."""
         stage = self.stage[:, ranges]
         return np.maximum(self.may_start[:, ranges] + self.parts * stage, self.before[:, ranges] + stage)
-
-
-def range_seconds(instance: ChainInstance, first: int, last: int, parts: int) -> float:
-    """Seconds of the operators first ... last, cut into `parts` parts; infinite if they must not be cut so.
-
-    One part means not partitioned: the plain sum. Raises InputError for a range or a number of parts that the chain
-    does not have.
-    """
-    if not 0 <= first <= last < instance.ops:
-        raise InputError(f"range {first}..{last}: the chain has the operators 0 to {instance.ops - 1}")
-    if not 1 <= parts <= instance.max_parts:
-        raise InputError(f"{parts} parts: the times are known for 1 to {instance.max_parts} parts")
-    if parts > 1 and last > instance.latest_last[first]:
-        return float("inf")
-    pipeline = Pipelines(np.array([parts]), 1)
-    for op in range(first, last + 1):
-        pipeline.extend(instance.times[op, parts - 1 : parts], instance.begins_stage(op))
-    return float(pipeline.end()[0, 0])
 
 
 def overlap_bound(instance: ChainInstance) -> float:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Result, Status, Stop, never, result_of
+from engine.result import Floats, Ints, Result, Status, Stop, never, result_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class AssignmentInstance:
     Raises InputError if a shape or a value is wrong.
     """
 
-    compute: NDArray[np.float64]
-    receive: NDArray[np.float64]
-    send_total: NDArray[np.float64]
-    send_saved: NDArray[np.float64]
+    compute: Floats
+    receive: Floats
+    send_total: Floats
+    send_saved: Floats
 
     def __post_init__(self) -> None:
         for name in ("compute", "receive", "send_saved", "send_total"):
@@ -49,11 +48,7 @@ class AssignmentInstance:
 
     @classmethod
     def from_tokens(
-        cls,
-        tokens: NDArray[np.float64],
-        compute: NDArray[np.float64],
-        send_bandwidth: NDArray[np.float64],
-        receive_bandwidth: NDArray[np.float64],
+        cls, tokens: Floats, compute: Floats, send_bandwidth: Floats, receive_bandwidth: Floats
     ) -> "AssignmentInstance":
         """The instance of a routing.
 
@@ -81,20 +76,20 @@ class AssignmentInstance:
     def experts(self) -> int:
         return self.compute.shape[1]
 
-    def network(self) -> NDArray[np.float64]:
+    def network(self) -> Floats:
         """float64[gpu, expert] seconds of one all-to-all on the GPU if the expert is its only one."""
         return np.maximum(self._never_saved[:, None] + _of_others(self.send_saved, 1), self.receive)
 
     @cached_property
-    def _never_saved(self) -> NDArray[np.float64]:
+    def _never_saved(self) -> Floats:
         """float64[gpu] seconds in which a GPU sends wherever the experts live."""
         return np.maximum(self.send_total - self.send_saved.sum(axis=1), 0.0)
 
-    def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
+    def cost(self, gpu_of_expert: Ints) -> float:
         """max F + 2 max N in seconds of any assignment int64[expert], with any number of experts on a GPU."""
         expert = np.arange(self.experts)
 
-        def per_gpu(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        def per_gpu(seconds: Floats) -> Floats:
             return np.bincount(gpu_of_expert, weights=seconds[gpu_of_expert, expert], minlength=self.gpus)
 
         leaving = self.send_saved.copy()
@@ -103,7 +98,7 @@ class AssignmentInstance:
         return float(per_gpu(self.compute).max() + 2 * network.max())
 
 
-def _of_others(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+def _of_others(values: Floats, axis: int) -> Floats:
     """The sum along an axis without each value itself. A difference would lose small values next to large ones."""
     values = np.moveaxis(values, axis, 0)
     others = np.zeros_like(values)
@@ -112,7 +107,7 @@ def _of_others(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.moveaxis(others, 0, axis)
 
 
-def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[np.int64]]:
+def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[Ints]:
     """One expert to each GPU so that max F + 2 max N is least, proven; `solution` is gpu_of_expert int64[expert].
 
     A box is a range of thresholds on F times a range of thresholds on N that may still hold a better answer. The box
@@ -171,51 +166,38 @@ class _BoxSearch:
         self.bound = float(f_values[0] + 2 * n_values[0])
         f_values = f_values[least(f_values, 0, len(f_values) - 1, lambda f: self.feasible(f, np.inf)) :]
         n_values = n_values[least(n_values, 0, len(n_values) - 1, lambda n: self.feasible(np.inf, n)) :]
+        # A heap of (corner, first and last index of F, first and last index of N).
         boxes = [(float(f_values[0] + 2 * n_values[0]), 0, len(f_values) - 1, 0, len(n_values) - 1)]
         while boxes and boxes[0][0] < self.objective:
-            self.bound = boxes[0][0]
-            self._split_first(boxes, f_values, n_values)
+            self.bound, f_low, f_high, n_low, n_high = boxes[0]
+            f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], self.objective)) - 1)
+            n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, self.objective)) - 1)
+            f_mid = (f_low + f_high) // 2
+            f, n = f_mid, least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: self.feasible(f, n))
+            if n <= n_high:
+                f = least(f_values, f_low, f_mid, lambda f, n=n_values[n]: self.feasible(f, n))
+            # The box stays on the heap until it is split, so that a cancelled search still has its bound.
+            heapq.heappop(boxes)
+            if f_low < f and n < n_high:
+                corner = float(f_values[f_low] + 2 * n_values[n + 1])
+                heapq.heappush(boxes, (corner, f_low, f - 1, n + 1, n_high))
+            if f_mid < f_high and n_low < n:
+                corner = float(f_values[f_mid + 1] + 2 * n_values[n_low])
+                heapq.heappush(boxes, (corner, f_mid + 1, f_high, n_low, n - 1))
         self.bound = self.objective
-
-    def _split_first(
-        self,
-        boxes: list[tuple[float, int, int, int, int]],
-        f_values: NDArray[np.float64],
-        n_values: NDArray[np.float64],
-    ) -> None:
-        """Replace the box with the lowest corner by its remains.
-
-        boxes: a heap of (corner, first and last index of F, first and last index of N)
-        f_values, n_values: float64[threshold], rising
-        """
-        _, f_low, f_high, n_low, n_high = boxes[0]
-        f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], self.objective)) - 1)
-        n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, self.objective)) - 1)
-        f_mid = (f_low + f_high) // 2
-        f, n = f_mid, least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: self.feasible(f, n))
-        if n <= n_high:
-            f = least(f_values, f_low, f_mid, lambda f, n=n_values[n]: self.feasible(f, n))
-        # The box stays on the heap until it is split, so that a cancelled search still has its bound.
-        heapq.heappop(boxes)
-        if f_low < f and n < n_high:
-            corner = float(f_values[f_low] + 2 * n_values[n + 1])
-            heapq.heappush(boxes, (corner, f_low, f - 1, n + 1, n_high))
-        if f_mid < f_high and n_low < n:
-            corner = float(f_values[f_mid + 1] + 2 * n_values[n_low])
-            heapq.heappush(boxes, (corner, f_mid + 1, f_high, n_low, n - 1))
 
 
 class _Cancelled(Exception):  # noqa: N818 - not an error
     """`stop` answered True."""
 
 
-def candidates(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def candidates(seconds: Floats) -> Floats:
     """The values a bottleneck can have, rising: none below the least that some GPU or some expert cannot avoid."""
     unavoidable = max(seconds.min(axis=0).max(), seconds.min(axis=1).max())
     return np.unique(seconds[seconds >= unavoidable])
 
 
-def least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[float], bool]) -> int:
+def least(values: Floats, low: int, high: int, feasible: Callable[[float], bool]) -> int:
     """Least index in low..high of a feasible value; `high` is returned untested if no lower one is."""
     while low < high:
         middle = (low + high) // 2
@@ -233,7 +215,7 @@ class Matching:
     microsecond, and neighbouring thresholds need only a few paths. `stop` is asked before each of them.
     """
 
-    def __init__(self, compute: NDArray[np.float64], network: NDArray[np.float64], stop: Stop = never) -> None:
+    def __init__(self, compute: Floats, network: Floats, stop: Stop = never) -> None:
         self.compute = compute
         self.network = network
         self.stop = stop
@@ -293,9 +275,7 @@ class Matching:
         return -1
 
 
-def bottleneck_assignment(
-    weight: NDArray[np.float64], known: NDArray[np.int64], stop: Stop = never
-) -> tuple[NDArray[np.int64], float]:
+def bottleneck_assignment(weight: Floats, known: Ints, stop: Stop = never) -> tuple[Ints, float]:
     """column_of_row int64[row] with the least largest weight, and a proven lower bound of that weight.
 
     The bound equals the answer's largest weight unless `stop` answered True.
@@ -327,7 +307,7 @@ def bottleneck_assignment(
     return best, float(values[low]) if low < len(values) else most
 
 
-def with_slack(weight: NDArray[np.float64], most: float) -> NDArray[np.int64]:
+def with_slack(weight: Floats, most: float) -> Ints:
     """column_of_row int64[row] of the least sum of weights among the perfect matchings without a weight above `most`.
 
     There must be such a matching. Every row with a smaller weight gains slack under the bottleneck.

@@ -7,17 +7,15 @@ helps: a heuristic without a bound.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Bools, Floats
 
 PASSES = 10
 """The most passes of exchanges over a layer's new copies: twice as many take twice as long for a few per cent of balance."""
 
 
-def even_slots(
-    held: NDArray[np.bool_], load: NDArray[np.float64], speed: NDArray[np.float64], slots: int
-) -> NDArray[np.bool_]:
+def even_slots(held: Bools, load: Floats, speed: Floats, slots: int) -> Bools:
     """bool[layer, expert, gpu] with `slots` experts on every GPU in every layer, each on one GPU at least.
 
     held: bool[layer, expert, gpu], the placement now, every expert on one GPU at least
@@ -43,18 +41,19 @@ class _Layer:
     time: float64[gpu], of the copies' tokens
     """
 
-    def __init__(
-        self, before: NDArray[np.bool_], tokens: NDArray[np.float64], speed: NDArray[np.float64], slots: int
-    ) -> None:
+    def __init__(self, before: Bools, tokens: Floats, speed: Floats, slots: int) -> None:
         self.before, self.held, self.tokens, self.speed, self.slots = before, before.copy(), tokens, speed, slots
         self.copies, self.filled = before.sum(axis=1), before.sum(axis=0)
         self.time = (tokens / self.copies) @ before / speed
 
-    def even(self) -> NDArray[np.bool_]:
+    def even(self) -> Bools:
         while self.filled.max() > self.slots:
             self._drop(int(self.filled.argmax()))
         while np.count_nonzero(self.copies == 0) > (self.slots - self.filled).sum():
-            self._drop_replica()
+            # Room for a homeless expert: the lightest of the experts with replicas loses one, on its busiest GPU.
+            share = np.where(self.copies > 1, self.tokens / np.maximum(self.copies, 1), np.inf)
+            expert = int(share.argmin())
+            self._take(expert, int(np.where(self.held[expert], self.time, -np.inf).argmax()))
         homeless = np.flatnonzero(self.copies == 0)
         for expert in homeless[np.argsort(-self.tokens[homeless], kind="stable")]:
             after = self.time + self.tokens[expert] / self.speed
@@ -99,12 +98,6 @@ class _Layer:
         others = self.held[replicas]
         others[:, gpu] = False
         self._take(int(replicas[np.where(others, after, 0.0).max(axis=1).argmin()]), gpu)
-
-    def _drop_replica(self) -> None:
-        """Make room for a homeless expert: the lightest of the experts with replicas loses one, on its busiest GPU."""
-        share = np.where(self.copies > 1, self.tokens / np.maximum(self.copies, 1), np.inf)
-        expert = int(share.argmin())
-        self._take(expert, int(np.where(self.held[expert], self.time, -np.inf).argmax()))
 
     def _best_replica(self, gpu: int) -> int:
         """The expert that a GPU with room takes a copy of: among those on the slowest GPU the one that leaves all GPUs done

@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from engine.errors import InputError
-from engine.result import Result, Status, result_of
+from engine.result import Bools, Floats, Ints, Result, Status, result_of
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class ExpertPacking:
     """
 
     experts_per_device: int | None
-    choices: NDArray[np.int64]
-    efficiency: NDArray[np.float64]
-    memory: NDArray[np.float64]
-    needs_offloading: NDArray[np.bool_]
+    choices: Ints
+    efficiency: Floats
+    memory: Floats
+    needs_offloading: Bools
 
 
-def packing_choices(experts: int, devices: int) -> NDArray[np.int64]:
+def packing_choices(experts: int, devices: int) -> Ints:
     """int64[choice], experts per device: as few as hold them all, doubled until every device holds all.
 
     Raises InputError unless both numbers are at least 1.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
-from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
+from engine.result import Floats, Ints, Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 STEPS_PER_EXPERT = 60
 SECONDS_PER_STEP, SECONDS_PER_PAIR = 60e-6, 80e-9
@@ -37,14 +37,14 @@ RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
 
 def search(
     instance: AssignmentInstance,
-    slots: NDArray[np.int64],
+    slots: Ints,
     seconds: float,
     deadline: float,
     seed: int,
     target: float,
     stop: Stop,
     on_incumbent: Callable[[float], None],
-) -> NDArray[np.int64]:
+) -> Ints:
     """gpu_of_expert int64[expert] with a low max F + 2 max N, within the slots int64[gpu].
 
     A step takes the best exchange of an item on the GPU with the largest F or N for any other item, where an item is an
@@ -81,7 +81,7 @@ def search(
 class _State:
     """An assignment with its loads; items are the experts and, with slots to spare, one free place per GPU."""
 
-    def __init__(self, instance: AssignmentInstance, slots: NDArray[np.int64]) -> None:
+    def __init__(self, instance: AssignmentInstance, slots: Ints) -> None:
         gpus, experts = instance.gpus, instance.experts
         spare = slots.sum() > experts
         padding = ((0, gpus if spare else 0), (0, 0))
@@ -94,7 +94,7 @@ class _State:
         self.place = np.concatenate([self._greedy(), np.arange(gpus if spare else 0)])
         self._reload()
 
-    def _greedy(self) -> NDArray[np.int64]:
+    def _greedy(self) -> Ints:
         """The heaviest expert first, each where the objective grows least."""
         gpus = len(self.slots)
         place = np.zeros(self.experts, dtype=np.int64)
@@ -121,7 +121,7 @@ class _State:
     def cost(self) -> float:
         return float(self.f.max() + 2 * self.n.max())
 
-    def restore(self, place: NDArray[np.int64]) -> None:
+    def restore(self, place: Ints) -> None:
         self.place = place.copy()
         self._reload()
 
@@ -132,13 +132,13 @@ class _State:
         here, there = place[mine], place
         f_top, n_top = self.f.max() or 1.0, self.n.max() or 1.0
 
-        def power(seconds: NDArray[np.float64], top: float) -> NDArray[np.float64]:
+        def power(seconds: Floats, top: float) -> Floats:
             ratio = np.minimum(seconds / top, 2.0)
             for _ in range(SQUARINGS):
                 ratio *= ratio
             return ratio
 
-        def exchanged(load: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+        def exchanged(load: Floats, seconds: Floats) -> tuple[NDArray, NDArray]:
             own = seconds[self.item, place]
             at_here = (load[here] - own[mine])[:, None] + seconds[:, here].T
             at_there = (load[there] - own)[None, :] + seconds[mine][:, there]
@@ -190,9 +190,9 @@ def assign_groups(
     stop: Stop = never,
     report: Report | None = None,
     *,
-    slots: NDArray[np.int64],
+    slots: Ints,
     exact_slots: bool = True,
-) -> Result[NDArray[np.int64]]:
+) -> Result[Ints]:
     """Experts to GPUs so that max F + 2 max N is small; `solution` is gpu_of_expert int64[expert].
 
     slots: int64[gpu], the experts that each GPU takes, or at most takes with `exact_slots=False`
@@ -205,7 +205,12 @@ def assign_groups(
     slots, seed = _checked_slots(slots, instance, exact_slots), limits.seed
     options = {"exact_slots": exact_slots, "time_limit": limits.seconds}
     if slots.max() == slots.min() == 1:
-        alone = assign(_with_idle_experts(instance), stop)
+        # Experts that nobody asks for, as many as there are GPUs without one, change no cost.
+        idle = ((0, 0), (0, instance.gpus - instance.experts))
+        compute, receive, saved = (
+            np.pad(table, idle) for table in (instance.compute, instance.receive, instance.send_saved)
+        )
+        alone = assign(AssignmentInstance(compute, receive, instance.send_total, saved), stop)
         solution = alone.solution[: instance.experts]
         return result_of("assign_groups", start, alone.status, alone.objective, alone.bound, solution, options, seed)
 
@@ -234,22 +239,11 @@ def assign_groups(
     return result_of("assign_groups", start, status, objective, min(bound, objective), best, options, seed)
 
 
-def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:
-    """The instance with experts that nobody asks for, as many as there are GPUs without one: they change no cost."""
-    idle = ((0, 0), (0, instance.gpus - instance.experts))
-    return AssignmentInstance(
-        np.pad(instance.compute, idle),
-        np.pad(instance.receive, idle),
-        instance.send_total,
-        np.pad(instance.send_saved, idle),
-    )
-
-
-def _unavoidable(instance: AssignmentInstance, slots: NDArray[np.int64], exact_slots: bool) -> tuple[float, float]:
+def _unavoidable(instance: AssignmentInstance, slots: Ints, exact_slots: bool) -> tuple[float, float]:
     """Lower limits of max F and max N in seconds, which an expert with its lightest company, or a GPU, cannot avoid."""
     some = np.flatnonzero(slots)
 
-    def at_least(seconds: NDArray[np.float64]) -> float:
+    def at_least(seconds: Floats) -> float:
         with_expert = seconds[some]
         if exact_slots:
             lightest = np.cumsum(np.sort(with_expert, axis=1), axis=1)
@@ -265,7 +259,7 @@ def _unavoidable(instance: AssignmentInstance, slots: NDArray[np.int64], exact_s
     return float(at_least(instance.compute)), float(max(at_least(instance.receive), sending))
 
 
-def _checked_slots(slots: NDArray[np.int64], instance: AssignmentInstance, exact_slots: bool) -> NDArray[np.int64]:
+def _checked_slots(slots: Ints, instance: AssignmentInstance, exact_slots: bool) -> Ints:
     slots = np.asarray(slots)
     if slots.shape != (instance.gpus,) or not np.issubdtype(slots.dtype, np.integer) or slots.min() < 0:
         raise InputError(f"slots: wanted one whole number of at least 0 for each of the {instance.gpus} GPUs")
@@ -284,14 +278,8 @@ def _checked_slots(slots: NDArray[np.int64], instance: AssignmentInstance, exact
 
 
 def best_groups(
-    instance: AssignmentInstance,
-    slots: NDArray[np.int64],
-    exact_slots: bool,
-    best: NDArray[np.int64],
-    limits: Limits,
-    stop: Stop,
-    report: Report,
-) -> tuple[NDArray[np.int64], float]:
+    instance: AssignmentInstance, slots: Ints, exact_slots: bool, best: Ints, limits: Limits, stop: Stop, report: Report
+) -> tuple[Ints, float]:
     """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
 
     Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
@@ -305,7 +293,7 @@ def best_groups(
     # The product of two floats may land just above a whole number it should stay below: give way before rounding.
     slack = 1e-6
 
-    def down(value: NDArray[np.float64]) -> NDArray[np.int64]:
+    def down(value: Floats) -> Ints:
         return np.floor(np.maximum(value * scale - slack, 0.0)).astype(np.int64)
 
     compute, receive, send_total = down(instance.compute), down(instance.receive), down(instance.send_total)
@@ -339,7 +327,7 @@ def best_groups(
 
 def relaxation_bound(
     instance: AssignmentInstance,
-    slots: NDArray[np.int64],
+    slots: Ints,
     exact_slots: bool,
     floors: tuple[float, float],
     seconds: float,

@@ -6,10 +6,10 @@ A placement is held: bool[layer, expert, gpu], True if the GPU has a copy of the
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.network import Network
+from engine.result import Bools, Floats, Ints
 
 FABRIC_PRICE = 1e-6
 """Cost of a transfer over the fabric on top of the busiest port, so that links are taken where both are as fast."""
@@ -18,7 +18,7 @@ RELIEFS = 200
 """Copies that may be taken off the busiest port one after another, after rounding."""
 
 
-def moved(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def moved(held_now: Bools, held_new: Bools) -> Bools:
     """bool[layer, expert, gpu]: the copies that are new."""
     held_now, held_new = np.asarray(held_now, dtype=bool), np.asarray(held_new, dtype=bool)
     if held_now.ndim != 3 or held_now.shape != held_new.shape:
@@ -38,15 +38,13 @@ class Transfers:
     bound: seconds below which no choice of senders gets
     """
 
-    source: NDArray[np.int64]
-    traffic: NDArray[np.float64]
+    source: Ints
+    traffic: Floats
     seconds: float
     bound: float
 
 
-def transfers(
-    held_now: NDArray[np.bool_], held_new: NDArray[np.bool_], bytes_per_expert: float, network: Network
-) -> Transfers:
+def transfers(held_now: Bools, held_new: Bools, bytes_per_expert: float, network: Network) -> Transfers:
     """The senders of all new copies, chosen so that the busiest port of the network is done soonest.
 
     Every copy is sent whole by one GPU that has it now. A linear program divides the copies that have the same receiver and
@@ -100,13 +98,7 @@ def break_even(seconds_to_move: float, seconds_per_step_now: float, seconds_per_
     return seconds_to_move / saved if saved > 0 else float("inf")
 
 
-def _divided(
-    kind: NDArray[np.int64],
-    src: NDArray[np.int64],
-    dst_of_kind: NDArray[np.int64],
-    copies: NDArray[np.int64],
-    network: Network,
-) -> tuple[NDArray[np.float64], float]:
+def _divided(kind: Ints, src: Ints, dst_of_kind: Ints, copies: Ints, network: Network) -> tuple[Floats, float]:
     """Copies float64[variable] in fractions, and the seconds per byte of a copy that the busiest port needs at least.
 
     kind, src: int64[variable]
@@ -139,14 +131,7 @@ def _divided(
     return np.maximum(solved.x[:variables], 0.0), max(float(solved.fun) - FABRIC_PRICE, 0.0) * unit
 
 
-def _whole(
-    kind: NDArray[np.int64],
-    src: NDArray[np.int64],
-    dst_of_kind: NDArray[np.int64],
-    copies: NDArray[np.int64],
-    part: NDArray[np.float64],
-    network: Network,
-) -> NDArray[np.int64]:
+def _whole(kind: Ints, src: Ints, dst_of_kind: Ints, copies: Ints, part: Floats, network: Network) -> Ints:
     """int64[variable]: whole copies near `part`, the rest one by one where the ports are done first."""
     chosen = np.floor(part + 1e-6).astype(np.int64)
     out, into = network.ports(src, dst_of_kind[kind])
@@ -159,33 +144,14 @@ def _whole(
     for copied in np.argsort(np.diff(first), kind="stable"):
         here = slice(first[copied], first[copied + 1])
         for _ in range(left[copied]):
-            pick = _soonest(out[here], into[here], busy, per_copy) + first[copied]
+            sent = busy[out[here]] + per_copy[out[here]]
+            done = np.maximum(sent, busy[into[here]] + per_copy[into[here]])
+            # Among senders that are done as soon one that has a link.
+            pick = int(np.lexsort((sent, out[here] < ports // 2, done))[0]) + first[copied]
             chosen[pick] += 1
             busy[out[pick]] += per_copy[out[pick]]
             busy[into[pick]] += per_copy[into[pick]]
-    _relieve(chosen, first, kind, out, into, busy, per_copy)
-    return chosen
-
-
-def _soonest(
-    out: NDArray[np.int64], into: NDArray[np.int64], busy: NDArray[np.float64], per_copy: NDArray[np.float64]
-) -> int:
-    """The sender of a kind that is done with a further copy first, among equals one that has a link."""
-    done = np.maximum(busy[out] + per_copy[out], busy[into] + per_copy[into])
-    over_fabric = out < len(per_copy) // 2
-    return int(np.lexsort((busy[out] + per_copy[out], over_fabric, done))[0])
-
-
-def _relieve(
-    chosen: NDArray[np.int64],
-    first: NDArray[np.int64],
-    kind: NDArray[np.int64],
-    out: NDArray[np.int64],
-    into: NDArray[np.int64],
-    busy: NDArray[np.float64],
-    per_copy: NDArray[np.float64],
-) -> None:
-    """Take copies off the busiest port, in place, while another sender can send one and be done before it."""
+    # Copies leave the busiest port while another sender can send one and be done before it.
     for _ in range(RELIEFS):
         worst = int(busy.argmax())
         users = np.flatnonzero(((out == worst) | (into == worst)) & (chosen > 0))
@@ -197,8 +163,9 @@ def _relieve(
                 if done < best * (1 - 1e-9):
                     best, change = done, (user, taker)
         if change is None:
-            return
+            break
         for which, sign in zip(change, (-1, 1), strict=True):
             chosen[which] += sign
             busy[out[which]] += sign * per_copy[out[which]]
             busy[into[which]] += sign * per_copy[into[which]]
+    return chosen

@@ -12,10 +12,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Result, Status, result_of
+from engine.result import Floats, Ints, Result, Status, result_of
 
 CODE_LIMIT = 2**62
 
@@ -30,11 +29,11 @@ class LayerProfile:
     """
 
     paths: "_Paths"
-    first: NDArray[np.int64]
-    expert: NDArray[np.int64]
-    probability: NDArray[np.float64]
+    first: Ints
+    expert: Ints
+    probability: Floats
 
-    def estimate(self, paths: NDArray[np.int64], top_k: int, num_experts: int) -> NDArray[np.float64]:
+    def estimate(self, paths: Ints, top_k: int, num_experts: int) -> Floats:
         """float64[expert]: mean over the tokens of the truncated probabilities. paths: int[token, path], not empty."""
         tokens_of_path = np.bincount(self.paths.find(paths), minlength=len(self.first) - 1)
         used = np.flatnonzero(tokens_of_path)
@@ -55,7 +54,7 @@ class PathProfile:
     num_experts: int
     layers: dict[int, LayerProfile]
 
-    def estimate(self, paths: NDArray[np.int64], layer: int, top_k: int) -> NDArray[np.float64]:
+    def estimate(self, paths: Ints, layer: int, top_k: int) -> Floats:
         """float64[expert]: predicted popularity of the experts of `layer` + 1, at most 1 in all.
 
         paths: int[token, path], the batch's experts in layers layer - path_length + 1 … layer; -1 (no choice) makes a
@@ -76,9 +75,7 @@ class PathProfile:
         return self.layers[layer].estimate(paths, top_k, self.num_experts)
 
 
-def profile_paths(
-    experts: NDArray[np.int64], num_experts: int, path_length: int, layers: range | None = None
-) -> PathProfile:
+def profile_paths(experts: Ints, num_experts: int, path_length: int, layers: range | None = None) -> PathProfile:
     """Count the experts that followed every path of a recording.
 
     experts: int[token, layer], ids 0 … num_experts - 1, -1 = no choice (such a token is left out wherever it lacks one)
@@ -107,14 +104,8 @@ def profile_paths(
 
 
 def estimate_devices(
-    train: NDArray[np.int64],
-    test_prefix: NDArray[np.int64],
-    layer: int,
-    path_length: int,
-    top_k: int,
-    num_experts: int,
-    devices: int,
-) -> Result[NDArray[np.float64]]:
+    train: Ints, test_prefix: Ints, layer: int, path_length: int, top_k: int, num_experts: int, devices: int
+) -> Result[Floats]:
     """Lina's equation 1: the number of devices each expert of `layer` + 1 deserves; `solution` is n_e float64[expert].
 
     n_e = devices x mean over the batch's tokens of the truncated probability of e after the token's path. Nothing is
@@ -135,12 +126,12 @@ def estimate_devices(
     return result_of("estimate_devices", start, Status.OPTIMAL, total, total, devices_of_expert, options)
 
 
-def most_popular(popularity: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def most_popular(popularity: Floats, count: int) -> Ints:
     """int64[count]: the most popular experts, the first one first; of equals the lower id. popularity: [expert]."""
     return np.argsort(-np.asarray(popularity), kind="stable")[:count]
 
 
-def _count(experts: NDArray[np.int64], num_experts: int, path_length: int, end: int) -> LayerProfile:
+def _count(experts: Ints, num_experts: int, path_length: int, end: int) -> LayerProfile:
     path, following = experts[:, end - path_length + 1 : end + 1], experts[:, end + 1]
     chosen = following >= 0
     if not chosen.any():
@@ -168,10 +159,10 @@ class _Paths:
     are replaced by their ranks, so paths may have any length.
     """
 
-    def __init__(self, paths: NDArray[np.int64], num_experts: int) -> None:
+    def __init__(self, paths: Ints, num_experts: int) -> None:
         """paths: int64[token, path], ids that exist. `number`: int64[token]; `count`: how many differ."""
         self.num_experts = num_experts
-        self.ranks: dict[int, NDArray[np.int64]] = {}
+        self.ranks: dict[int, Ints] = {}
         code, most = np.zeros(len(paths), dtype=np.int64), 1
         for place, digit in enumerate(paths.T):
             if most > CODE_LIMIT // num_experts:
@@ -185,7 +176,7 @@ class _Paths:
     def count(self) -> int:
         return len(self.codes)
 
-    def find(self, paths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find(self, paths: Ints) -> Ints:
         """int64[token]: the numbers of paths int64[token, path]; `count` for one that is not here."""
         code = np.zeros(len(paths), dtype=np.int64)
         for place, digit in enumerate(paths.T):
@@ -196,7 +187,7 @@ class _Paths:
         return np.where(rank < 0, self.count, rank)
 
 
-def _rank(code: NDArray[np.int64], sorted_codes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rank(code: Ints, sorted_codes: Ints) -> Ints:
     """int64[token]: the place of each code in `sorted_codes`, -1 if it is not there."""
     if not len(sorted_codes):
         return np.full(len(code), -1)
@@ -204,7 +195,7 @@ def _rank(code: NDArray[np.int64], sorted_codes: NDArray[np.int64]) -> NDArray[n
     return np.where(sorted_codes[place] == code, place, -1)
 
 
-def _ids(experts: NDArray[np.int64], num_experts: int, name: str) -> NDArray[np.int64]:
+def _ids(experts: Ints, num_experts: int, name: str) -> Ints:
     """int64[token, layer] of expert ids; raises InputError for another shape and for ids that do not exist."""
     experts = np.asarray(experts)
     if experts.ndim != 2 or not experts.shape[1] or (experts.size and experts.dtype.kind not in "iu"):

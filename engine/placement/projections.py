@@ -1,13 +1,14 @@
 """Nearest points of simple sets, which relaxations of placements project onto."""
 
 import numpy as np
-from numpy.typing import NDArray
+
+from engine.result import Floats
 
 HALVINGS = 60
 """Halvings of the interval of shifts: to round-off."""
 
 
-def onto_box(values: NDArray[np.float64], highest: float, total: float) -> NDArray[np.float64]:
+def onto_box(values: Floats, highest: float, total: float) -> Floats:
     """The nearest vector with entries in 0 … highest that sum to `total`: all shifted alike, and cut off."""
     low, high = values.min() - highest, values.max()
     for _ in range(HALVINGS):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Floats
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,12 @@ class ScoreMatrix:
         no transitions were given
     """
 
-    balancedness: NDArray[np.float64]
-    kept_share: NDArray[np.float64]
+    balancedness: Floats
+    kept_share: Floats
 
 
 def score_matrix(
-    shares: Sequence[NDArray[np.float64]],
-    loads: Sequence[NDArray[np.float64]],
-    transitions: Sequence[NDArray[np.float64]] | None = None,
+    shares: Sequence[Floats], loads: Sequence[Floats], transitions: Sequence[Floats] | None = None
 ) -> ScoreMatrix:
     """Every plan on every workload.
 
@@ -47,33 +45,23 @@ def score_matrix(
     shape = plans[0].shape[:2]
     _check_all("shares: plan", [plan[:, :, 0] for plan in plans], shape)
     _check_all("loads: workload", loads, shape)
-    balance = np.array([[_balancedness(plan, load) for load in loads] for plan in plans])
+    balance = np.empty((len(plans), len(loads)))
+    for place in np.ndindex(balance.shape):
+        on_gpu = np.einsum("le,leg->lg", loads[place[1]], plans[place[0]])
+        most = on_gpu.max(axis=1)
+        balance[place] = np.where(most > 0, on_gpu.mean(axis=1) / np.where(most > 0, most, 1.0), 1.0).mean()
     if transitions is None:
         return ScoreMatrix(balance, np.full(balance.shape, np.nan))
     hops = [np.asarray(tokens, dtype=np.float64) for tokens in transitions]
     _check_all("transitions: workload", hops, (shape[0] - 1, shape[1], shape[1]))
     if len(hops) != len(loads):
         raise InputError(f"transitions: of {len(hops)} workloads, but loads of {len(loads)}")
-    return ScoreMatrix(balance, np.array([[_kept_share(plan, tokens) for tokens in hops] for plan in plans]))
+    kept = [[((tokens @ plan[1:]) * plan[:-1]).sum() for tokens in hops] for plan in plans]
+    total = np.array([tokens.sum() for tokens in hops])
+    return ScoreMatrix(balance, np.where(total > 0, kept / np.where(total > 0, total, 1.0), 1.0))
 
 
-def share_of_placement(gpu_of_expert: NDArray[np.int64], gpus: int) -> NDArray[np.float64]:
-    """float64[layer, expert, gpu]: the shares of a placement int64[layer, expert] without replicas."""
-    return (np.asarray(gpu_of_expert)[:, :, None] == np.arange(gpus)).astype(np.float64)
-
-
-def _balancedness(share: NDArray[np.float64], load: NDArray[np.float64]) -> float:
-    on_gpu = np.einsum("le,leg->lg", load, share)
-    most = on_gpu.max(axis=1)
-    return float(np.where(most > 0, on_gpu.mean(axis=1) / np.where(most > 0, most, 1.0), 1.0).mean())
-
-
-def _kept_share(share: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
-    total = tokens.sum()
-    return float(((tokens @ share[1:]) * share[:-1]).sum() / total) if total > 0 else 1.0
-
-
-def _checked_share(share: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+def _checked_share(share: Floats, index: int) -> Floats:
     share = np.asarray(share, dtype=np.float64)
     if share.ndim != 3 or not share.size or not np.isfinite(share).all() or share.min() < 0:
         raise InputError(f"shares: plan {index}: wanted finite values of at least 0, [layer, expert, gpu]")
@@ -87,7 +75,7 @@ def _checked_share(share: NDArray[np.float64], index: int) -> NDArray[np.float64
     return share
 
 
-def _check_all(name: str, values: Sequence[NDArray[np.float64]], shape: tuple[int, ...]) -> None:
+def _check_all(name: str, values: Sequence[Floats], shape: tuple[int, ...]) -> None:
     for index, value in enumerate(values):
         if value.shape != shape:
             raise InputError(f"{name} {index} has shape {value.shape}; wanted {shape} as the others have")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Floats, Ints
 
 MOST_COUNTS = 2**25
 """Counts of all tables together, a quarter of a gigabyte; searches have a few copies: 94 layers of 512 experts fit."""
@@ -22,7 +23,7 @@ def require_room(tables: int, num_experts: int) -> None:
         )
 
 
-def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool = False) -> NDArray[np.float64]:
+def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool = False) -> Floats:
     """Hops between the experts of consecutive layers: float64[layer - 1, expert, expert], whole numbers.
 
     experts: int16[token, layer, k], -1 = no choice; such a choice makes no hop.
@@ -51,7 +52,7 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
     return counts
 
 
-def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[Floats, Floats]:
     """The copies that context-coherent execution sends, by the experts between which they go (ExFlow §IV-A with k choices).
 
     A token is carried by the GPU of its first-listed expert. From there a copy goes to each of its choices in the next layer,
@@ -71,7 +72,7 @@ def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[NDArray
     require_room(2 * layers - 1, num_experts)
     chosen = np.where(experts >= 0, experts, num_experts).astype(np.int64)
 
-    def count(here: NDArray[np.int64], there: NDArray[np.int64]) -> NDArray[np.float64]:
+    def count(here: Ints, there: Ints) -> Floats:
         table = np.bincount((here * rows + there).ravel(), minlength=rows * rows).reshape(rows, rows)
         return table[:num_experts, :num_experts].astype(np.float64)
 
@@ -81,9 +82,7 @@ def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[NDArray
     return np.array(between).reshape(layers - 1, num_experts, num_experts), np.array(within)
 
 
-def kept(
-    gpu_of_expert: NDArray[np.int64], transitions: NDArray[np.float64], node_of_gpu: NDArray[np.int64] | None = None
-) -> float:
+def kept(gpu_of_expert: Ints, transitions: Floats, node_of_gpu: Ints | None = None) -> float:
     """Share of the hops that stay on their GPU, or with `node_of_gpu` on their node; 1 when there are no hops.
 
     gpu_of_expert: int[layer, expert]

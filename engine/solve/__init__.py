@@ -52,7 +52,9 @@ class Options(Frozen):
         return Limits(self.time_limit, seed=self.seed, exact=self.exact)
 
 
-Face = tuple[type[Frozen], Callable[[Any, Options, Stop], tuple[Result, dict[str, Any]]]]
+Table = tuple[tuple[float, ...], ...]
+Answer = tuple[Result, dict[str, Any]]
+Face = tuple[type[Frozen], Callable[[Any, Options, Stop], Answer]]
 """The schema of a kernel's instances, and a function that answers one with the result and the solution as JSON."""
 
 
@@ -85,13 +87,8 @@ def _answer(schema_and_call: Face, instance: Any, options: Options, where: str) 
         raise InputError(f"{where}: {TOO_FAR_APART}") from None
     # Nothing but the deadline stops a kernel here.
     status = Status.TIME_LIMIT if result.status is Status.CANCELLED else result.status
-    answer = {
-        "status": status.value,
-        "objective": result.objective,
-        "bound": result.bound,
-        "runtime": result.runtime,
-        **solution,
-    }
+    figures = {name: getattr(result, name) for name in ("objective", "bound", "runtime")}
+    answer = {"status": status.value, **figures, **solution}
     try:
         long_json_text(answer)
     except InputError as error:
@@ -110,7 +107,7 @@ def require_at_most(most: int, **sizes: int) -> None:
         raise InputError(f"{names} are too many to be answered within a time limit; at most {most:,} together")
 
 
-def matrix(rows: tuple[tuple[float, ...], ...], name: str) -> np.ndarray:
+def matrix(rows: Table, name: str) -> np.ndarray:
     """float64[row, column]; raises InputError when the rows differ in length or there are none."""
     if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
         raise InputError(f"{name} must be a matrix with rows of equal length")

@@ -1,17 +1,14 @@
 """Schemas and calls of the kernels that place experts. Each call imports its kernel, so that one is loaded without the rest."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.result import Result, Stop
+from engine.result import Stop
 from engine.schema import Frozen
-from engine.solve import Face, Options, matrix, require_at_most
-
-Answer = tuple[Result, dict[str, Any]]
-Table = tuple[tuple[float, ...], ...]
+from engine.solve import Answer, Face, Options, Table, matrix, require_at_most
 
 MOST_EXPERTS = 2048
 """Larger tables of experts cannot be sorted, or one layer of them assigned, within the time that an answer may be late."""
@@ -65,9 +62,7 @@ def _colocate(instance: ColocateInstance, options: Options, stop: Stop) -> Answe
     for name in ("recv_a", "send_b", "recv_b"):
         if len(getattr(instance, name)) != experts:
             raise InputError(f"send_a has {experts} experts, but {name} has {len(getattr(instance, name))}")
-    result = colocate(
-        np.array(instance.send_a), np.array(instance.recv_a), np.array(instance.send_b), np.array(instance.recv_b), stop
-    )
+    result = colocate(*(np.array(getattr(instance, name)) for name in ColocateInstance.model_fields), stop)
     return result, {"partner": result.solution.tolist()}
 
 
@@ -163,11 +158,8 @@ def _coactivation(problem: CoactivationInstance, options: Options, stop: Stop) -
         experts, source_gpu, problem.gpus, problem.gpus_per_node, problem.travel, problem.cap, problem.expert_count
     )
     result = coactivation.coactivation(instance, options.limits, stop)
-    return result, {
-        "gpu_of_expert": result.solution.tolist(),
-        "rows": instance.rows(result.solution).tolist(),
-        "imbalance": instance.imbalance(result.solution).tolist(),
-    }
+    figures = {name: getattr(instance, name)(result.solution).tolist() for name in ("rows", "imbalance")}
+    return result, {"gpu_of_expert": result.solution.tolist(), **figures}
 
 
 class PopularityInstance(Frozen):
@@ -185,15 +177,9 @@ class PopularityInstance(Frozen):
 def _popularity(instance: PopularityInstance, options: Options, stop: Stop) -> Answer:
     from engine.placement.popularity import estimate_devices
 
-    result = estimate_devices(
-        _ids(instance.train, "train", instance.experts),
-        _ids(instance.test_prefix, "test_prefix", instance.experts),
-        instance.layer,
-        instance.path_length,
-        instance.top_k,
-        instance.experts,
-        instance.devices,
-    )
+    train, prefix = (_ids(getattr(instance, name), name, instance.experts) for name in ("train", "test_prefix"))
+    sizes = instance.path_length, instance.top_k, instance.experts, instance.devices
+    result = estimate_devices(train, prefix, instance.layer, *sizes)
     return result, {"devices_of_expert": result.solution.tolist()}
 
 
@@ -230,12 +216,8 @@ def _replicate_devices(instance: ReplicateDevicesInstance, options: Options, sto
             f"{instance.devices} devices with up to {slots // instance.devices} experts each have {slots} slots; at most "
             f"{MOST_SLOTS} are filled"
         )
-    result = replicate_devices(
-        DevicesInstance(np.array(instance.popularity), instance.devices, instance.max_experts_per_device),
-        options.limits,
-        stop,
-        method=instance.algorithm,
-    )
+    problem = DevicesInstance(np.array(instance.popularity), instance.devices, instance.max_experts_per_device)
+    result = replicate_devices(problem, options.limits, stop, method=instance.algorithm)
     return result, {"experts_of_device": [list(held) for held in result.solution]}
 
 
@@ -277,16 +259,9 @@ def _replicate(request: ReplicateInstance, options: Options, stop: Stop) -> Answ
     require_at_most(MOST_WORK, loads=count, layers=layers, experts=experts, slots=request.slots)
     require_at_most(MOST_WORK, loads=count, layers=layers, GPUs=request.gpus, slots=request.slots)
     require_at_most(MOST_WORK, layers=layers, experts=experts, GPUs=request.gpus)
-    instance = ReplicationInstance(
-        loads,
-        request.slots,
-        request.gpus,
-        request.split,
-        request.nodes,
-        request.groups,
-        None if request.slots_of_gpu is None else np.array(request.slots_of_gpu, dtype=np.int64),
-        None if request.speed is None else np.array(request.speed),
-    )
+    slots_of_gpu = None if request.slots_of_gpu is None else np.array(request.slots_of_gpu, dtype=np.int64)
+    sizes = request.slots, request.gpus, request.split, request.nodes, request.groups
+    instance = ReplicationInstance(loads, *sizes, slots_of_gpu, request.speed)
     result = replicate(instance, options.limits, stop, algorithm=request.algorithm)
     balanced = balancedness(result.solution, instance)
     return result, {"physical_to_logical": result.solution.tolist(), "balancedness": balanced.tolist()}

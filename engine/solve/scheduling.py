@@ -2,6 +2,7 @@
 without the others."""
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,10 +13,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.result import Provenance, Result, Status, Stop, library_versions
 from engine.schema import Frozen
-from engine.solve import Face, Options, matrix, require_at_most
-
-Answer = tuple[Result, dict[str, Any]]
-Table = tuple[tuple[float, ...], ...]
+from engine.solve import Answer, Face, Options, Table, matrix, require_at_most
 
 MOST_GPUS = 1024
 """The sends of all pairs of more GPUs cannot be listed within the two seconds that an answer may be late, and their matrices
@@ -79,13 +77,11 @@ def _two_tier(instance: TwoTierInstance, options: Options, stop: Stop) -> Answer
     result = two_tier(traffic, network, stop)
     steps, node = Steps.of(result.solution, traffic, network), network.node
     renamed = {name: node[getattr(result.solution, name)] for name in ("src", "dst")}
+    listed = zip(steps.seconds.tolist(), steps.local.tolist(), strict=True)
     return result, {
         "phases": _phases(result.solution.model_copy(update=renamed)),
         "relays": _relays(steps),
-        "steps": [
-            {"seconds": seconds, "local": parts}
-            for seconds, parts in zip(steps.seconds.tolist(), steps.local.tolist(), strict=True)
-        ],
+        "steps": [{"seconds": seconds, "local": parts} for seconds, parts in listed],
     }
 
 
@@ -261,12 +257,7 @@ def _partition(instance: PartitionInstance, options: Options, stop: Stop) -> Ans
         times=np.array([[np.inf if seconds is None else seconds for seconds in op.times] for op in instance.ops]),
     )
     result = partition(chain, max_range=instance.max_range, stop=stop)
-    return result, {
-        "ranges": [
-            {"first": part_range.first, "last": part_range.last, "parts": part_range.parts}
-            for part_range in result.solution
-        ]
-    }
+    return result, {"ranges": [asdict(each) for each in result.solution]}
 
 
 AxisName = StrictInt | StrictStr
@@ -294,10 +285,8 @@ def _partition_axes(instance: PartitionAxesInstance, options: Options, stop: Sto
     listed = sum(len(constraint.tensors) * len(constraint.allowed) for constraint in instance.constraints)
     require_at_most(MOST_NUMBERS, axes_in_combinations=listed)
     require_at_most(MOST_NUMBERS, axes_of_tensors=sum(map(len, instance.domains.values())))
-    problem = AxisProblem(
-        instance.domains,
-        [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints],
-    )
+    constraints = [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints]
+    problem = AxisProblem(instance.domains, constraints)
     result = partition_axes(problem, options.limits, stop)
     decided = result.status in (Status.OPTIMAL, Status.INFEASIBLE)
     answer = {"satisfiable": result.solution is not None if decided else None, "axis_of_tensor": result.solution}

@@ -51,7 +51,12 @@ def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = 
     problem = problem.as_planned(plan)
     try:
         for part in _parts(plan, problem):
-            _check_layers(part, plan, problem)
+            if has_inputs_of(plan, problem, part.inputs[1:]):  # then the layers are the model's own MoE layers
+                pairs = zip(part.placement.model_layers, part.problem.model.moe_layers, strict=True)
+                for layer, (said, own) in enumerate(pairs):
+                    if said != own:
+                        where = f"{part.prefix}layer {layer} is said to be model layer {said}"
+                        raise IllegalError(f"{where}, but the model's is {own}")
             _check_order(part, plan, problem, drawn)
         if plan.send_order.mode == "joint":
             known = _knows_cluster(plan, problem, drawn)
@@ -109,15 +114,6 @@ def _parts(plan: Plan, problem: Problem) -> Iterator[_Part]:
     if plan.goal is Goal.TWO_MODELS:
         inputs = ("workload_b", "model_b")
         yield _Part(problem.second, plan.placement_b, plan.send_order_b, inputs, "second model, ")
-
-
-def _check_layers(part: _Part, plan: Plan, problem: Problem) -> None:
-    """A placement for this model is of the model's own MoE layers."""
-    if not has_inputs_of(plan, problem, part.inputs[1:]):
-        return
-    for layer, (said, own) in enumerate(zip(part.placement.model_layers, part.problem.model.moe_layers, strict=True)):
-        if said != own:
-            raise IllegalError(f"{part.prefix}layer {layer} is said to be model layer {said}, but the model's is {own}")
 
 
 def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None:

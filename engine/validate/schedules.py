@@ -140,22 +140,19 @@ def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
     ports' rates."""
     duration, capacity = sends.duration, ports.capacity
     slack = duration * (1 + RELATIVE) + RELATIVE * duration.sum() * 1e-3
-    if mode != "shared":
-        needed = sends.bytes / np.minimum(capacity[ports.out], capacity[ports.into])
-        if (short := np.flatnonzero(needed > slack[sends.phase])).size:
-            first = short[0]
-            raise IllegalError(
-                f"phase {sends.phase[first]} lasts {duration[sends.phase[first]]:g} s, but GPU {sends.src[first]} needs "
-                f"{needed[first]:g} s to send {sends.bytes[first]:.12g} bytes to GPU {sends.dst[first]}"
-            )
-        return
-    for verb, port, gpu in (("send", ports.out, sends.src), ("receive", ports.into, sends.dst)):
-        _, busy = np.unique(sends.phase * len(capacity) + port, return_inverse=True)
-        moved = np.bincount(busy, sends.bytes)[busy]
-        needed = moved / capacity[port]
+    if mode == "shared":
+        loads = []
+        for verb, port, gpu in (("send", ports.out, sends.src), ("receive", ports.into, sends.dst)):
+            _, busy = np.unique(sends.phase * len(capacity) + port, return_inverse=True)
+            moved = np.bincount(busy, sends.bytes)[busy]
+            loads.append((moved / capacity[port], gpu, verb, moved, "in it"))
+    else:
+        seconds = sends.bytes / np.minimum(capacity[ports.out], capacity[ports.into])
+        loads = [(seconds, sends.src, "send", sends.bytes, "to GPU {}")]
+    for needed, gpu, verb, moved, where in loads:
         if (short := np.flatnonzero(needed > slack[sends.phase])).size:
             first = short[0]
             raise IllegalError(
                 f"phase {sends.phase[first]} lasts {duration[sends.phase[first]]:g} s, but GPU {gpu[first]} needs "
-                f"{needed[first]:g} s to {verb} {moved[first]:.12g} bytes in it"
+                f"{needed[first]:g} s to {verb} {moved[first]:.12g} bytes {where.format(sends.dst[first])}"
             )

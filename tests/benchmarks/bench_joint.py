@@ -12,7 +12,7 @@ from engine.placement.joint.front import front
 from engine.placement.joint.instance import JointInstance, equal_slots
 from engine.placement.joint.kernel import place_jointly
 from engine.placement.joint.state import JointTerms
-from engine.placement.robust import score_matrix, share_of_placement
+from engine.placement.robust import score_matrix
 from engine.placement.transitions import transitions
 from engine.result import Limits
 from tests.benchmarks.bench_affinity import ModelOfSize
@@ -42,7 +42,7 @@ def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, 
     seconds = time.perf_counter() - began
     linear = np.tile(linear_assignment(num_experts, instance.slots), (instance.layers, 1))
     places = [linear, *(point.gpu_of_expert for point in front_points)]
-    shares = [share_of_placement(place, GPUS) for place in places]
+    shares = [np.eye(GPUS)[place] for place in places]
 
     def short_of_own(score: np.ndarray) -> np.ndarray:
         return score[[0, 1], [0, 1]] - score
@@ -76,7 +76,7 @@ def deepseek() -> None:
     shares = []
     for instance in instances:
         result = place_jointly(instance, weight=0.5)
-        shares.append(share_of_placement(result.solution, GPUS))
+        shares.append(np.eye(GPUS)[result.solution])
         print(f"  {result.status}: objective {result.objective:.4f}, gap {result.gap:.1%}, {result.runtime:.1f} s")
 
     def short_of_own(score: np.ndarray) -> np.ndarray:

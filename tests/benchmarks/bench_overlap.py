@@ -16,14 +16,14 @@ from engine.overlap.partition import partition
 from engine.overlap.partition_axes import count_axes, partition_axes
 from engine.overlap.pipeline_degree import DegreeInstance, pipeline_degree
 from engine.overlap.pipemoe_printed import best_case, cases, line_of
-from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
+from engine.overlap.stage_pipeline import ChainInstance, overlap_bound
 from engine.reproduce.lina import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.reproduce.pipemoe import MOST_PARTS, TUTEL, WHY_DIFFERENT, runnable, table_iv, table_vi
 from engine.simulate.priority import schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
 from tests.cases.pipemoe import GPUS, walked
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing
-from tests.oracles.order_search import best_order_seconds
+from tests.oracles.order_search import best_order_seconds, range_seconds
 
 TASKS, GROUPS = 10_000, 4
 LAYERS, PERIOD = 24, 30 * MS

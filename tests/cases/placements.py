@@ -88,16 +88,19 @@ def planted_tokens(
 SPEEDS = (1.0, 0.8, 0.5, 0.4)
 
 
+def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Small whole numbers ("integer"), any ("float"), or of widely different sizes with many zeros ("skewed")."""
+    if kind == "integer":
+        return rng.integers(0, rng.integers(2, 30), shape).astype(np.float64)
+    if kind == "float":
+        return rng.random(shape)
+    return np.exp(2 * rng.standard_normal(shape)) * rng.integers(0, 2, shape)
+
+
 def routing(gpus: int, experts: int, seed: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens float64[gpu, expert] and the relative speed float64[gpu] of a random mixed cluster."""
     rng = np.random.default_rng(seed)
-    if kind == "integer":
-        tokens = rng.integers(0, rng.integers(2, 30), (gpus, experts)).astype(np.float64)
-    elif kind == "float":
-        tokens = rng.random((gpus, experts))
-    else:
-        tokens = np.exp(2 * rng.standard_normal((gpus, experts))) * rng.integers(0, 2, (gpus, experts))
-    return tokens, rng.choice(SPEEDS, gpus)
+    return numbers(rng, kind, (gpus, experts)), rng.choice(SPEEDS, gpus)
 
 
 def mixed_instance(tokens: np.ndarray, speed: np.ndarray, computation: float = 1.0) -> AssignmentInstance:

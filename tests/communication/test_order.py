@@ -4,7 +4,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -12,7 +11,7 @@ from engine.communication.algorithm1 import algorithm1
 from engine.communication.order import matched_bound, order, shared_bound
 from engine.errors import InputError, StoppedError
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.communication import check_schedule
 
 EXACT = 1e-9
@@ -52,34 +51,22 @@ def instances(draw, largest: int = 14):
     return traffic, send, receive
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(instances())
-def test_matched_order_reaches_the_bound(instance):
+@tried(300, instances())
+def test_an_order_reaches_its_bound(instance):
     traffic, send, receive = instance
-    result = order(traffic, send, receive, "matched")
-    makespan, bound = check_schedule(result.solution, traffic, send, receive, "matched")
-    assert makespan == pytest.approx(bound, rel=EXACT)
-    assert result.status == Status.OPTIMAL
-    assert result.objective == pytest.approx(makespan, rel=1e-12)
-    assert result.bound == pytest.approx(bound, rel=1e-12) == matched_bound(traffic, send, receive)
-    transfers = np.count_nonzero(traffic - np.diag(np.diag(traffic)))
-    assert result.solution.phases <= max(transfers, 1)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(instances())
-def test_shared_order_reaches_the_bound(instance):
-    traffic, send, receive = instance
-    result = order(traffic, send, receive, "shared")
-    makespan, bound = check_schedule(result.solution, traffic, send, receive, "shared")
-    assert makespan == pytest.approx(bound, rel=EXACT)
-    assert result.bound == pytest.approx(shared_bound(traffic, send, receive))
+    for mode, least in (("matched", matched_bound), ("shared", shared_bound)):
+        result = order(traffic, send, receive, mode)
+        makespan, bound = check_schedule(result.solution, traffic, send, receive, mode)
+        assert makespan == pytest.approx(bound, rel=EXACT)
+        assert result.status == Status.OPTIMAL
+        assert result.objective == pytest.approx(makespan, rel=1e-12)
+        assert result.bound == pytest.approx(bound, rel=1e-12) == least(traffic, send, receive)
+        if mode == "matched":
+            assert result.solution.phases <= max(np.count_nonzero(traffic - np.diag(np.diag(traffic))), 1)
     assert result.bound <= matched_bound(traffic, send, receive) * (1 + EXACT)
-    assert result.status == Status.OPTIMAL
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(largest=4))
+@tried(40, instances(largest=4))
 def test_no_combination_of_matchings_is_faster(instance):
     traffic, send, receive = instance
     n = len(traffic)
@@ -93,8 +80,7 @@ def test_no_combination_of_matchings_is_faster(instance):
     assert order(traffic, send, receive).objective / scale == pytest.approx(best.fun, rel=1e-7)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(largest=9), st.randoms(use_true_random=False))
+@tried(60, instances(largest=9), st.randoms(use_true_random=False))
 def test_makespan_is_invariant(instance, random):
     traffic, send, receive = instance
     makespan = order(traffic, send, receive).objective
@@ -121,14 +107,12 @@ def test_transfers_below_the_rounding_unit_are_still_sent():
     traffic = np.array([[0, 1.0, 1e-17], [1e-30, 0, 1.0], [1.0, 1e-20, 0]])
     result = order(traffic, np.ones(3), np.ones(3))
     check_schedule(result.solution, traffic, np.ones(3), np.ones(3), "matched")
-    assert set(zip(result.solution.src, result.solution.dst, strict=True)) == set(
-        zip(*np.nonzero(traffic), strict=True)
-    )
+    pairs = zip(result.solution.src, result.solution.dst, strict=True)
+    assert set(pairs) == set(zip(*np.nonzero(traffic), strict=True))
     assert result.status == Status.OPTIMAL
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(instances())
+@tried(100, instances())
 def test_algorithm_1_is_legal(instance):
     traffic, send, receive = instance
     result = algorithm1(traffic, send, receive)
@@ -138,12 +122,7 @@ def test_algorithm_1_is_legal(instance):
     assert result.status == (Status.OPTIMAL if makespan <= bound * (1 + EXACT) else Status.FEASIBLE)
 
 
-def test_algorithm_1_can_be_stopped():
-    with pytest.raises(StoppedError):
-        algorithm1(np.ones((3, 3)), np.ones(3), np.ones(3), lambda: True)
-
-
-def test_algorithm_1_misses_the_bound():
+def test_algorithm_1_misses_the_bound_and_can_be_stopped():
     ones = np.ones(3)
     # GPU 0 comes first and takes 0→1, 0→2 and, at the same time, 1→0; 1→2 then waits for receiver 2 while 0→2 runs.
     traffic = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
@@ -152,6 +131,8 @@ def test_algorithm_1_misses_the_bound():
     assert result.status == Status.FEASIBLE
     assert (makespan, bound) == (pytest.approx(3), pytest.approx(2))
     assert order(traffic, ones, ones).objective == pytest.approx(2)
+    with pytest.raises(StoppedError):
+        algorithm1(traffic, ones, ones, lambda: True)
 
 
 @pytest.mark.parametrize("steps", [0, 3])

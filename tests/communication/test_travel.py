@@ -5,7 +5,7 @@ from math import comb, prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.communication.travel import Stops, places_of, rows_by_chance, rows_of_tokens, rows_to_all, touched_by_chance
@@ -15,7 +15,7 @@ from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
 from engine.simulate.work import Load
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.samples import in_nodes
 from tests.oracles.plans import rows_of_layer
 from tests.strategies import clusters, make_model, placements, problems, seeds, travels
@@ -30,8 +30,7 @@ def placed(draw, **options) -> tuple[Problem, Placement]:
     return problem, draw(placements(*sizes))
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(placed(), st.sampled_from(("gpu", "node")))
+@tried(150, placed(), st.sampled_from(("gpu", "node")))
 def test_rows_agree_with_a_reading_token_by_token(case, unit):
     problem, placement = case
     source = problem.workload.rank_of_token(problem.network.gpus)
@@ -43,8 +42,7 @@ def test_rows_agree_with_a_reading_token_by_token(case, unit):
         )
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(placed())
+@tried(200, placed())
 def test_what_is_saved_and_what_is_not(case):
     """One row per GPU is never more than one a copy; one a node never crosses the fabric more often; and every GPU gets at
     least the rows that it wants, however they enter its node."""
@@ -77,8 +75,7 @@ def test_one_token_by_hand():
     }
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(clusters(least=3, most=6, linked=True))
+@tried(100, clusters(least=3, most=6, linked=True))
 def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
     stops = Stops(Network.of(cluster).domain)
     gpus = len(cluster.gpus)
@@ -89,8 +86,7 @@ def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
             assert domain != stops.of_gpu[source] or entry == source
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
+@tried(60, placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
 def test_by_chance_is_certain_where_it_is(case, unit):
     """With one expert per token, rows by chance are the rows of the tokens in the mean."""
     problem, placement = case
@@ -136,8 +132,7 @@ def test_row_bytes(travel):
     assert back == {None: 128, "bf16": 128, "fp32": 256}[travel.combine]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
+@tried(60, st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_every_row_of_an_all_gather_reaches_every_gpu_once_and_crosses_once_a_node(rows, data):
     domain = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
     rows, stops = np.array(rows, dtype=float), Stops(domain)
@@ -163,8 +158,7 @@ def by_enumeration(weight: np.ndarray, k: int, share: np.ndarray) -> tuple[np.nd
     return present, 1 - chance @ missed
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), seeds)
+@tried(100, st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), seeds)
 def test_against_all_sets(experts, k, places, seed):
     k, rng = min(k, experts), np.random.default_rng(seed)
     weight = rng.gamma(1.5, size=experts) + 0.05

@@ -7,8 +7,9 @@ later stage of the first part before an earlier stage of the last.
 import math
 from collections.abc import Sequence
 
-from engine.errors import InputError
-from engine.result import Stop, never
+import numpy as np
+
+from engine.overlap.stage_pipeline import ChainInstance, Pipelines
 
 MOST_PARTS = 3
 
@@ -16,21 +17,17 @@ Times = tuple[float, ...]
 """When the last finished stage of every part ended, the part that is furthest first, and when both streams are free."""
 
 
-def best_order_seconds(stages: Sequence[float], parts: int, stop: Stop = never) -> float | None:
+def best_order_seconds(stages: Sequence[float], parts: int) -> float:
     """Least seconds of a range over all orders in which its two streams can run the parts of its stages.
 
     stages: seconds of one part of every stage, stages alternating between the streams. At most `MOST_PARTS` parts, for
-    the orders multiply (see `tests.benchmarks.bench_overlap` for how long it takes). None when `stop` answers True.
-    Raises InputError for other numbers of parts, no stages, or times that are negative or not finite.
+    the orders multiply (see `tests.benchmarks.bench_overlap` for how long it takes).
 
     A schedule is a sequence of (part, its next stage), each put at the end of its stream. States with the same stages
     done differ only in times; one that is nowhere earlier than another is dropped, and so is one that cannot end before a
     known schedule. The parts are alike and may change places.
     """
-    if not 1 <= parts <= MOST_PARTS:
-        raise InputError(f"{parts} parts: all orders are tried for 1 to {MOST_PARTS} parts")
-    if not len(stages) or not all(math.isfinite(stage) and stage >= 0 for stage in stages):
-        raise InputError("stages: wanted at least one, with finite times of at least 0")
+    assert 1 <= parts <= MOST_PARTS
     best = _stage_major(stages, parts)
     rest = [sum(stages[done:]) for done in range(len(stages) + 1)]
     rest_of_stream = [[sum(stages[done + (done + s) % 2 :: 2]) for s in (0, 1)] for done in range(len(stages) + 1)]
@@ -38,8 +35,6 @@ def best_order_seconds(stages: Sequence[float], parts: int, stop: Stop = never) 
     for _ in range(parts * len(stages)):
         following: dict[tuple[int, ...], set[Times]] = {}
         for done, states in front.items():
-            if stop():
-                return None
             # Of parts equally far only the one that is ready first goes on: the others could take its place.
             movable = [part for part in range(parts) if done[part] < len(stages) and done[part] not in done[:part]]
             for part in movable:
@@ -87,3 +82,14 @@ def _earliest(states: set[Times]) -> list[Times]:
         if not any(all(a <= b for a, b in zip(other, time, strict=True)) for other in kept):
             kept.append(time)
     return kept
+
+
+def range_seconds(instance: ChainInstance, first: int, last: int, parts: int) -> float:
+    """Seconds of the operators first ... last in stage-major order, cut into `parts` parts (1: the plain sum); infinite if they
+    must not be cut so."""
+    if parts > 1 and last > instance.latest_last[first]:
+        return math.inf
+    pipeline = Pipelines(np.array([parts]), 1)
+    for op in range(first, last + 1):
+        pipeline.extend(instance.times[op, parts - 1 : parts], instance.begins_stage(op))
+    return float(pipeline.end()[0, 0])

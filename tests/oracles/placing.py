@@ -28,32 +28,41 @@ def check_affinity(
 
     gpu_of_expert: int[layer, expert]; transitions: [layer - 1, expert, expert].
     """
-    layers, experts = len(gpu_of_expert), transitions.shape[1]
-    if transitions.shape != (layers - 1, experts, experts):
-        raise IllegalError(f"{layers} layers are placed, the transitions are {transitions.shape}")
-    for layer in range(layers):
-        held = [0] * gpus
-        if len(gpu_of_expert[layer]) != experts:
-            raise IllegalError(f"layer {layer} places {len(gpu_of_expert[layer])} experts of {experts}")
-        for expert in range(experts):
-            gpu = int(gpu_of_expert[layer][expert])
-            if gpu != gpu_of_expert[layer][expert] or not 0 <= gpu < gpus:
-                raise IllegalError(f"layer {layer}, expert {expert}: there is no GPU {gpu_of_expert[layer][expert]}")
-            held[gpu] += 1
-        for gpu in range(gpus):
-            if held[gpu] * gpus != experts:
-                raise IllegalError(f"layer {layer}: GPU {gpu} has {held[gpu]} experts, wanted {experts / gpus:g}")
-    size = gpus_per_node or gpus
-    node_hops = gpu_hops = 0.0
-    for layer in range(layers - 1):
-        for here in range(experts):
-            for there in range(experts):
-                source, target = gpu_of_expert[layer][here], gpu_of_expert[layer + 1][there]
-                if source // size != target // size:
-                    node_hops += transitions[layer, here, there]
-                elif source != target:
-                    gpu_hops += transitions[layer, here, there]
-    return float(cost_gpu * gpu_hops + cost_node * node_hops), float(node_hops), float(gpu_hops)
+    experts = transitions.shape[1]
+    _check_filled(gpu_of_expert, (len(transitions) + 1, experts), [experts / gpus] * gpus)
+    _, gpu_hops, node_hops = _hops(gpu_of_expert, transitions, gpus_per_node)
+    return cost_gpu * gpu_hops + cost_node * node_hops, node_hops, gpu_hops
+
+
+def _check_filled(gpu_of_expert: np.ndarray, shape: tuple[int, int], slots: Sequence[float]) -> None:
+    """Check that every layer has each expert on one GPU and fills the slots exactly. shape: (layers, experts)."""
+    layers, experts = shape
+    if len(gpu_of_expert) != layers or any(len(row) != experts for row in gpu_of_expert):
+        raise IllegalError(f"the experts placed are not {experts} in each of {layers} layers")
+    for layer, row in enumerate(gpu_of_expert):
+        held = [0] * len(slots)
+        for expert, gpu in enumerate(row):
+            if gpu != int(gpu) or not 0 <= gpu < len(slots):
+                raise IllegalError(f"layer {layer}, expert {expert}: there is no GPU {gpu}")
+            held[int(gpu)] += 1
+        for gpu, wanted in enumerate(slots):
+            if held[gpu] != wanted:
+                raise IllegalError(f"layer {layer}: GPU {gpu} has {held[gpu]} experts, wanted {wanted:g}")
+
+
+def _hops(gpu_of_expert: np.ndarray, transitions: np.ndarray, gpus_per_node: int | None) -> tuple[float, float, float]:
+    """Tokens that stay on their GPU, that go to another GPU of the node, and that go to another node."""
+    kept = inside = outside = 0.0
+    for layer, counts in enumerate(transitions):
+        for here, row in zip(gpu_of_expert[layer], counts, strict=True):
+            for there, tokens in zip(gpu_of_expert[layer + 1], row, strict=True):
+                if here == there:
+                    kept += float(tokens)
+                elif gpus_per_node and here // gpus_per_node != there // gpus_per_node:
+                    outside += float(tokens)
+                else:
+                    inside += float(tokens)
+    return kept, inside, outside
 
 
 def check_assignment(
@@ -109,19 +118,12 @@ def check_coactivation(
 
     GPU g is in node g // gpus_per_node; without `gpus_per_node` all GPUs are in one node.
     """
-    if len(gpu_of_expert) != len(experts):
-        raise IllegalError(f"{len(experts)} layers are recorded, {len(gpu_of_expert)} are placed")
+    width = len(gpu_of_expert[0]) if len(gpu_of_expert) else 0
+    _check_filled(gpu_of_expert, (len(experts), width), [width / gpus] * gpus)
     size = 1 if travel == "gpu" else gpus_per_node or gpus
     rows, imbalance = [], []
     for layer, place in enumerate(gpu_of_expert):
-        held, load, sent = [0] * gpus, [0] * gpus, 0
-        for expert, gpu in enumerate(place):
-            if gpu != int(gpu) or not 0 <= gpu < gpus:
-                raise IllegalError(f"layer {layer}, expert {expert}: there is no GPU {gpu}")
-            held[int(gpu)] += 1
-        for gpu in range(gpus):
-            if held[gpu] * gpus != len(place):
-                raise IllegalError(f"layer {layer}: GPU {gpu} has {held[gpu]} experts, wanted {len(place) / gpus:g}")
+        load, sent = [0] * gpus, 0
         for token, source in zip(experts[layer], source_gpu, strict=True):
             reached = set()
             for expert in token:
@@ -278,61 +280,26 @@ def check_joint(
     slots: int[gpu], experts of each GPU in every layer, exactly
     start, max_moves: int[layer, expert] and the most pairs that may be elsewhere
     """
-    moves = _count_moves(gpu_of_expert, load.shape, slots, start)
+    _check_filled(gpu_of_expert, load.shape, slots)
+    moves = (
+        0
+        if start is None
+        else sum(int(np.sum(row != before)) for row, before in zip(gpu_of_expert, start, strict=True))
+    )
     if max_moves is not None and moves > max_moves:
         raise IllegalError(f"{moves} experts moved, at most {max_moves} may")
-    total, kept, cost = _hops(gpu_of_expert, transitions, gpus_per_node, cost_gpu, cost_node)
+    kept, inside, outside = _hops(gpu_of_expert, transitions, gpus_per_node)
+    total, dearest = kept + inside + outside, cost_node if gpus_per_node else cost_gpu
     ratios = _load_ratios(gpu_of_expert, load, len(slots))
     kept_share = kept / total if total else 1.0
-    dearest = cost_node if gpus_per_node else cost_gpu
     return JointCheck(
         kept_share=kept_share,
         hop_share=1 - kept_share,
-        hop_cost_share=cost / (total * dearest) if total else 0.0,
+        hop_cost_share=(inside * cost_gpu + outside * cost_node) / (total * dearest) if total else 0.0,
         imbalance=sum(ratios) / len(ratios) - 1,
         balancedness=sum(1 / ratio for ratio in ratios) / len(ratios),
         moves=moves,
     )
-
-
-def _count_moves(gpu_of_expert: np.ndarray, shape: tuple[int, int], slots: np.ndarray, start: np.ndarray | None) -> int:
-    """Check that every layer fills the slots exactly, and count the (layer, expert) pairs that are elsewhere than at the
-    start. shape: (layers, experts)."""
-    layers, experts = shape
-    if len(gpu_of_expert) != layers or any(len(row) != experts for row in gpu_of_expert):
-        raise IllegalError(f"the placement is not one GPU for each of {layers} layers and {experts} experts")
-    moves = 0
-    for layer in range(layers):
-        row = [int(gpu) for gpu in gpu_of_expert[layer]]
-        for gpu in range(len(slots)):
-            if row.count(gpu) != slots[gpu]:
-                raise IllegalError(f"layer {layer}: GPU {gpu} has {row.count(gpu)} experts in {slots[gpu]} slots")
-        if len(row) != sum(slots):
-            raise IllegalError(f"layer {layer}: an expert is on a GPU that does not exist")
-        if start is not None:
-            moves += sum(int(row[expert] != start[layer][expert]) for expert in range(experts))
-    return moves
-
-
-def _hops(
-    gpu_of_expert: np.ndarray, transitions: np.ndarray, gpus_per_node: int | None, cost_gpu: float, cost_node: float
-) -> tuple[float, float, float]:
-    """Tokens in all, tokens that stay on their GPU, and the cost of the hops of the others."""
-    total = kept = cost = 0.0
-    for layer in range(len(gpu_of_expert) - 1):
-        experts = len(gpu_of_expert[layer])
-        for i in range(experts):
-            for k in range(experts):
-                tokens = transitions[layer][i][k]
-                here, there = gpu_of_expert[layer][i], gpu_of_expert[layer + 1][k]
-                total += tokens
-                if here == there:
-                    kept += tokens
-                elif gpus_per_node and here // gpus_per_node != there // gpus_per_node:
-                    cost += tokens * cost_node
-                else:
-                    cost += tokens * cost_gpu
-    return total, kept, cost
 
 
 def _load_ratios(gpu_of_expert: np.ndarray, load: np.ndarray, gpus: int) -> list[float]:

@@ -1,10 +1,11 @@
-"""Axes of tensors against the enumeration of all assignments, and the operators of an MoE transformer against Lancet."""
+"""Axes of tensors against the enumeration of all assignments, the operators of an MoE transformer against Lancet, and the
+operators that may run at once against a search for each pair."""
 
 from itertools import product
 
+import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -17,16 +18,17 @@ from engine.overlap.operator_axes import (
     range_is_valid,
     range_problem,
 )
-from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, partition_axes
+from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, overlappable, partition_axes
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_axes
 
 AXES = (-1, 0, 1, "irregular")
 ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual")
 DENSE = (*ATTENTION, "layer_norm", "dense_ffn", "residual")
 MOE = (*ATTENTION, "layer_norm", "gate", "dispatch", "experts", "combine", "aggregate", "residual")
-MODEL = ("embedding", *DENSE, *MOE, *DENSE, *MOE, "layer_norm", "projection", "loss")
+HEAD = ("layer_norm", "projection", "loss")
+MODEL = ("embedding", *DENSE, *MOE, *DENSE, *MOE, *HEAD)
 CUTTABLE_GATES = [gate for gate, cuttable in GATES.items() if cuttable]
 
 
@@ -59,8 +61,7 @@ def solutions(problem: AxisProblem) -> int:
     return sum(legal(problem, dict(zip(problem.domains, axes, strict=True))) for axes in chosen)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(problems())
+@tried(150, problems())
 def test_found_and_counted_as_by_enumeration(problem):
     expected = solutions(problem)
     assert count_axes(problem) == expected
@@ -155,10 +156,11 @@ def test_batch_prioritised_routing_is_cut_only_behind_the_gate():
 
 @pytest.mark.parametrize("gate", ["switch", "batch-prioritised"])
 def test_the_latest_end_is_that_of_trying_every_range(gate):
-    latest = latest_last(MODEL, gate)
-    for first in range(len(MODEL)):
-        valid = [range_is_valid(MODEL[first : last + 1], gate) for last in range(first, len(MODEL))]
-        assert valid == [last <= latest[first] for last in range(first, len(MODEL))]
+    model = ("embedding", *DENSE, *MOE, *HEAD)
+    latest = latest_last(model, gate)
+    for first in range(len(model)):
+        valid = [range_is_valid(model[first : last + 1], gate) for last in range(first, len(model))]
+        assert valid == [last <= latest[first] for last in range(first, len(model))]
 
 
 def test_shared_experts_join_the_residual_with_the_axis_of_the_tokens():
@@ -176,3 +178,67 @@ def test_unknown_operators_and_gates_are_said():
         range_is_valid(["pooling"])
     with pytest.raises(InputError, match="no gate 'soft'"):
         latest_last(["experts"], "soft")
+
+
+# Weight gradients that may run under an all-to-all
+
+
+@tried(80, st.integers(2, 14), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
+def test_labels_equal_a_search_per_pair(nodes, density, seed):
+    rng = np.random.default_rng(seed)
+    graph = nx.DiGraph()
+    names = [f"op{number}" for number in rng.permutation(nodes)]
+    graph.add_nodes_from(sorted(names))
+    graph.add_edges_from(
+        (names[i], names[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < density
+    )
+    chosen = rng.permutation(names).tolist()
+    split = rng.integers(0, nodes + 1)
+    alltoalls, weight_gradients = chosen[:split], chosen[split:]
+    allowed = overlappable(graph, alltoalls, weight_gradients)
+    assert allowed.dtype == bool and allowed.shape == (len(weight_gradients), len(alltoalls))
+    reached = {node: nx.descendants(graph, node) for node in chosen}
+    assert allowed.tolist() == [
+        [a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients
+    ]
+
+
+def test_labels_of_a_backward_pass():
+    """Two layers, last first: dX through experts and all-to-alls; a dW hangs on its layer's dY and nothing waits for it."""
+    graph = nx.DiGraph()
+    nx.add_path(graph, ["combine 2", "dX experts 2", "dispatch 2", "dX attention 2", "combine 1", "dX experts 1"])
+    graph.add_edge("combine 2", "dW experts 2")
+    graph.add_edge("dispatch 2", "dW attention 2")
+    graph.add_edge("combine 1", "dW experts 1")
+    allowed = overlappable(
+        graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"]
+    )
+    assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
+    # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
+    graph.add_edge("dW experts 2", "combine 1")
+    assert not overlappable(graph, ["combine 1"], ["dW experts 2"]).any()
+
+
+def test_labels_of_a_large_graph():
+    graph = nx.DiGraph()
+    nx.add_path(graph, range(4000))
+    graph.add_edges_from((4 * number, 4000 + number) for number in range(1000))
+    alltoalls, weight_gradients = list(range(2, 4000, 40)), list(range(4000, 5000))
+    allowed = overlappable(graph, alltoalls, weight_gradients)
+    # The chain up to the operator a dW hangs on comes before it, the rest has nothing to do with it.
+    assert (allowed == (np.array(alltoalls) > 4 * np.arange(1000)[:, None])).all()
+
+
+@pytest.mark.parametrize(
+    ("edges", "alltoalls", "weight_gradients", "message"),
+    [
+        ([("a", "b"), ("b", "a")], ["a"], ["b"], "in a circle"),
+        ([("a", "b")], ["c"], ["b"], "'c' is not an operator"),
+        ([("a", "b")], ["a"], ["a"], "'a' comes twice"),
+    ],
+)
+def test_bad_graphs_are_named(edges, alltoalls, weight_gradients, message):
+    with pytest.raises(InputError, match=message):
+        overlappable(nx.DiGraph(edges), alltoalls, weight_gradients)
+    with pytest.raises(InputError, match="directed"):
+        overlappable(nx.Graph(edges), alltoalls, weight_gradients)

@@ -6,7 +6,6 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -14,7 +13,7 @@ from engine.overlap import pipeline_degree as module
 from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_degree, pipeline_seconds
 from engine.overlap.pipemoe_printed import algorithm1, best_case, cases, pipemoe_printed
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_pipeline
 
 WAYS = [(1, "dispatch-first"), (1, "interleaved"), (2, "dispatch-first")]
@@ -40,27 +39,19 @@ def random_instance(layers: int, seed: int, max_degree=20, streams: int = 1, ord
 
 
 @pytest.mark.parametrize(
-    ("streams", "order", "wanted"),
+    ("parts", "way", "wanted"),
     [
-        # D1 0-2 D2 2-4 D3 4-6, E1 2-5 E2 5-8 E3 8-11, C1 5-6 or after D3 6-7, C3 11-12.
-        (1, "dispatch-first", 12),
-        (2, "dispatch-first", 12),
-        # D1 0-2 D2 2-4 C1 5-6 D3 6-8 C2 8-9 E3 8-11 C3 11-12: here no later.
-        (1, "interleaved", 12),
+        # D1 0-2 D2 2-4 D3 4-6, E1 2-5 E2 5-8 E3 8-11, C1 5-6 or after D3 6-7, C3 11-12; interleaved here no later.
+        *((([2] * 3, [3] * 3, [1] * 3), way, 12) for way in WAYS),
+        # Two networks: C1 at 3, C2 at 5, C3 at 7. One: C1 waits for D3 until 6.
+        (([2] * 3, [1] * 3, [2] * 3), WAYS[2], 9),
+        (([2] * 3, [1] * 3, [2] * 3), WAYS[0], 12),
+        (([2] * 3, [5] * 3, [4] * 3), WAYS[1], 2 + 5 + 4 + 2 + 4 + 4 + 1),
+        (([1, 4], [3, 1], [1, 1]), WAYS[1], 7),  # D1 0-1 D2 1-5 E1 1-4 C1 5-6 E2 5-6 C2 6-7
     ],
 )
-def test_the_walk_by_hand(streams, order, wanted):
-    assert check_pipeline([2] * 3, [3] * 3, [1] * 3, streams, order) == wanted
-
-
-def test_the_walk_by_hand_where_the_orders_differ():
-    # Two networks: C1 at 3, C2 at 5, C3 at 7. One: C1 waits for D3 until 6. Interleaved: C1 3-5 D3 5-7 C2 7-9 C3 9-11,
-    # and with unequal parts: D1 0-1 D2 1-5 E1 1-4 C1 5-6 E2 5-6 C2 6-7.
-    three = [2.0] * 3
-    assert check_pipeline(three, [1.0] * 3, three, 2) == 9
-    assert check_pipeline(three, [1.0] * 3, three, 1) == 12
-    assert check_pipeline(three, [5.0] * 3, [4.0] * 3, 1, "interleaved") == 2 + 5 + 4 + 2 + 4 + 4 + 1
-    assert check_pipeline([1, 4], [3, 1], [1, 1], 1, "interleaved") == 7
+def test_the_walk_by_hand(parts, way, wanted):
+    assert check_pipeline(*parts, *way) == wanted
 
 
 @pytest.mark.parametrize("parts", [([], [], []), ([1], [1, 1], [1]), ([1], [1], [])])
@@ -69,8 +60,7 @@ def test_the_walk_refuses_parts_that_do_not_match(parts):
         check_pipeline(*parts)
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
+@tried(200, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
 def test_closed_forms_equal_the_walk(tables, way):
     parts = np.array(tables).T
     times = pipeline_seconds(*parts, *way)
@@ -94,8 +84,7 @@ def walk_any_order(sends: str, d: float, e: float, c: float) -> float:
     return network
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(1, 4), seconds, seconds, seconds)
+@tried(80, st.integers(1, 4), seconds, seconds, seconds)
 def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c):
     orders = []
     for places in combinations(range(2 * parts), parts):
@@ -106,8 +95,7 @@ def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c)
     assert pipeline_seconds(*times, 1, "interleaved")[0, -1] >= best * (1 - 1e-12)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(lines, st.integers(1, 24), ways)
+@tried(150, lines, st.integers(1, 24), ways)
 def test_equals_brute_force_and_takes_the_smallest_of_ties(coefficients, max_degree, way):
     result = pipeline_degree(DegreeInstance(**coefficients, max_degree=max_degree, streams=way[0], order=way[1]))
     every = [simulated(coefficients, r, *way) for r in range(1, max_degree + 1)]
@@ -138,21 +126,13 @@ def test_a_billionth_is_no_tie():
     assert best_degree(none, np.array([[1 + 1e-14, 0.5]]), none).solution.tolist() == [1]
 
 
-def test_without_start_up_and_with_long_experts_the_most_parts_are_best():
-    for way in WAYS:
-        result = pipeline_degree(DegreeInstance(0, 0.3, 1, 0, [0.6, 0.7, 5], 1, 33, *way))
-        assert result.solution.tolist() == [33] * 3
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(lines, st.sampled_from([WAYS[0], WAYS[2]]))
+@tried(40, lines, st.sampled_from([WAYS[0], WAYS[2]]))
 def test_seconds_are_convex_in_the_degree(coefficients, way):
     times = DegreeInstance(**coefficients, max_degree=60, streams=way[0]).time_of_degree()[0]
     assert (np.diff(times, 2) >= -1e-12 * times[1:-1]).all()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@tried(100, lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_no_cut_equal_or_not_is_faster_than_the_limit(coefficients, way, sizes):
     instance = DegreeInstance(**coefficients, max_degree=30, streams=way[0], order=way[1])
     limit = instance.limit()[0] * (1 - 1e-12)
@@ -173,9 +153,11 @@ def test_the_limit_is_met_where_one_resource_is_never_idle():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_huge_start_ups_leave_the_layer_whole(way):
-    instance = DegreeInstance([1e3, 0, 1e3], 2, 1, [0, 1e3, 1e3], 3, 1, 50, *way)
-    assert pipeline_degree(instance).solution.tolist() == [1, 1, 1]
+def test_start_ups_decide_between_one_part_and_the_most(way):
+    huge = DegreeInstance([1e3, 0, 1e3], 2, 1, [0, 1e3, 1e3], 3, 1, 50, *way)
+    assert pipeline_degree(huge).solution.tolist() == [1, 1, 1]
+    none = DegreeInstance(0, 0.3, 1, 0, [0.6, 0.7, 5], 1, 33, *way)
+    assert pipeline_degree(none).solution.tolist() == [33] * 3
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -195,9 +177,19 @@ def test_units_the_order_of_layers_and_blocks_do_not_matter(way, monkeypatch):
     alone = [pipeline_degree(changed(1, turn[[layer]])) for layer in range(40)]
     assert [int(result_of_layer.solution[0]) for result_of_layer in alone] == result.solution[turn].tolist()
     assert sum(result_of_layer.objective for result_of_layer in alone) == pytest.approx(result.objective)
+    comm, comp = instance.parts(slice(None), 25)
     monkeypatch.setattr(module, "BLOCK", 100)
     blocks = pipeline_degree(instance)
     assert blocks.solution.tolist() == result.solution.tolist() and blocks.objective == result.objective
+    within = random_instance(40, 3, 25, *way)
+    by_table, by_line = best_degree(comm, comp, comm, *way), pipeline_degree(within)
+    assert by_table.solution.tolist() == by_line.solution.tolist() and by_table.objective == by_line.objective
+    few = random_instance(6, 11, 10, *way)
+    printed = pipemoe_printed(few)  # scored on the streams of the instance, and never better than the exact one
+    chosen = few.time_of_degree()[np.arange(6), printed.solution - 1]
+    assert printed.objective == pytest.approx(chosen.sum(), rel=1e-12)
+    assert printed.bound == pytest.approx(pipeline_degree(few).objective, rel=1e-12)
+    assert (printed.status is Status.OPTIMAL) == (printed.gap < 1e-12)
 
 
 def test_the_most_parts_of_each_layer_are_kept():
@@ -233,8 +225,7 @@ def test_a_cancelled_search_has_legal_degrees_and_a_valid_bound(after, monkeypat
     assert result.objective == pytest.approx(times.sum(), rel=1e-12)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), ways)
+@tried(80, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), ways)
 def test_tables_equal_brute_force(seed, layers, most, way):
     rng = np.random.default_rng(seed)
     tables = rng.integers(0, 9, (3, layers, most)).astype(np.float64)
@@ -252,49 +243,42 @@ def test_tables_equal_brute_force(seed, layers, most, way):
     assert result.objective == result.bound == total and result.status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_tables_of_straight_lines_give_the_same_answer(way):
-    instance = random_instance(30, 4, 25, *way)
-    comm, comp = instance.parts(slice(None), 25)
-    by_table, by_line = best_degree(comm, comp, comm, *way), pipeline_degree(instance)
-    assert by_table.solution.tolist() == by_line.solution.tolist() and by_table.objective == by_line.objective
+GOOD = dict.fromkeys(NUMBERS, 1.0) | {"max_degree": 4}
+ONES = np.ones((2, 3))
 
 
-def test_bad_input_is_named():
-    good = dict.fromkeys(NUMBERS, 1.0) | {"max_degree": 4}
-    for name in NUMBERS:
-        for bad in (-1.0, np.nan, np.inf):
-            with pytest.raises(InputError, match=name):
-                DegreeInstance(**good | {name: bad})
-    for bad in (0, 100_001, 2.0, [1, 0]):
-        with pytest.raises(InputError, match="max_degree"):
-            DegreeInstance(**good | {"max_degree": bad})
-    for bad in ({"beta_comm": [1, 2], "max_degree": [1, 2, 3]}, {"size_comm": []}, {"size_comm": [[1.0]]}):
-        with pytest.raises(InputError, match="one number per layer"):
-            DegreeInstance(**good | bad)
-    for bad in ({"beta_comm": 1e308}, {"size_comp": 1e308, "beta_comp": 1e308}, {"alpha_comm": [1e307] * 9}):
-        with pytest.raises(InputError, match="too large"):
-            DegreeInstance(**good | bad)
-    with pytest.raises(InputError, match="streams: must be 1 or 2, not 3"):
-        DegreeInstance(**good, streams=3)
-    with pytest.raises(InputError, match="order: must be"):
-        DegreeInstance(**good, order="random")
-    with pytest.raises(InputError, match="set streams to 1"):
-        DegreeInstance(**good, streams=2, order="interleaved")
-    ones = np.ones((2, 3))
-    for bad in (np.ones((2, 2)), np.ones(3), -ones, np.nan * ones, np.inf * ones, np.ones((0, 3))):
-        with pytest.raises(InputError, match=r"experts|dispatch"):
-            best_degree(ones, bad, ones)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({name: bad}, name) for name in NUMBERS for bad in (-1.0, np.nan, np.inf)),
+        *(({"max_degree": bad}, "max_degree") for bad in (0, 100_001, 2.0, [1, 0])),
+        ({"beta_comm": [1, 2], "max_degree": [1, 2, 3]}, "one number per layer"),
+        *(({"size_comm": bad}, "one number per layer") for bad in ([], [[1.0]])),
+        *((bad, "too large") for bad in ({"beta_comm": 1e308}, {"size_comp": 1e308, "beta_comp": 1e308})),
+        ({"alpha_comm": [1e307] * 9}, "too large"),
+        ({"streams": 3}, "streams: must be 1 or 2, not 3"),
+        ({"order": "random"}, "order: must be"),
+        ({"streams": 2, "order": "interleaved"}, "set streams to 1"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    with pytest.raises(InputError, match=message):
+        DegreeInstance(**GOOD | change)
+
+
+@pytest.mark.parametrize("bad", [np.ones((2, 2)), np.ones(3), -ONES, np.nan * ONES, np.inf * ONES, np.ones((0, 3))])
+def test_bad_tables_are_named(bad):
+    with pytest.raises(InputError, match=r"experts|dispatch"):
+        best_degree(ONES, bad, ONES)
     with pytest.raises(InputError, match="too large"):
-        best_degree(1e308 * ones, ones, ones)
+        best_degree(1e308 * ONES, ONES, ONES)
 
 
 def test_printed_line_5_overrates_a_whole_layer_with_long_experts():
     # Whole: 2 · 1 + 2 · 0.1 + 0.5 + 5 = 7.7, by line 5 12.1; in two parts the experts alone set the time, 8.1.
-    coefficients = (1.0, 0.1, 0.5, 5.0)
-    by_equation_19 = 2 * coefficients[0] + 2 * coefficients[1] + coefficients[2] + coefficients[3]
-    assert (algorithm1(*coefficients), best_case(cases(*coefficients), by_equation_19)) == (2, 1)
-    instance = DegreeInstance(coefficients[0], coefficients[1], 1, coefficients[2], coefficients[3], 1, 16)
+    a, b, c, d = coefficients = (1.0, 0.1, 0.5, 5.0)
+    assert (algorithm1(*coefficients), best_case(cases(*coefficients), 2 * a + 2 * b + c + d)) == (2, 1)
+    instance = DegreeInstance(a, b, 1, c, d, 1, 16)
     result = pipemoe_printed(instance)
     assert result.solution.tolist() == [2] and pipeline_degree(instance).solution.tolist() == [1]
     assert (result.objective, result.bound, result.status) == (pytest.approx(8.1), pytest.approx(7.7), Status.FEASIBLE)
@@ -303,12 +287,9 @@ def test_printed_line_5_overrates_a_whole_layer_with_long_experts():
 def test_printed_line_6_believes_in_a_pipeline_that_cannot_be():
     # Experts are longer than all-to-alls at every degree, so Q1 never holds; line 7 has 2 · 2 · 0.01 + 2 · 4 = 8.04 at two
     # parts, where the experts alone need 9.
-    coefficients = (0.01, 4.0, 0.02, 9.0)
-    seconds, degree = cases(*coefficients)[0]
+    seconds, degree = cases(0.01, 4.0, 0.02, 9.0)[0]
     assert (degree, seconds(degree)) == (2, pytest.approx(8.04))
-    result = pipemoe_printed(
-        DegreeInstance(coefficients[0], coefficients[1], 1, coefficients[2], coefficients[3], 1, 64)
-    )
+    result = pipemoe_printed(DegreeInstance(0.01, 4.0, 1, 0.02, 9.0, 1, 64))
     assert result.solution.tolist() == [2] and result.gap == pytest.approx(0.33, abs=0.005)
 
 
@@ -324,16 +305,6 @@ def test_printed_rule_with_equal_start_ups(alpha, network, experts):
     parts = int(result.solution[0])
     assert result.objective == pytest.approx(simulated(coefficients, parts, instance.streams, instance.order))
     assert result.objective >= result.bound == pytest.approx(exact.objective)
-
-
-def test_printed_rule_is_scored_on_the_streams_of_the_instance_and_never_beats_the_exact_one():
-    for way in WAYS:
-        instance = random_instance(6, 11, 10, *way)
-        result = pipemoe_printed(instance)
-        chosen = instance.time_of_degree()[np.arange(6), result.solution - 1]
-        assert result.objective == pytest.approx(chosen.sum(), rel=1e-12)
-        assert result.bound == pytest.approx(pipeline_degree(instance).objective, rel=1e-12)
-        assert (result.status is Status.OPTIMAL) == (result.gap < 1e-12)
 
 
 def test_printed_rule_can_be_stopped_and_is_cut_to_the_most_parts():

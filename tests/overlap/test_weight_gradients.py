@@ -2,23 +2,20 @@
 
 from itertools import pairwise, product
 
-import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python.cp_model import UNKNOWN
 from scipy.optimize import linprog
 
 from engine.errors import IllegalError, InputError
-from engine.overlap.partition_axes import overlappable
 from engine.overlap.weight_gradients import WeightGradientInstance, bounds, kernel, overlap, schedule_weight_gradients
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search
 from engine.overlap.weight_gradients.exact import best_assignment, best_nested
 from engine.overlap.weight_gradients.instance import without_idle
 from engine.result import Limits, Status, never
 from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.overlapping import check_weight_gradients
 
 EXACT = 1e-9
@@ -77,36 +74,26 @@ CROSSING = WeightGradientInstance(
 """Sets that are not nested, and 22 of the 24 that splittable dW would hide: no search can prove it."""
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances())
-def test_best_equals_every_assignment(instance):
+@tried(120, instances())
+def test_best_equals_every_assignment_and_no_bound_and_no_other_way_lies(instance):
     optimum = every_assignment(instance)
-    result = schedule_weight_gradients(instance)
+    relative, unit = instance.relative()
+    assert min(cut_bound(instance), cut_bound(relative) * unit) >= optimum * (1 - 1e-12)
+    before = 0.0
+    for options in ({"algorithm": "greedy"}, {"limits": Limits(exact=False)}, {}):
+        result = schedule_weight_gradients(instance, **options)
+        assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
+        assert before <= result.objective * (1 + EXACT) and result.objective <= optimum * (1 + EXACT)
+        assert (result.status is Status.OPTIMAL) == (result.bound <= result.objective * (1 + EXACT)) or not options
+        before = result.objective
+        if options:
+            assert optimum <= result.bound * (1 + 1e-12)
     assert result.status is Status.OPTIMAL
-    assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
     assert result.objective == pytest.approx(optimum, rel=ROUNDED)
     assert result.objective <= result.bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=examples(120), deadline=None)
-@given(instances())
-def test_no_bound_and_no_way_lies(instance):
-    optimum = every_assignment(instance)
-    relative, unit = instance.relative()
-    assert cut_bound(instance) >= optimum * (1 - 1e-12)
-    assert cut_bound(relative) * unit >= optimum * (1 - 1e-12)
-    before = None
-    for options in ({"algorithm": "greedy"}, {"limits": Limits(exact=False)}):
-        result = schedule_weight_gradients(instance, **options)
-        assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
-        assert result.objective <= optimum * (1 + EXACT) and optimum <= result.bound * (1 + 1e-12)
-        assert (result.status is Status.OPTIMAL) == (result.bound <= result.objective * (1 + EXACT))
-        assert before is None or before <= result.objective * (1 + EXACT)
-        before = result.objective
-
-
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(nested=False))
+@tried(25, instances(nested=False))
 def test_cp_sat_alone_equals_every_assignment(instance):
     optimum = every_assignment(instance)
     nothing = np.full(len(instance.dw), -1)
@@ -117,8 +104,7 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+@tried(80, instances(alltoalls=4, nested=True), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_states_alone_equal_every_assignment(instance, share):
     assert sets_are_nested(instance)
     optimum = every_assignment(instance)
@@ -166,6 +152,10 @@ def test_states_that_were_dropped_leave_no_proof():
     assert best_nested(instance, 24.0, 1, never) == (None, np.inf)
     alltoall_of_dw, bound = best_nested(instance, 24.0, 100, never)
     assert (worth(instance, alltoall_of_dw), bound) == (25, 25)
+    # Nor do sets that are not nested.
+    crossing = WeightGradientInstance(np.ones(2), np.ones(2), np.eye(2, dtype=bool))
+    assert best_nested(crossing, 0.0, 100, never) == (None, np.inf)
+    assert schedule_weight_gradients(crossing).objective == 2
 
 
 def test_states_look_at_every_division_that_may_be_best():
@@ -190,14 +180,7 @@ def test_durations_that_cannot_count_take_no_precision(unit):
     assert (longest, relative.alltoall.tolist(), relative.dw.tolist()) == (4.0, [1.0, 0.75], [1.0, 0.75])
 
 
-def test_states_know_when_sets_are_not_nested():
-    crossing = WeightGradientInstance(np.ones(2), np.ones(2), np.eye(2, dtype=bool))
-    assert best_nested(crossing, 0.0, 100, never) == (None, np.inf)
-    assert schedule_weight_gradients(crossing).objective == 2
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(alltoalls=5, dws=9))
+@tried(60, instances(alltoalls=5, dws=9))
 def test_the_cut_is_the_maximum_flow(instance):
     assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-7, abs=1e-9)
 
@@ -208,8 +191,7 @@ def test_the_cut_is_the_maximum_flow_of_a_backward_pass():
         assert cut_bound(instance) == pytest.approx(splittable(instance), rel=1e-8)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(), st.integers(0, 2**32 - 1))
+@tried(40, instances(), st.integers(0, 2**32 - 1))
 def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     rng = np.random.default_rng(seed)
     objective = schedule_weight_gradients(instance).objective
@@ -224,8 +206,7 @@ def test_more_dw_and_more_freedom_never_hurt(instance, seed):
     assert schedule_weight_gradients(more).objective >= objective * (1 - ROUNDED)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
+@tried(40, instances(), st.integers(0, 2**32 - 1), st.sampled_from([1e-9, 1e-3, 7.0, 1e200]))
 def test_names_and_units_do_not_matter(instance, seed, unit):
     rng = np.random.default_rng(seed)
     objective = schedule_weight_gradients(instance).objective
@@ -238,8 +219,7 @@ def test_names_and_units_do_not_matter(instance, seed, unit):
     assert result.objective == pytest.approx(objective * unit, rel=ROUNDED)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(instances(alltoalls=4, dws=10))
+@tried(60, instances(alltoalls=4, dws=10))
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
     for limits in (Limits(), Limits(exact=False)):
         result = schedule_weight_gradients(instance, limits)
@@ -259,31 +239,28 @@ def test_a_dw_beyond_what_is_needed_stays_out():
     assert without_idle(instance, np.zeros(3, dtype=np.int64)).tolist() == [0, -1, 0]
 
 
-def test_greedy_by_hand():
-    # 10: closest is 9, then of the 1 left the closest of 4, 6, 8 is 4; the second all-to-all takes 6, which is closest to 5.
-    instance = WeightGradientInstance(np.array([10.0, 5]), np.array([4.0, 6, 9, 8]), np.ones((4, 2)))
-    assert best_fit(instance).tolist() == [0, 1, 0, -1]
-    # The first of two equally close, and one that may not run there is passed over.
-    instance = WeightGradientInstance(np.array([5.0]), np.array([5.0, 4, 6]), np.array([[0], [1], [1]]))
-    assert best_fit(instance).tolist() == [-1, 0, 0]
-
-
-def test_greedy_compares_durations_as_they_are():
-    """13 is further from 10 than 8 is, though only 10 of it could count."""
-    instance = WeightGradientInstance(np.array([10.0, 4]), np.array([13.0, 8]), np.ones((2, 2)))
-    greedy = schedule_weight_gradients(instance, algorithm="greedy")
-    assert greedy.solution.tolist() == [0, 0] and greedy.objective == 10
-    assert schedule_weight_gradients(instance).objective == 14
-
-
-def test_greedy_starves_a_later_alltoall():
-    """A large dW is nearer to the last bit of the first all-to-all than nothing else is there for it to be compared with."""
-    instance = WeightGradientInstance(np.array([10.0, 10]), np.array([9.0, 10]), np.array([[1, 0], [1, 1]]))
-    greedy = schedule_weight_gradients(instance, algorithm="greedy")
-    assert greedy.solution.tolist() == [-1, 0] and greedy.objective == 10
-    assert (greedy.status, greedy.bound) == (Status.FEASIBLE, 19)
-    best = schedule_weight_gradients(instance)
-    assert best.solution.tolist() == [0, 1] and (best.objective, best.status) == (19, Status.OPTIMAL)
+@pytest.mark.parametrize(
+    ("alltoall", "dw", "allowed", "greedy", "objective", "best"),
+    [
+        # 10: closest is 9, then of the 1 left the closest of 4, 6, 8 is 4; the second all-to-all takes 6, closest to 5.
+        ([10, 5], [4, 6, 9, 8], [[1, 1]] * 4, [0, 1, 0, -1], 15, 15),
+        # The first of two equally close, and one that may not run there is passed over.
+        ([5], [5, 4, 6], [[0], [1], [1]], [-1, 0, 0], 5, 5),
+        # Durations as they are: 13 is further from 10 than 8 is, though only 10 of it could count.
+        ([10, 4], [13, 8], [[1, 1]] * 2, [0, 0], 10, 14),
+        # A large dW is nearer to the last bit of the first all-to-all than nothing else, and the later one starves.
+        ([10, 10], [9, 10], [[1, 0], [1, 1]], [-1, 0], 10, 19),
+    ],
+)
+def test_greedy_by_hand(alltoall, dw, allowed, greedy, objective, best):
+    instance = WeightGradientInstance(np.array(alltoall, float), np.array(dw, float), np.array(allowed))
+    assert best_fit(instance).tolist() == greedy
+    result = schedule_weight_gradients(instance, algorithm="greedy")
+    assert (overlap(instance, best_fit(instance)), result.objective) == (objective, objective)
+    assert result.bound == pytest.approx(cut_bound(instance))
+    assert (result.status is Status.FEASIBLE) == (objective < best)
+    exact = schedule_weight_gradients(instance)
+    assert (exact.objective, exact.status) == (best, Status.OPTIMAL)
 
 
 def test_sums_of_several_are_looked_for_at_once():
@@ -293,17 +270,21 @@ def test_sums_of_several_are_looked_for_at_once():
     # More than twice the time covers it as well, where nothing else does.
     assert closest_sums(WeightGradientInstance(np.ones(1), np.array([3.0]), np.ones((1, 1)))).tolist() == [0]
     # Of 9 and 11, equally close, the one that covers it.
-    assert closest_sums(WeightGradientInstance(np.array([10.0]), np.array([9.0, 11]), np.ones((2, 1)))).tolist() == [
-        -1,
-        0,
-    ]
+    instance = WeightGradientInstance(np.array([10.0]), np.array([9.0, 11]), np.ones((2, 1)))
+    assert closest_sums(instance).tolist() == [-1, 0]
     # The all-to-all with less choice comes first.
     instance = WeightGradientInstance(np.array([4.0, 4]), np.array([4.0, 3]), np.array([[1, 1], [1, 0]]))
     assert closest_sums(instance).tolist() == [1, 0]
 
 
-def test_search_alone_gets_near_the_flow():
-    """Greedy is 2.5 % below it in these, exchanges of single dW 0.3 % (both measured)."""
+def test_search_gets_near_the_flow():
+    """Greedy is 2.5 % below it in these, exchanges of single dW 0.3 %; through the kernel, where sets are not nested, greedy
+    8 % and closest sums 3 % (all measured). It brings in dW that run under none."""
+    result = schedule_weight_gradients(scattered(24, 8), Limits(exact=False))
+    assert result.objective >= 0.998 * result.bound
+    instance = WeightGradientInstance(np.array([5.0, 5]), np.array([4.0, 4, 5, 5]), np.ones((4, 2)))
+    found = exchange_search(instance, np.array([0, 1, -1, -1]), 10.0, 100, 0, never, lambda improved: None)
+    assert worth(instance, found) == 10
     for seed in (2, 7):
         instance, _ = backward_pass(24, seed).relative()
         bound, start = cut_bound(instance), best_fit(instance)
@@ -321,12 +302,6 @@ def test_without_proofs_there_is_none(monkeypatch):
     schedule_weight_gradients(CROSSING, Limits(exact=False))
     schedule_weight_gradients(CROSSING)
     assert widths == [kernel.FEW_STATES, kernel.FEW_STATES, kernel.ALL_STATES]
-
-
-def test_search_through_the_kernel_gets_near_the_flow():
-    """Greedy is 8 % below it here, closest sums 3 % (both measured)."""
-    result = schedule_weight_gradients(scattered(24, 8), Limits(exact=False))
-    assert result.objective >= 0.998 * result.bound
 
 
 @pytest.mark.parametrize(
@@ -348,12 +323,6 @@ def test_a_search_cut_short_says_so_where_no_proof_follows(monkeypatch):
     assert schedule_weight_gradients(CROSSING).status is Status.FEASIBLE
 
 
-def test_search_brings_in_what_runs_under_none():
-    instance = WeightGradientInstance(np.array([5.0, 5]), np.array([4.0, 4, 5, 5]), np.ones((4, 2)))
-    start = np.array([0, 1, -1, -1])
-    assert worth(instance, exchange_search(instance, start, 10.0, 100, 0, never, lambda improved: None)) == 10
-
-
 def test_search_never_answers_with_less_than_it_had(monkeypatch):
     """So hot that it keeps leaving good answers."""
     monkeypatch.setattr(bounds, "WARM", 1.0)
@@ -366,10 +335,8 @@ def test_search_never_answers_with_less_than_it_had(monkeypatch):
         hidden = [worth(instance, assignment) for assignment in seen]
         assert all(a < b * (1 + 1e-12) for a, b in pairwise(hidden)) and len(seen) > 1
         assert alltoall_of_dw.tolist() == seen[-1].tolist()
-        assert (
-            worth(instance, exchange_search(instance, alltoall_of_dw, np.inf, 20, seed, never, seen.append))
-            >= hidden[-1]
-        )
+        again = exchange_search(instance, alltoall_of_dw, np.inf, 20, seed, never, seen.append)
+        assert worth(instance, again) >= hidden[-1]
 
 
 @pytest.mark.parametrize(("layers", "seed"), [(4, 1), (4, 14), (12, 0), (12, 3), (24, 2), (24, 4), (24, 26)])
@@ -386,10 +353,8 @@ def test_same_seed_same_answer():
     instance = scattered(6, 1)
     first, second = (schedule_weight_gradients(instance, Limits(seed=5, exact=False)) for _ in range(2))
     assert first.solution.tolist() == second.solution.tolist()
-    others = [
-        schedule_weight_gradients(instance, Limits(seed=seed, exact=False)).solution.tolist() for seed in range(5)
-    ]
-    assert any(other != first.solution.tolist() for other in others)
+    others = [schedule_weight_gradients(instance, Limits(seed=seed, exact=False)).solution for seed in range(5)]
+    assert any((other != first.solution).any() for other in others)
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20, 60])
@@ -446,11 +411,8 @@ def test_nothing_to_hide_or_nothing_to_hide_it(w, m):
 def test_bad_input_is_named(alltoall, dw, allowed, message):
     with pytest.raises(InputError, match=message):
         WeightGradientInstance(np.array(alltoall), np.array(dw), np.array(allowed))
-
-
-def test_another_algorithm_is_refused():
     with pytest.raises(InputError, match="'first'"):
-        schedule_weight_gradients(backward_pass(4, 0), algorithm="first")
+        schedule_weight_gradients(CROSSING, algorithm="first")
 
 
 @pytest.mark.parametrize(
@@ -466,79 +428,5 @@ def test_another_algorithm_is_refused():
 def test_the_check_sees_every_broken_rule(answer, message):
     with pytest.raises(IllegalError, match=message):
         check_weight_gradients([1.0, 2.0], [3.0, 1.0], [[1, 1], [0, 1]], answer)
-
-
-def test_the_check_by_hand():
     assert check_weight_gradients([1.0, 2.5], [3.0, 1.0, 1.0], [[1, 1]] * 3, [0, 1, 1]) == 3.0
     assert check_weight_gradients([1.0, 2.5], [3.0, 1.0, 1.0], [[1, 1]] * 3, [-1, -1, 1]) == 1.0
-
-
-# Labelling
-
-
-def by_search(graph: nx.DiGraph, alltoalls: list, weight_gradients: list) -> list[list[bool]]:
-    """One search from every operator."""
-    reached = {node: nx.descendants(graph, node) for node in [*alltoalls, *weight_gradients]}
-    return [[a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients]
-
-
-@settings(max_examples=examples(80), deadline=None)
-@given(st.integers(2, 14), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
-def test_labels_equal_a_search_per_pair(nodes, density, seed):
-    rng = np.random.default_rng(seed)
-    graph = nx.DiGraph()
-    names = [f"op{number}" for number in rng.permutation(nodes)]
-    graph.add_nodes_from(sorted(names))
-    graph.add_edges_from(
-        (names[i], names[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < density
-    )
-    chosen = rng.permutation(names).tolist()
-    split = rng.integers(0, nodes + 1)
-    alltoalls, weight_gradients = chosen[:split], chosen[split:]
-    allowed = overlappable(graph, alltoalls, weight_gradients)
-    assert allowed.dtype == bool and allowed.shape == (len(weight_gradients), len(alltoalls))
-    assert allowed.tolist() == by_search(graph, alltoalls, weight_gradients)
-
-
-def test_labels_of_a_backward_pass():
-    """Two layers, last first: dX through experts and all-to-alls; a dW hangs on its layer's dY and nothing waits for it."""
-    graph = nx.DiGraph()
-    nx.add_path(graph, ["combine 2", "dX experts 2", "dispatch 2", "dX attention 2", "combine 1", "dX experts 1"])
-    graph.add_edge("combine 2", "dW experts 2")
-    graph.add_edge("dispatch 2", "dW attention 2")
-    graph.add_edge("combine 1", "dW experts 1")
-    allowed = overlappable(
-        graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"]
-    )
-    assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
-    graph.add_edge("dW experts 2", "combine 1")
-    assert not overlappable(graph, ["combine 1"], ["dW experts 2"]).any()
-
-
-def test_labels_of_a_large_graph():
-    graph = nx.DiGraph()
-    nx.add_path(graph, range(4000))
-    graph.add_edges_from((4 * number, 4000 + number) for number in range(1000))
-    alltoalls, weight_gradients = list(range(2, 4000, 40)), list(range(4000, 5000))
-    allowed = overlappable(graph, alltoalls, weight_gradients)
-    # The chain up to the operator a dW hangs on comes before it, the rest has nothing to do with it.
-    assert (allowed == (np.array(alltoalls) > 4 * np.arange(1000)[:, None])).all()
-
-
-@pytest.mark.parametrize(
-    ("edges", "alltoalls", "weight_gradients", "message"),
-    [
-        ([("a", "b"), ("b", "a")], ["a"], ["b"], "in a circle"),
-        ([("a", "b")], ["c"], ["b"], "'c' is not an operator"),
-        ([("a", "b")], ["a"], ["a"], "'a' comes twice"),
-    ],
-)
-def test_bad_graphs_are_named(edges, alltoalls, weight_gradients, message):
-    with pytest.raises(InputError, match=message):
-        overlappable(nx.DiGraph(edges), alltoalls, weight_gradients)
-
-
-def test_undirected_graphs_are_named():
-    with pytest.raises(InputError, match="directed"):
-        overlappable(nx.Graph([("a", "b")]), ["a"], ["b"])

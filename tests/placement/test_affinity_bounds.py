@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.placement.affinity.bounds import (
@@ -23,7 +22,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Limits
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 
 FAR = 1e9
@@ -35,8 +34,8 @@ def most_kept(counts: np.ndarray, gpus: int) -> float:
     return counts.sum() - AffinityInstance(counts, gpus).cost(place)
 
 
-@settings(max_examples=examples(20), deadline=None)
-@given(
+@tried(
+    20,
     st.integers(0, 2**32 - 1),
     st.sampled_from([(2, 6, 3), (3, 6, 2), (4, 8, 4), (3, 4, 4), (5, 4, 2)]),
     st.sampled_from([0.1, 0.6, 1.0]),
@@ -81,50 +80,46 @@ def test_exact_for_uniform_and_for_perfect_transitions():
 
 
 def test_a_bound_lies_between_nothing_and_the_objective_with_nodes():
-    for costs in ((1.0, 4.0), (2.0, 2.5), (3.0, 1.0)):
-        instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, *costs)
-        result = affinity(instance, Limits(0.6))
-        assert 0 < result.bound <= result.objective
-        # Any placement at all obeys it.
-        rng = np.random.default_rng(0)
-        for _ in range(20):
-            assert instance.cost(np.array([rng.permutation(24) % 6 for _ in range(4)])) >= result.bound
+    instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, 2.0, 2.5)
+    result = affinity(instance, Limits(0.6))
+    assert 0 < result.bound <= result.objective
+    # Any placement at all obeys it.
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        assert instance.cost(np.array([rng.permutation(24) % 6 for _ in range(4)])) >= result.bound
 
 
-def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch):
+@pytest.mark.parametrize(
+    ("seed", "costs"), list(enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)]))
+)
+def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     """The exact method is switched off, so that the bound comes from the limits; then it is asked."""
-    optima = {}
-    instances = [
-        AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)
-        for seed, costs in enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)])
-    ]
-    for at, instance in enumerate(instances):
-        optima[at] = affinity(instance).objective
+    instance = AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)
+    optimum = affinity(instance).objective
     monkeypatch.setattr("engine.placement.affinity.kernel._exact", lambda *_: None)
-    for at, instance in enumerate(instances):
-        result = affinity(instance, Limits(0.6))
-        assert result.bound <= optima[at] + 1e-9
-        assert result.objective == pytest.approx(optima[at])
-        assert result.bound >= 0.6 * optima[at]
+    result = affinity(instance, Limits(0.6, wall=FAR))
+    assert result.bound <= optimum + 1e-9
+    assert result.objective == pytest.approx(optimum)
+    assert result.bound >= 0.6 * optimum
 
 
-@pytest.mark.clock
-def test_work_ends_at_the_clock_when_told_and_once_it_is_enough():
+STOPPED = ({"stop": lambda: True}, {"deadline": 0.0}, {"enough": np.inf})
+
+
+@pytest.mark.parametrize("change", STOPPED)
+def test_work_ends_at_the_clock_when_told_and_once_it_is_enough(change):
     counts = permutation_affinity(6, 32, 5000)
+    usual = {"seconds": 100.0, "deadline": time.perf_counter() + FAR, "enough": 0.0}
     fast = spectral_limits(counts, 8)
-    start = time.perf_counter()
-    assert keep_limit(counts, 8, fast, 100.0, start, 0.0) == fast.sum()
-    assert keep_limit(counts, 8, fast, 100.0, start + FAR, 0.0, stop=lambda: True) == fast.sum()
-    assert keep_limit(counts, 8, fast, 100.0, start + FAR, fast.sum()) == fast.sum()
-    assert time.perf_counter() - start < 1
+    assert keep_limit(counts, 8, fast, **usual | change) == fast.sum()
 
 
 def limit_of(counts: np.ndarray, gpus: int) -> float:
     return heavy_limit(counts, gpus, spectral_limits(counts, gpus), FAR, time.perf_counter() + FAR, 0.0)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
+@tried(
+    40,
     st.integers(0, 2**32 - 1),
     st.sampled_from([(3, 6, 3), (4, 6, 2), (3, 8, 4), (3, 8, 2), (3, 9, 3), (5, 4, 4), (4, 4, 2)]),
     st.sampled_from(["permutation", "topic", "random", "sparse"]),
@@ -151,7 +146,7 @@ def test_no_heavy_limit_is_under_the_optimum(seed, shape, kind, scale):
 def test_closer_than_spectra_where_few_counts_are_heavy():
     """Three strong successors for every expert, four experts on a GPU: the limit comes within 15 % of a plan's cost."""
     counts = permutation_affinity(5, 128, 150_000)
-    result = affinity(AffinityInstance(counts, 32), Limits(3.0))
+    result = affinity(AffinityInstance(counts, 32), Limits(1.5))
     plain = spectral_limits(counts, 32).sum()
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3
@@ -172,15 +167,11 @@ def test_connected_sets_are_all_and_no_others():
             group
             for size in (2, 3, 4)
             for group in combinations(range(9), size)
-            if _reaches_all(shared[np.ix_(group, group)])
+            if (np.linalg.matrix_power(shared[np.ix_(group, group)] + np.eye(size), size) > 0).all()
         }
         sets = _connected(shared, 4)
         assert len(sets) == len(wanted)
         assert {tuple(int(expert) for expert in row if expert < 9) for row in sets} == wanted
-
-
-def _reaches_all(shared: np.ndarray) -> bool:
-    return bool((np.linalg.matrix_power(shared + np.eye(len(shared)), len(shared)) > 0).all())
 
 
 def test_gains_and_charges_against_plain_loops():
@@ -210,14 +201,13 @@ def test_too_many_sets_fall_back_on_the_spectra():
     assert limit_of(popular, 64) == limits.sum()
 
 
-def test_work_ends_when_told_and_once_it_is_enough():
+def test_heavy_limits_end_when_told_and_once_it_is_enough():
     counts = permutation_affinity(9, 64, 50_000)
     plain = spectral_limits(counts, 16)
-    start = time.perf_counter()
-    for options in ({"stop": lambda: True}, {"deadline": start}, {"seconds": 0.0}, {"enough": plain.sum()}):
-        usual = {"seconds": FAR, "deadline": start + FAR, "enough": 0.0}
-        assert heavy_limit(counts, 16, plain, **(usual | options)) == plain.sum()
+    usual = {"seconds": FAR, "deadline": time.perf_counter() + FAR, "enough": 0.0}
+    for change in (*STOPPED, {"seconds": 0.0}):
+        assert heavy_limit(counts, 16, plain, **(usual | change)) == plain.sum()
     heard = []
-    tight = heavy_limit(counts, 16, plain, FAR, start + FAR, 0.0, on_limit=heard.append)
+    tight = heavy_limit(counts, 16, plain, **usual, on_limit=heard.append)
     assert heard == sorted(heard, reverse=True)
     assert heard[-1] == tight < plain.sum()

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from itertools import combinations, permutations, product
+from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -18,10 +18,12 @@ from engine.placement.coactivation.kernel import compile_ahead
 from engine.placement.coactivation.relaxation import Relaxation, facets, tangent
 from engine.placement.coactivation.search import Task, swap, tables_of
 from engine.result import Limits, Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
+from tests.cases.samples import every_placement
 from tests.oracles.placing import check_coactivation
 
+SHORT = Limits(1, wall=100, exact=False)
 SHAPES = [
     (4, 2, None, "gpu"),
     (6, 3, None, "gpu"),
@@ -68,25 +70,17 @@ def check(result, instance: CoactivationInstance) -> tuple[list[int], list[float
     return rows, imbalance
 
 
-def every_placement(instance: CoactivationInstance) -> list[tuple[float, int]]:
-    """(imbalance, rows) of every placement of the only layer, counted by the validator."""
-    size = instance.expert_count // instance.gpus
-    places = sorted(set(permutations([gpu for gpu in range(instance.gpus) for _ in range(size)])))
-    shape = instance.gpus, instance.gpus_per_node, instance.travel
-    measured = [check_coactivation([place], instance.experts, instance.source_gpu, *shape) for place in places]
-    return [(imbalance[0], rows[0]) for rows, imbalance in measured]
-
-
-@settings(max_examples=examples(20, 4), deadline=None)
-@given(small)
+@tried(20, small, fewest=4)
 def test_equals_every_placement(instance):
-    result, searched = (
-        coactivation(instance, Limits(wall=100)),
-        coactivation(instance, Limits(3, wall=100, exact=False)),
-    )
+    result, searched = (coactivation(instance, limits) for limits in (Limits(wall=100), SHORT))
     check(result, instance)
     check(searched, instance)
-    places = every_placement(instance)
+    shape = instance.gpus, instance.gpus_per_node, instance.travel
+    checks = [
+        check_coactivation(place, instance.experts, instance.source_gpu, *shape)
+        for place in every_placement(1, instance.expert_count, instance.gpus)
+    ]
+    places = [(imbalance[0], rows[0]) for rows, imbalance in checks]
     least = min(imbalance for imbalance, _ in places)
     allowed = max(least, instance.cap or np.inf) + 1e-9
     best = min(rows for imbalance, rows in places if imbalance <= allowed)
@@ -114,45 +108,29 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     assert searched.objective == exact.objective
 
 
-@settings(max_examples=examples(15, 4), deadline=None)
-@given(small, st.integers(0, 2**32 - 1))
-def test_names_of_gpus_and_order_do_not_matter(instance, seed):
+@tried(15, small, st.integers(0, 2**32 - 1), fewest=4)
+def test_names_of_gpus_and_order_do_not_matter_and_tokens_twice_send_twice_the_rows(instance, seed):
     """GPUs renamed with the tokens' sources (whole nodes, and places in them), experts renamed, tokens in another order."""
     rng = np.random.default_rng(seed)
     size = instance.node_size
     gpu = (rng.permutation(instance.gpus // size)[:, None] * size + rng.permutation(size)).ravel()
     expert = np.append(rng.permutation(instance.expert_count), -1)
     order = rng.permutation(instance.experts.shape[1])
-    other = CoactivationInstance(
-        expert[instance.experts][:, order],
-        np.where(instance.source_gpu < 0, -1, gpu[instance.source_gpu])[order],
-        *(instance.gpus, instance.gpus_per_node, instance.travel, instance.cap, instance.expert_count),
-    )
+    source = np.where(instance.source_gpu < 0, -1, gpu[instance.source_gpu])[order]
+    other = replace(instance, experts=expert[instance.experts][:, order], source_gpu=source)
     ours, theirs = (coactivation(each, Limits(wall=100)) for each in (instance, other))
     assert (ours.objective, ours.bound, ours.status) == (theirs.objective, theirs.bound, theirs.status)
-
-
-@settings(max_examples=examples(10, 4), deadline=None)
-@given(small)
-def test_every_token_twice_sends_twice_the_rows(instance):
-    twice = CoactivationInstance(
-        np.concatenate([instance.experts] * 2, axis=1),
-        np.concatenate([instance.source_gpu] * 2),
-        *(instance.gpus, instance.gpus_per_node, instance.travel, instance.cap, instance.expert_count),
-    )
-    assert coactivation(twice).objective == 2 * coactivation(instance).objective
-
-
-def test_one_gpu_to_a_node_is_travel_between_gpus():
-    gpu, node = made((8, 4, None, "gpu"), 3, 60, 1.3, 1), made((8, 4, 1, "node"), 3, 60, 1.3, 1)
-    assert coactivation(gpu).objective == coactivation(node).objective
+    twice = {"experts": np.concatenate([instance.experts] * 2, axis=1), "source_gpu": np.tile(instance.source_gpu, 2)}
+    assert coactivation(replace(instance, **twice)).objective == 2 * ours.objective
+    if instance.group_size == 1:  # one GPU to a node is travel between GPUs
+        assert coactivation(replace(instance, gpus_per_node=1, travel="node")).objective == ours.objective
 
 
 @pytest.mark.parametrize(("stray", "travel"), [(0.0, "gpu"), (0.15, "gpu"), (0.15, "node")])
 def test_planted_partitions_are_recovered(stray, travel):
     chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
     instance = CoactivationInstance(chosen[None], np.full(3000, -1), 8, 2, travel, None, 64)
-    result = coactivation(instance, Limits(6, wall=100))
+    result = coactivation(instance, Limits(3, wall=100))
     check(result, instance)
     assert result.objective <= instance.rows(planted[None])[0]
     if not stray:
@@ -165,7 +143,7 @@ def saved_on_others(chosen: np.ndarray, cap: float) -> float:
     plan_on, score_on = (
         CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:])
     )
-    result = coactivation(plan_on, Limits(4, wall=100, exact=False))
+    result = coactivation(plan_on, SHORT)
     check(result, plan_on)
     return 1 - score_on.rows(result.solution)[0] / score_on.rows(np.arange(64)[None] // 8)[0]
 
@@ -177,16 +155,16 @@ def test_where_nothing_fires_together_nothing_is_saved():
 
 
 def test_the_cap_is_kept_where_a_search_finds_a_way_and_else_the_load_is_least():
-    chosen = np.stack([topic_tokens(2000, 64, 6, seed) for seed in range(2)])
-    free = CoactivationInstance(chosen, np.arange(2000) % 8, 8)
-    capped = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
-    without, within = (coactivation(instance, Limits(4, wall=100, exact=False)) for instance in (free, capped))
+    chosen = np.stack([topic_tokens(1000, 64, 6, seed) for seed in range(2)])
+    free = CoactivationInstance(chosen, np.arange(1000) % 8, 8)
+    capped = CoactivationInstance(chosen, np.arange(1000) % 8, 8, cap=1.05)
+    without, within = (coactivation(instance, SHORT) for instance in (free, capped))
     assert within.status is Status.FEASIBLE and within.objective > without.objective
     assert free.imbalance(without.solution).max() > 1.05 >= capped.imbalance(within.solution).max()
     # An expert that every token goes to: its GPU has at least its tokens and those of the seven lightest.
-    chosen = np.concatenate([chosen[:1] % 63, np.full((1, 2000, 1), 63)], axis=2)
-    hot = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
-    result = coactivation(hot, Limits(4, wall=100, exact=False))
+    chosen = np.concatenate([chosen[:1] % 63, np.full((1, 1000, 1), 63)], axis=2)
+    hot = CoactivationInstance(chosen, np.arange(1000) % 8, 8, cap=1.05)
+    result = coactivation(hot, SHORT)
     load = np.sort(hot.load(0))
     assert result.status is Status.INFEASIBLE
     assert hot.imbalance(result.solution)[0] * load.sum() / 8 == pytest.approx(load[-1] + load[:7].sum())
@@ -199,9 +177,7 @@ def test_busy_gpus_count_where_asked():
         place = result.solution[0]
         return max(int((place[instance.experts[0]] == gpu).any(axis=1).sum()) for gpu in range(8))
 
-    rows, ports = (
-        coactivation(instance, Limits(4, wall=100, exact=False), port_weight=weight) for weight in (0.0, 1.0)
-    )
+    rows, ports = (coactivation(instance, SHORT, port_weight=weight) for weight in (0.0, 1.0))
     check(ports, instance)
     assert busiest(ports) < busiest(rows) and rows.objective < ports.objective
 
@@ -212,15 +188,15 @@ def test_inside_nodes_few_rows_go_over_links():
     pair, other = rng.integers(0, 16, (2, 2000))
     chosen = np.stack([2 * pair, 2 * pair + 1, 2 * other, 2 * other + 1], axis=1)
     instance = CoactivationInstance(rng.permutation(32)[chosen][None], np.full(2000, -1), 16, 4, "node")
-    place = coactivation(instance, Limits(4, wall=100, exact=False)).solution[0]
+    place = coactivation(instance, SHORT).solution[0]
     together = place[instance.experts[0, :, 0]] == place[instance.experts[0, :, 1]]
     assert together.all()
 
 
 @pytest.mark.clock
 def test_same_seed_same_answer_and_a_stop_answers_soon():
-    chosen = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(4)])
-    instance = CoactivationInstance(chosen, np.arange(8192) % 32, 32, 8, "node", 1.2)
+    chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(2)])
+    instance = CoactivationInstance(chosen, np.arange(4096) % 32, 32, 8, "node", 1.2)
     one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
     ours, theirs = (coactivation(one_layer, Limits(2, wall=100, seed=7)) for _ in range(2))
     assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
@@ -286,8 +262,9 @@ def test_the_validator_finds_what_is_broken():
         check_coactivation([[0, 1, 0, 1]], np.array([[[0, 2], [0, 2]]]), source, 2, cap=1.5)
 
 
-@settings(max_examples=examples(20, 4), deadline=None)
-@given(st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1))
+@tried(
+    20, st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1), fewest=4
+)
 def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
     instance = made(shape, 4, 12, None, seed)
     rng = np.random.default_rng(seed)
@@ -308,7 +285,7 @@ def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
 def test_spare_slots_save_rows(travel, per_node):
     chosen = topic_tokens(2000, 64, 6, topics=20)[None]
     instance = CoactivationInstance(chosen, np.arange(2000) % 8, 8, per_node, travel)
-    place = coactivation(instance, Limits(2, wall=100, exact=False)).solution
+    place = coactivation(instance, Limits(1, wall=100, exact=False)).solution
     rows = [instance.rows(place)[0]]
     for spare in (0, 1, 2):
         holds = with_copies(instance, place, spare)
@@ -325,8 +302,8 @@ def rows_of(experts: np.ndarray, home: np.ndarray, group: np.ndarray) -> np.ndar
     return np.array([len(groups - {int(own)}) for groups, own in zip(reached, home, strict=True)])
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(
+@tried(
+    30,
     st.sampled_from([(8, 4), (8, 2), (12, 3), (9, 3), (6, 6)]),
     st.integers(1, 6),
     st.integers(1, 60),
@@ -350,8 +327,7 @@ def test_no_step_of_the_bound_is_above_the_optimum(shape, choices, tokens, least
             assert relaxation.evaluate() <= optimum + 1e-6
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
+@tried(40, st.sampled_from([(12, 3), (8, 4), (12, 6), (16, 2)]), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_lines_are_under_every_placement_wherever_they_are_drawn(shape, choices, seed):
     """`tangent` at any matrix, even one that is no placement's."""
     experts, groups = shape
@@ -391,12 +367,8 @@ def test_the_gap_is_as_small_as_it_was(kind, worst):
 @pytest.mark.parametrize(("experts", "groups", "choices"), [(12, 4, 4), (8, 2, 3), (6, 6, 5)])
 def test_tables_after_many_swaps_are_those_made_anew(experts, groups, choices):
     rng = np.random.default_rng(0)
-    instance = CoactivationInstance(
-        random_tokens(1, 80, experts, choices, 1, missing=0.1),
-        rng.integers(-1, groups, 80),
-        groups,
-        expert_count=experts,
-    )
+    chosen = random_tokens(1, 80, experts, choices, 1, missing=0.1)
+    instance = CoactivationInstance(chosen, rng.integers(-1, groups, 80), groups, expert_count=experts)
     nets = nets_between(instance, 0)
     tables = tables_of(nets, rng.permutation(experts) % groups)
     for _ in range(200):

@@ -4,14 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.network import Network
 from engine.placement.migration import break_even, moved, transfers
 from engine.simulate.flows import all_to_all
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_transfers
 from tests.strategies import networks, seeds
 
@@ -36,8 +35,7 @@ def test_moved_are_the_copies_that_are_new():
     assert not moved(now, now).any()
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
+@tried(60, networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
 def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, experts):
     rng = np.random.default_rng(seed)
     now, new = (random_held(rng, layers, experts, network.gpus) for _ in range(2))
@@ -106,17 +104,20 @@ def test_break_even():
     assert break_even(0.0, 1.0, 0.5) == 0
 
 
-def test_bad_input_is_named():
+@pytest.mark.parametrize(
+    ("new", "size", "gpus", "says"),
+    [
+        (np.ones((1, 2, 2), dtype=bool), 1.0, 2, "layer 0, expert 1: no GPU has a copy"),
+        (None, 1.0, 3, "3 GPUs"),
+        (None, -1.0, 2, "bytes_per_expert"),
+        (np.ones((1, 1, 2), dtype=bool), 1.0, 2, r"\(1, 2, 2\)"),
+    ],
+)
+def test_bad_input_is_named(new, size, gpus, says):
     now = np.zeros((1, 2, 2), dtype=bool)
     now[0, 0, 0] = True
-    with pytest.raises(InputError, match="layer 0, expert 1: no GPU has a copy"):
-        transfers(now, np.ones_like(now), 1.0, even_network(2))
-    with pytest.raises(InputError, match="3 GPUs"):
-        transfers(now, now, 1.0, even_network(3))
-    with pytest.raises(InputError, match="bytes_per_expert"):
-        transfers(now, now, -1.0, even_network(2))
-    with pytest.raises(InputError, match=r"\(1, 2, 2\)"):
-        moved(now, now[:, :1])
+    with pytest.raises(InputError, match=says):
+        transfers(now, now if new is None else new, size, even_network(gpus))
 
 
 def test_the_check_refuses_wrong_senders():

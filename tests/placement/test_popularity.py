@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
 from engine.placement.popularity import estimate_devices, most_popular, profile_paths
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_popularity
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
@@ -44,8 +43,7 @@ def checked(case: dict, result) -> float:
     return check_popularity(result.solution, experts=case["num_experts"], **names)
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(cases())
+@tried(200, cases())
 def test_equals_counting_token_by_token(case):
     result = estimate_devices(**case)
     assert result.objective == pytest.approx(checked(case, result), rel=1e-12) == result.solution.sum()
@@ -53,8 +51,7 @@ def test_equals_counting_token_by_token(case):
     assert result.solution.shape == (case["num_experts"],)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(cases(), st.integers(0, 2**32 - 1))
+@tried(60, cases(), st.integers(0, 2**32 - 1))
 def test_what_changes_nothing_and_what_only_adds(case, seed):
     rng = np.random.default_rng(seed)
     devices_of_expert = estimate_devices(**case).solution
@@ -82,15 +79,8 @@ def test_paths_of_any_length(path_length):
     train[:, -1] = (train[:, -1] + rng.integers(0, 3, 300)) % 64
     test = np.concatenate([kinds[:, :-1], rng.integers(0, 64, (5, path_length))])
     test[0, 0] = (test[0, 0] + 1) % 64  # differs from a known path in its first layer only
-    case = {
-        "train": train,
-        "test_prefix": test,
-        "path_length": path_length,
-        "top_k": 2,
-        "layer": path_length - 1,
-        "num_experts": 64,
-        "devices": 16,
-    }
+    case = {"train": train, "test_prefix": test, "path_length": path_length, "layer": path_length - 1}
+    case |= {"top_k": 2, "num_experts": 64, "devices": 16}
     checked(case, estimate_devices(**case))
 
 
@@ -104,6 +94,9 @@ def test_ties_unseen_paths_and_truncation_by_hand():
     np.testing.assert_allclose(profile.estimate(unseen, 1, 1), [0, 0, 3 / 6])
     np.testing.assert_allclose(profile.estimate(unseen, 1, 3), [2 / 6, 1 / 6, 3 / 6])
     np.testing.assert_allclose(profile.estimate(np.concatenate([seen, unseen]), 1, 1), [1 / 3, 0, 1 / 4])
+    assert most_popular(np.array([1.0, 3, 3, 0]), 3).tolist() == [1, 2, 0]
+    with pytest.raises(InputError, match=r"layer 2 was not profiled \(profiled: 1 … 1\)"):
+        profile.estimate(seen, 2, 1)
 
 
 def test_paths_that_say_everything_predict_exactly():
@@ -131,10 +124,6 @@ def test_longer_paths_predict_a_recording_better():
     assert error(3) < 0.5 * error(1)
 
 
-def test_most_popular_by_hand():
-    assert most_popular(np.array([1.0, 3, 3, 0]), 3).tolist() == [1, 2, 0]
-
-
 def test_the_check_sees_a_wrong_estimate():
     train, test = [[0, 1], [0, 1], [0, 0]], [[0]]
     assert check_popularity([0, 4 * 2 / 3], train, test, 1, 1, 0, 2, 4) == pytest.approx(4 * 2 / 3)
@@ -160,21 +149,8 @@ def test_the_check_sees_a_wrong_estimate():
     ],
 )
 def test_bad_input_is_named(change, message):
-    case = {
-        "train": [[0, 1, 1], [2, 1, 0]],
-        "test_prefix": [[0, 1]],
-        "path_length": 2,
-        "top_k": 1,
-        "layer": 1,
-        "num_experts": 3,
-        "devices": 4,
-    }
+    case = {"train": [[0, 1, 1], [2, 1, 0]], "test_prefix": [[0, 1]], "path_length": 2, "layer": 1}
+    case |= {"top_k": 1, "num_experts": 3, "devices": 4}
     estimate_devices(**case)
     with pytest.raises(InputError, match=message):
         estimate_devices(**(case | change))
-
-
-def test_a_layer_that_was_not_profiled_is_named():
-    profile = profile_paths(np.zeros((2, 5), dtype=int), 2, 2, range(2, 3))
-    with pytest.raises(InputError, match=r"layer 1 was not profiled \(profiled: 2 … 2\)"):
-        profile.estimate(np.zeros((1, 2), dtype=int), 1, 1)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
@@ -17,7 +16,7 @@ from engine.placement.replication.exact import best_layout
 from engine.placement.replication.instance import _partitions, groups_of_nodes
 from engine.placement.replication.search import search
 from engine.result import Limits, Status, never
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.oracles.placing import check_replication
 from tests.strategies import seeds
 
@@ -77,8 +76,7 @@ def best_by_trying_all(instance: ReplicationInstance) -> float:
     return min(best)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(experts=3, gpus=3, split="equal"), st.booleans())
+@tried(25, instances(experts=3, gpus=3, split="equal"), st.booleans())
 def test_equal_split_against_every_placement(instance, exact):
     result = replicate(instance, Limits(20, exact=exact))
     checked(result, instance)
@@ -92,17 +90,7 @@ def test_equal_split_against_every_placement(instance, exact):
         best_of_layer = best_by_trying_all(layer_instance)
         assert best_of_layer * limit <= 1 + 1e-9
         known = instance.layout(result.solution[[layer]])[0]
-        arguments = (
-            layer_instance.relative[0],
-            layer_instance.slots_of_gpu,
-            layer_instance.speed,
-            "equal",
-            known,
-            0.5,
-            Limits(5.0),
-            never,
-        )
-        assert best_of_layer * best_layout(*arguments)[1] <= 1 + 1e-9
+        assert best_of_layer * best_layout(layer_instance, known, 0.5, Limits(5.0), never)[1] <= 1 + 1e-9
     if exact:
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum, rel=1e-6)
@@ -124,16 +112,7 @@ def test_free_split_against_every_placement(seed):
     assert search.objective <= result.objective * (1 + 1e-6) and result.objective <= search.bound * (1 + 1e-6)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(experts=12, gpus=5), st.sampled_from(["best", "eplb"]))
-def test_claims_hold_everywhere(instance, algorithm):
-    if algorithm == "eplb" and not instance.alike:
-        return
-    checked(replicate(instance, Limits(exact=False), algorithm=algorithm, effort=2), instance)
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=16, gpus=5))
+@tried(30, instances(experts=16, gpus=5))
 def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     """All work is done, and max >= max(mean, heaviest replica)."""
     result = replicate(instance, Limits(exact=False), effort=2)
@@ -141,6 +120,8 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     total = instance.loads.sum(axis=2)
     assert share.sum(axis=2) == pytest.approx(np.where(total > 0, instance.speed.sum(), 0.0))
     balance = checked(result, instance)
+    if instance.alike:
+        checked(replicate(instance, algorithm="eplb"), instance)
     fastest = instance.speed.max()
     for layer, row in enumerate(result.solution):
         for load in range(len(total)):
@@ -151,8 +132,7 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
                 assert instance.split == "free" or 1 / balance[load, layer] >= limit * (1 - 1e-9)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=16, gpus=5, split="equal"), seeds)
+@tried(30, instances(experts=16, gpus=5, split="equal"), seeds)
 def test_renaming_experts_and_changing_units(instance, seed):
     """A limit does not depend on the names, an answer not on the unit."""
     rng = np.random.default_rng(seed)
@@ -174,8 +154,7 @@ def test_limits_by_hand():
     assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
     layout = instance.layout(replicate(instance, Limits(exact=False)).solution)[0]
-    arguments = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, Limits(5.0), never
-    best, limit = best_layout(*arguments)
+    best, limit = best_layout(instance, layout, 0.5, Limits(5.0), never)
     placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 
@@ -191,24 +170,13 @@ def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, 
     assert replicate(instance, Limits(exact=False)).objective >= usual
 
 
-def test_a_proven_optimum_does_not_depend_on_names():
-    rng = np.random.default_rng(4)
-    loads = random_loads(rng, 2, 1, 4, "integer")
-    first = replicate(ReplicationInstance(loads, 6, 3))
-    second = replicate(ReplicationInstance(loads[:, :, rng.permutation(4)], 6, 3))
-    assert first.status is second.status is Status.OPTIMAL
-    assert first.objective == pytest.approx(second.objective, rel=1e-6)
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(instances(experts=10, gpus=4, even=True))
+@tried(30, instances(experts=10, gpus=4, even=True))
 def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
     more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
     assert replicate(more, algorithm="eplb").bound >= replicate(instance, algorithm="eplb").bound * (1 - 1e-12)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(instances(experts=12, gpus=4, even=True, split="equal"), seeds)
+@tried(25, instances(experts=12, gpus=4, even=True, split="equal"), seeds)
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
     free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
     usual = replicate(instance, algorithm="eplb")
@@ -220,32 +188,31 @@ def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance
     assert replicate(free, Limits(exact=False), effort=2).objective >= free_usual.objective * (1 - 1e-6)
 
 
-def test_several_loads_are_weighed_by_the_worst():
-    """The mean of these loads is flat, so that a plan for the mean is as good as any; one plan serves both well."""
-    loads = np.array([[[8.0, 0, 1, 1, 0, 8, 1, 1]], [[0.0, 8, 1, 1, 8, 0, 1, 1]]])
-    result = replicate(ReplicationInstance(loads, 8, 2))
-    assert (result.objective, result.status) == (1.0, Status.OPTIMAL)
-    assert checked(result, ReplicationInstance(loads, 8, 2)).tolist() == [[1.0], [1.0]]
-
-
-def test_replicas_on_one_gpu_are_legal_and_sometimes_best():
-    """Two thirds of expert 0 on GPU 0: only two of its three replicas there make both GPUs equally slow."""
-    instance = ReplicationInstance(np.array([[[6.0, 1, 3]]]), 5, 2, slots_of_gpu=np.array([3, 2]))
+@pytest.mark.parametrize(
+    ("loads", "slots", "gpus", "more", "objective"),
+    [
+        # The mean of these loads is flat, so that a plan for it is as good as any; one plan serves both well.
+        ([[8, 0, 1, 1, 0, 8, 1, 1], [0, 8, 1, 1, 8, 0, 1, 1]], 8, 2, {}, 1),
+        # Two thirds of expert 0 on GPU 0: only two of its three replicas there make both GPUs equally slow.
+        ([[6, 1, 3]], 5, 2, {"slots_of_gpu": np.array([3, 2])}, 1),
+        # Faster GPUs and larger ones get more.
+        ([[1] * 8], 8, 3, {"slots_of_gpu": np.array([4, 2, 2]), "speed": np.array([2.0, 1, 1])}, 1),
+        # With as many slots everywhere the fast GPU cannot get its half.
+        ([[1] * 9], 9, 3, {"speed": np.array([2.0, 1, 1])}, (9 / 4) / 3),
+        # GPU 0 may hold one expert of the three alike, so it has at most a third of the work.
+        ([[1] * 3], 4, 2, {"split": "free", "slots_of_gpu": np.array([1, 3])}, 0.75),
+        # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 and 2 + 1 where one group outweighs all.
+        ([[4, 3, 2, 1]], 4, 2, {"nodes": 2, "groups": 4}, 1),
+        ([[6, 1, 2, 1]], 4, 2, {"nodes": 2, "groups": 4}, 5 / 7),
+        # Too many dealings to try: the heaviest of 16 groups and the three lightest are 23 of 38.
+        ([[20, *[1.2] * 15]], 16, 4, {"nodes": 4, "groups": 16}, 9.5 / 23.6),
+    ],
+)
+def test_optima_by_hand(loads, slots, gpus, more, objective):
+    instance = ReplicationInstance(np.array(loads, dtype=float)[:, None], slots, gpus, **more)
     result = replicate(instance)
-    assert result.objective == 1.0 and result.status is Status.OPTIMAL
-    assert result.solution.tolist() == [[0, 0, 1, 0, 2]]
-
-
-def test_faster_gpus_and_larger_ones_get_more():
-    speed, slots_of_gpu = np.array([2.0, 1.0, 1.0]), np.array([4, 2, 2])
-    instance = ReplicationInstance(np.ones((1, 1, 8)), 8, 3, slots_of_gpu=slots_of_gpu, speed=speed)
-    assert replicate(instance).objective == 1.0
-    # With as many slots everywhere the fast GPU cannot get its half.
-    equal = replicate(ReplicationInstance(np.ones((1, 1, 9)), 9, 3, speed=speed))
-    assert equal.status is Status.OPTIMAL and equal.objective == pytest.approx((9 / 4) / 3)
-    # GPU 0 may hold one expert of the three alike, so it has at most a third of the work.
-    few = ReplicationInstance(np.ones((1, 1, 3)), 4, 2, "free", slots_of_gpu=np.array([1, 3]))
-    assert replicate(few).status is Status.OPTIMAL and replicate(few).objective == pytest.approx(0.75)
+    checked(result, instance)
+    assert result.status is Status.OPTIMAL and result.objective == pytest.approx(objective)
 
 
 def test_groups_stay_on_their_node():
@@ -264,19 +231,10 @@ def test_groups_stay_on_their_node():
 def test_the_limit_of_groups_is_their_best_dealing():
     assert [len(_partitions(groups, nodes)) for groups, nodes in ((4, 2), (8, 4), (8, 2), (6, 6))] == [3, 105, 35, 1]
     assert _partitions(16, 4) is None
-    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 and 2 + 1 where one group outweighs all.
-    even = ReplicationInstance(np.array([[[4.0, 3, 2, 1]]]), 4, 2, nodes=2, groups=4)
-    assert replicate(even).bound == 1.0
-    uneven = ReplicationInstance(np.array([[[6.0, 1, 2, 1]]]), 4, 2, nodes=2, groups=4)
-    assert replicate(uneven).status is Status.OPTIMAL and replicate(uneven).objective == pytest.approx(5 / 7)
     load = np.random.default_rng(9).random((3, 2, 8))
     order, least = groups_of_nodes(load, 2, 4, 1.0)
     dealt = np.take_along_axis(load.reshape(3, 2, 4, 2).sum(axis=3), order[:, None], axis=2)
     assert dealt.reshape(3, 2, 2, 2).sum(axis=3).max(axis=(1, 2)) == pytest.approx(least)
-    # Too many dealings to try: the heaviest of 16 groups and the three lightest are 23 of 38.
-    many = ReplicationInstance(np.array([[[20.0, *[1.2] * 15]]]), 16, 4, nodes=4, groups=16)
-    result = replicate(many)
-    assert result.status is Status.OPTIMAL and result.objective == pytest.approx(9.5 / 23.6)
 
 
 def test_layers_and_loads_without_tokens():
@@ -291,8 +249,7 @@ def test_layers_and_loads_without_tokens():
 
 
 def test_the_same_seed_gives_the_same_answer():
-    loads = np.random.default_rng(6).random((3, 4, 40))
-    instance = ReplicationInstance(loads, 48, 8)
+    instance = ReplicationInstance(np.random.default_rng(6).random((3, 2, 40)), 48, 8)
     first, second = replicate(instance, Limits(seed=3)), replicate(instance, Limits(seed=3))
     assert first.solution.tolist() == second.solution.tolist()
     assert any(replicate(instance, Limits(seed=s)).solution.tolist() != first.solution.tolist() for s in range(3))
@@ -318,7 +275,7 @@ def test_progress_is_told():
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
 def test_real_loads():
     """DeepSeek-R1, 288 slots on 32 GPUs: above EPLB on one workload, and far above it on the worst of four."""
-    loads = np.stack([read_workload(path).load for path in sorted(DATA.glob("*.json"))])
+    loads = np.stack([read_workload(path).load[::3] for path in sorted(DATA.glob("*.json"))])  # every third layer
     for load in loads:
         instance = ReplicationInstance(load[None], 288, 32)
         result = replicate(instance)
@@ -347,8 +304,7 @@ ONES = np.ones((1, 2, 12))
 def test_bad_input_says_what_would_do(more, parts):
     with pytest.raises(InputError) as error:
         ReplicationInstance(**({"loads": ONES, "slots": 16, "gpus": 8} | more))
-    for part in parts:
-        assert part in str(error.value)
+    assert all(part in str(error.value) for part in parts)
 
 
 def test_eplb_needs_gpus_alike():
@@ -380,30 +336,32 @@ def test_the_published_example():
     assert check_replication(placed, EXAMPLE[None], 8)[0] == pytest.approx([0.828, 0.805], abs=5e-4)
 
 
-def test_layers_do_not_depend_on_each_other():
-    rng = np.random.default_rng(0)
-    load = rng.integers(0, 50, (6, 24)).astype(float)
-    together = eplb(load, 32, 8, 4, 8)
-    alone = [eplb(load[[layer]], 32, 8, 4, 8)[0].tolist() for layer in range(6)]
-    assert together.tolist() == alone
+@pytest.mark.parametrize(
+    ("load", "slots", "gpus", "wanted"),
+    [
+        # 9 to GPU 0; 8 to GPU 1, which stays the lighter one and takes 2 as well and is full; 1 goes to GPU 0.
+        ([9, 8, 2, 1], 4, 2, [0, 3, 1, 2]),
+        # Ties go to the lower index.
+        ([1, 1, 1, 1], 4, 2, [0, 2, 1, 3]),
+        # The spare slots go to experts 0 and 1; experts 2 and 3, now heaviest, come first. Nothing keeps replicas apart.
+        ([1, 1, 1, 1], 6, 2, [2, 0, 0, 3, 1, 1]),
+        # One slot to a GPU: replicas stay in the order in which they are made, the further ones last.
+        ([1, 5, 1], 4, 4, [0, 1, 2, 1]),
+        # Replicas go to whoever has the heaviest: 12, 6, 5, 4, each is halved and so on in turn.
+        ([12, 5, 3, 1], 8, 4, [0, 0, 0, 0, 1, 1, 2, 3]),
+    ],
+)
+def test_eplb_by_hand(load, slots, gpus, wanted):
+    (placed,) = eplb(np.array([load], dtype=float), slots, gpus).tolist()
+    assert wanted in (placed, sorted(placed))
 
 
-def test_packing_takes_the_heaviest_first_to_the_lightest_gpu_with_room():
-    # 9 to GPU 0; 8 to GPU 1, which stays the lighter one and takes 2 as well and is full; 1 goes to GPU 0.
-    assert eplb(np.array([[9.0, 8, 2, 1]]), 4, 2).tolist() == [[0, 3, 1, 2]]
-
-
-def test_ties_go_to_the_lower_index():
-    assert eplb(np.ones((1, 4)), 4, 2).tolist() == [[0, 2, 1, 3]]
-    # The spare slots go to experts 0 and 1; experts 2 and 3, now heaviest, come first. Nothing keeps replicas apart.
-    assert eplb(np.ones((1, 4)), 6, 2).tolist() == [[2, 0, 0, 3, 1, 1]]
-    # One slot to a GPU: replicas stay in the order in which they are made, the further ones last.
-    assert eplb(np.array([[1.0, 5, 1]]), 4, 4).tolist() == [[0, 1, 2, 1]]
-
-
-def test_replicas_go_to_whoever_has_the_heaviest():
-    placed = eplb(np.array([[12.0, 5, 3, 1]]), 8, 4)
-    assert np.bincount(placed[0]).tolist() == [4, 2, 1, 1]  # 12, 6, 5, 4: each is halved and so on in turn
+def test_layers_do_not_depend_on_each_other_and_units_change_nothing():
+    load = np.random.default_rng(0).integers(0, 50, (6, 24)).astype(float)
+    together = eplb(load, 32, 8, 4, 8).tolist()
+    assert together == [eplb(load[[layer]], 32, 8, 4, 8)[0].tolist() for layer in range(6)]
+    assert eplb(load * 2.0**200, 32, 8, 4, 8).tolist() == together == eplb(load * 2.0**-300, 32, 8, 4, 8).tolist()
+    assert eplb(np.zeros((1, 4)), 8, 2).shape == (1, 8)
 
 
 def test_groups_stay_on_a_node_while_nodes_divide_them():
@@ -415,14 +373,6 @@ def test_groups_stay_on_a_node_while_nodes_divide_them():
     # 3 groups on 2 nodes: no policy keeps them together, so neither number has any effect.
     load = rng.random((5, 15))
     assert eplb(load, 24, 8, nodes=2, groups=3).tolist() == eplb(load, 24, 8).tolist()
-
-
-def test_the_unit_of_the_load_changes_nothing():
-    load = np.random.default_rng(2).integers(0, 1000, (4, 16)).astype(float)
-    placed = eplb(load, 24, 8).tolist()
-    assert eplb(load * 2.0**200, 24, 8).tolist() == placed
-    assert eplb(load * 2.0**-300, 24, 8).tolist() == placed
-    assert eplb(np.zeros((1, 4)), 8, 2).shape == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -438,5 +388,4 @@ def test_the_unit_of_the_load_changes_nothing():
 def test_bad_input_of_eplb_says_what_would_do(more, parts):
     with pytest.raises(InputError) as error:
         eplb(**({"load": EXAMPLE, "slots": 16, "gpus": 8, "nodes": 2, "groups": 4} | more))
-    for part in parts:
-        assert part in str(error.value)
+    assert all(part in str(error.value) for part in parts)

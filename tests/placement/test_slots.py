@@ -5,7 +5,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
@@ -13,7 +12,7 @@ from engine.placement.even_slots import even_slots
 from engine.placement.exchange_search import exchange_search
 from engine.placement.experts_per_device import pack_experts, packing_choices
 from engine.result import Status
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.strategies import seeds
 
 
@@ -32,8 +31,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return held, rng.pareto(1.0, (layers, experts)) * rng.choice([0, 1, 1]), rng.choice([1.0, 0.5], gpus), slots
 
 
-@given(cases())
-@settings(max_examples=examples(200), deadline=None)
+@tried(200, cases())
 def test_it_is_even_whole_and_moves_as_little_as_it_can(case):
     held, load, speed, slots = case
     even = even_slots(held, load, speed, slots)
@@ -47,28 +45,26 @@ def test_it_is_even_whole_and_moves_as_little_as_it_can(case):
             assert (new, gone) == (short, spare)
 
 
-def test_what_is_even_already_stays():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1], 0] = held[0, [2, 3], 1] = True
-    assert (even_slots(held, np.ones((1, 4)), np.ones(2), 2) == held).all()
+@pytest.mark.parametrize(
+    ("held", "load", "speed", "slots", "wanted"),
+    [
+        # What is even already stays.
+        (((0, 1), (2, 3)), [1, 1, 1, 1], [1, 1], 2, ((0, 1), (2, 3))),
+        # The heaviest stay on the fast GPU, and the lightest leaves it.
+        (((0, 1, 2), (3,)), [9, 1, 8, 2], [2, 1], 2, ((0, 2), (1, 3))),
+        # A replica of the heaviest fills the short GPU first.
+        (((0, 1, 2), (3,)), [10, 1, 1, 2], [1, 1], 3, ((0, 1, 2), (0, 1, 3))),
+    ],
+)
+def test_by_hand_which_copies_move(held, load, speed, slots, wanted):
+    table = np.zeros((1, 4, 2), dtype=bool)
+    for gpu, experts in enumerate(held):
+        table[0, list(experts), gpu] = True
+    even = even_slots(table, np.array([load], float), np.array(speed, float), slots)
+    assert tuple(tuple(np.flatnonzero(column)) for column in even[0].T) == wanted
 
 
-def test_the_heaviest_stay_on_the_fast_gpu_and_the_lightest_leave_it():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1, 2], 0] = held[0, 3, 1] = True
-    even = even_slots(held, np.array([[9.0, 1.0, 8.0, 2.0]]), np.array([2.0, 1.0]), 2)
-    assert even[0].T.tolist() == [[True, False, True, False], [False, True, False, True]]
-
-
-def test_replicas_fill_short_gpus_where_they_help_most():
-    held = np.zeros((1, 4, 2), dtype=bool)
-    held[0, [0, 1, 2], 0] = held[0, 3, 1] = True
-    even = even_slots(held, np.array([[10.0, 1.0, 1.0, 2.0]]), np.ones(2), 3)
-    assert even[0, 0].all()  # the heaviest expert is now on both
-
-
-@given(seeds)
-@settings(max_examples=examples(25), deadline=None)
+@tried(25, seeds)
 def test_it_is_near_the_best_of_all_projections_that_move_as_little(seed):
     """Among all ways to drop and add so few copies, on cases small enough to go through them; a heuristic."""
     rng = np.random.default_rng(seed)
@@ -123,7 +119,7 @@ def test_choices(experts, devices, choices):
     assert packing_choices(experts, devices).tolist() == choices
 
 
-def test_by_hand():
+def test_packing_by_hand():
     ffn, alltoall = [1, 2, 4, 8, 16], [3, 2.9, 2.5, 1.5, 0]
     result = pack_experts(ffn, alltoall, 16, 16, 2 * GB, 100 * GB)
     answer = result.solution
@@ -136,23 +132,18 @@ def test_by_hand():
     assert result.solution.experts_per_device == 2 and result.status is Status.OPTIMAL
     assert result.objective == result.bound == pytest.approx(1 - 2 / 2.9)
     assert result.solution.needs_offloading.tolist() == [False, False, True, True, True]
-
-
-def test_nothing_fits():
+    # Nothing fits.
     result = pack_experts([1, 2], [2, 0], 2, 2, 2 * GB, 1 * GB)
     assert result.status is Status.INFEASIBLE and result.solution.experts_per_device is None
     assert result.solution.needs_offloading.all() and result.solution.efficiency.tolist() == [0.5, 1]
-
-
-def test_more_experts_that_are_worse_are_not_taken():
-    # The doubling rule would go on to 4; the table says that 2 hides most.
+    # More experts that are worse are not taken: the doubling rule would go on to 4; the table says that 2 hides most.
     result = pack_experts([1, 2, 2], [4, 3, 5], 4, 4, GB, 9 * GB)
     assert result.solution.experts_per_device == 2
     assert doubled([1, 2, 2], [4, 3, 5], [1, 2, 4], GB, 9 * GB) == 4
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(
+@tried(
+    200,
     experts=st.integers(1, 64),
     devices=st.integers(1, 64),
     step=st.lists(st.tuples(positive, positive), min_size=7, max_size=7),
@@ -208,8 +199,7 @@ def legal(exact: bool, slots: np.ndarray):
             yield np.array(row)
 
 
-@settings(max_examples=examples(25), deadline=None)
-@given(st.integers(0, 2**32 - 1), st.booleans())
+@tried(25, st.integers(0, 2**32 - 1), st.booleans())
 def test_it_is_legal_repeatable_and_no_worse_than_its_starts(seed, exact):
     slots = np.array([2, 2, 2]) if exact else np.array([4, 3, 2])
     seconds, starts = planted(seed), list(legal(exact, slots))[:2]

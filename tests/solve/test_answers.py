@@ -4,7 +4,6 @@ options, and arrays of instances."""
 import json
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import IllegalError
 from engine.overlap import pipeline_degree
 from engine.overlap.weight_gradients import kernel as weight_gradients
 from engine.placement.coactivation import instance as coactivation
@@ -46,77 +44,51 @@ from tests.cases.kernels import (
     gradients_of,
 )
 from tests.cases.placements import permutation_affinity, random_tokens
-from tests.oracles.overlapping import check_axes
 from tests.oracles.placing import check_coactivation, check_replication
-from tests.oracles.recomputed import bound_of_order, carried_out, held_against_the_rules
+from tests.oracles.recomputed import carried_out, held_against_the_rules
 
 ROOT = Path(__file__).parent.parent.parent
-BACKWARD = backward_pass(12, 0)
 
 
 DEEP = dict(zip(LAYER, (0.01, 1, 4, 0.02, 1, 9, 64), strict=True))
 ORDER_OF_FOUR = {"traffic": [[9e6, 1e6, 0, 4e6], [2e6, 0, 5e6, 1e6], [0, 3e6, 0, 8e6], [6e6, 1e6, 2e6, 0]]}
-COSTS = [{}, {"cost_node": 9}, {"cost_gpu": 2, "cost_node": 3.5}, {"cost_gpu": 3}]
+TO_THE_THIRD = {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2]}
 NODES = {"transitions": permutation_affinity(4, 8, 400).tolist(), "gpus": 4, "gpus_per_node": 2}
 TOKENS = {
     "experts": random_tokens(3, 30, 8, 3, 0, missing=0.05).tolist(),
     "source_gpu": [token % 4 for token in range(30)],
     "gpus": 4,
 }
+TRADE = {"tokens": [[4, 1, 0], [2, 6, 1], [0, 3, 9]], "bandwidth": [10, 5, 20], "seconds_per_token": [0.1, 0.3, 0.05]}
 EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
-OPTIMAL = [
-    *[
-        ("order", ORDER_OF_FOUR | {"bandwidth": rate, "mode": mode})
-        for rate in (1e9, 7, [3e9, 1e9, 2e9, 5e8])
-        for mode in ("matched", "shared")
-    ],
-    (
-        "assign",
-        {"tokens": [[4, 1, 0], [2, 6, 1], [0, 3, 9]], "bandwidth": [10, 5, 20], "seconds_per_token": [0.1, 0.3, 0.05]},
-    ),
-    *[("affinity", NODES | costs | {"staged": staged}) for costs in COSTS for staged in (False, True)],
-    ("affinity", {"transitions": permutation_affinity(2, 8, 400).tolist(), "gpus": 8}),
-    *[
-        ("coactivation", TOKENS | more)
-        for more in ({}, {"cap": 1.5}, {"gpus_per_node": 2, "travel": "node"}, {"expert_count": 16})
-    ],
-    ("replicate-devices", DEVICES),
-    ("replicate-devices", DEVICES | {"algorithm": "best"}),
-    ("popularity", POPULARITY),
-    ("weight-gradients", gradients_of(BACKWARD)),
-    ("partition-axes", AXES),
-    *[("travel", TRAVEL | {"travel": travel}) for travel in ("copies", "gpu", "node")],
-]
-
-
-@pytest.mark.parametrize(("kernel", "instance"), OPTIMAL)
-def test_an_optimal_answer_says_so(solver, kernel, instance):
-    answer = solver.checked(kernel, instance, EXACT, status="OPTIMAL")
-    if kernel == "weight-gradients":
-        return  # proven to the solver's tolerance
-    assert answer["bound"] == pytest.approx(answer["objective"], rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("kernel", "instance", "wanted"),
     [
-        ("order", {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2]}, {"objective": 12.0}),
-        (
-            "order",
-            {"traffic": [[0, 0, 6], [0, 0, 6], [0, 0, 0]], "bandwidth": [1, 1, 2], "mode": "shared"},
-            {"objective": 6.0},
-        ),
+        *[
+            (kernel, instance, {"status": "OPTIMAL"})
+            for kernel, instance in (
+                ("order", ORDER_OF_FOUR | {"bandwidth": [3e9, 1e9, 2e9, 5e8]}),
+                ("order", ORDER_OF_FOUR | {"bandwidth": 7, "mode": "shared"}),
+                ("assign", TRADE),
+                ("affinity", NODES | {"cost_gpu": 2, "cost_node": 3.5}),
+                ("affinity", NODES | {"cost_node": 9, "staged": True}),
+                ("replicate-devices", DEVICES | {"algorithm": "best"}),
+                ("popularity", POPULARITY),
+            )
+        ],
+        ("order", TO_THE_THIRD, {"objective": 12.0}),  # matched unless told otherwise
+        ("order", TO_THE_THIRD | {"mode": "shared"}, {"objective": 6.0}),
         *[
             (
                 "order",
-                {"traffic": traffic, "bandwidth": 2, "mode": mode},
+                {"traffic": traffic, "bandwidth": 2},
                 {"objective": 0, "bound": 0, "status": "OPTIMAL", "phases": []},
             )
-            for traffic in ([[0]], [[5]], [[0, 0], [0, 0]], [[3, 0], [0, 4]])
-            for mode in ("matched", "shared")
+            for traffic in ([[5]], [[3, 0], [0, 4]])
         ],
         ("assign", {"tokens": [[7]], "bandwidth": [1], "seconds_per_token": [2]}, {"objective": 14}),
-        ("assign", {"tokens": [[0, 0], [0, 0]], "bandwidth": [1, 1], "seconds_per_token": [2, 2]}, {"objective": 0}),
         # Expert 0 of a sends much and receives little: it shares with the expert of b that does the opposite.
         (
             "colocate",
@@ -167,18 +139,11 @@ def test_an_optimal_answer_says_so(solver, kernel, instance):
         ),
         ("weight-gradients", SPLIT, {"objective": 22, "bound": 22.0, "status": "OPTIMAL"}),
         *[
-            (
-                "weight-gradients",
-                instance,
-                {"objective": 0, "bound": 0, "status": "OPTIMAL", "alltoall_of_dw": [-1] * len(instance["dw"])},
-            )
+            ("weight-gradients", instance, {"objective": 0, "alltoall_of_dw": [-1] * len(instance["dw"])})
             for instance in (
-                {"alltoall": [], "dw": [], "allowed": []},
                 {"alltoall": [1, 2], "dw": [], "allowed": []},
                 {"alltoall": [], "dw": [1, 2], "allowed": [[], []]},
                 {"alltoall": [], "dw": [1, 2], "allowed": []},
-                {"alltoall": [0], "dw": [0], "allowed": [[1]]},
-                {"alltoall": [3], "dw": [4], "allowed": [[0]]},
             )
         ],
         # The first part's 1, the network's 4.5, the last part's 1.5; the operator that cannot be cut comes behind.
@@ -199,10 +164,15 @@ def test_an_optimal_answer_says_so(solver, kernel, instance):
             {"domains": {"x": [0, "0"]}, "constraints": [{"tensors": ["x"], "allowed": [["0"]]}], "count": True},
             {"axis_of_tensor": {"x": "0"}, "solutions": 1},
         ),
+        ("partition-axes", AXES | {"count": True}, {"status": "OPTIMAL", "satisfiable": True, "solutions": 2}),
+        (
+            "partition-axes",
+            AXES | {"constraints": [*AXES["constraints"], {"tensors": ["x", "z"], "allowed": [[0, 1]]}], "count": True},
+            {"status": "INFEASIBLE", "satisfiable": False, "solutions": 0, "axis_of_tensor": None, "bound": 0},
+        ),
         *[
-            ("priority", PRIORITY | {"policy": policy} | more, {"objective": 3, "finish": 8})
-            for policy in ("priority", "fair", "fifo")
-            for more in ({}, {"micro_op": None}, {"micro_op": 5}, {"overhead": 0})
+            ("priority", PRIORITY | {"policy": policy, "micro_op": size}, {"objective": 3, "finish": 8})
+            for policy, size in (("priority", None), ("fair", None), ("fifo", 5))
         ],
         (
             "priority",
@@ -217,7 +187,10 @@ def test_an_optimal_answer_says_so(solver, kernel, instance):
     ],
 )
 def test_by_hand(solver, kernel, instance, wanted):
-    solver.checked(kernel, instance, **wanted)
+    answer = solver.checked(kernel, instance, **wanted)
+    if kernel == "order":
+        assert all(set(phase) == {"duration", "sends"} for phase in answer["phases"])
+        assert all(set(send) == {"src", "dst", "bytes"} for phase in answer["phases"] for send in phase["sends"])
 
 
 def test_a_proof_only_if_it_is_asked_for(solver):
@@ -225,10 +198,10 @@ def test_a_proof_only_if_it_is_asked_for(solver):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_array_in_is_an_array_out_in_the_same_order(solver, kernel):
+def test_an_array_in_is_an_array_out(solver, kernel):
     instance = INSTANCES[kernel]
-    alone, answers = solver.checked(kernel, instance), solver.answer(kernel, [instance, instance])
-    assert [set(answer) for answer in answers] == [set(alone)] * 2 and solver.answer(kernel, []) == []
+    alone, answers = solver.checked(kernel, instance), solver.answer(kernel, [instance])
+    assert [set(answer) for answer in answers] == [set(alone)] and solver.answer(kernel, []) == []
 
 
 def test_arrays_keep_their_order(solver):
@@ -261,23 +234,10 @@ def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver, kernel):
         assert answer["bound"] < answer["objective"]
 
 
-@pytest.mark.parametrize(("kernel", "instance"), [each for each in OPTIMAL if each[0] == "order"])
-def test_orders_meet_the_bound_of_every_order(solver, kernel, instance):
-    answer = solver.checked(kernel, instance)
-    assert all(set(phase) == {"duration", "sends"} for phase in answer["phases"])
-    assert all(set(send) == {"src", "dst", "bytes"} for phase in answer["phases"] for send in phase["sends"])
-    assert answer["bound"] == pytest.approx(bound_of_order(instance, answer), rel=1e-9)
-
-
-def test_order_is_matched_unless_told_otherwise(solver):
-    answer = solver.checked("order", {"traffic": [[0, 4, 4], [0, 0, 0], [0, 0, 0]], "bandwidth": [1, 4, 4]})
-    assert all(len(phase["sends"]) == 1 for phase in answer["phases"])
-
-
-@pytest.mark.parametrize("more", [{}, {"cap": 1.5}, {"gpus_per_node": 2, "travel": "node"}, {"expert_count": 16}])
+@pytest.mark.parametrize("more", [{"cap": 1.5, "expert_count": 16}, {"gpus_per_node": 2, "travel": "node"}])
 def test_rows_and_imbalance_of_coactivation_layer_by_layer(solver, more):
     problem = TOKENS | more
-    answer = solver.checked("coactivation", problem, EXACT)
+    answer = solver.checked("coactivation", problem, EXACT, status="OPTIMAL")
     place, experts, source = (
         np.array(table) for table in (answer["gpu_of_expert"], problem["experts"], problem["source_gpu"])
     )
@@ -329,7 +289,7 @@ def test_through_a_real_process(warm_python):
     assert bad.stderr.startswith("error: ") and "Traceback" not in bad.stderr
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_two_tier_answers_are_carried_out_byte_by_byte(solver, data):
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
@@ -357,8 +317,7 @@ def test_nodes_of_one_size_need_one_number(solver):
     )
 
 
-@pytest.mark.parametrize("split", ["equal", "free"])
-@pytest.mark.parametrize("loads", [[LOAD], [LOAD, LOAD[::-1]]])
+@pytest.mark.parametrize(("split", "loads"), [("free", [LOAD]), ("equal", [LOAD, LOAD[::-1]])])
 def test_replicas_for_one_and_several_loads(solver, split, loads):
     instance = ({"load": LOAD} if len(loads) == 1 else {"loads": loads}) | {"slots": 16, "gpus": 8, "split": split}
     best = solver.checked("replicate", instance, SEARCH)
@@ -368,22 +327,6 @@ def test_replicas_for_one_and_several_loads(solver, split, loads):
         assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
         assert answer["objective"] <= answer["bound"] <= 1
     assert best["objective"] >= usual["objective"] * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("more", [{}, {"tensors": ["x", "z"], "allowed": [[0, 1]]}])
-def test_axes_are_counted_and_found_where_there_are_any(solver, more):
-    instance = AXES | {"constraints": [*AXES["constraints"], *([more] if more else [])], "count": True}
-    rules = [(constraint["tensors"], constraint["allowed"]) for constraint in instance["constraints"]]
-    count = 0
-    for chosen in product(*instance["domains"].values()):
-        try:
-            check_axes(dict(zip(instance["domains"], chosen, strict=True)), instance["domains"], rules)
-            count += 1
-        except IllegalError:
-            continue
-    status = "INFEASIBLE" if more else "OPTIMAL"
-    answer = solver.checked("partition-axes", instance, status=status, satisfiable=not more, objective=0, bound=0)
-    assert answer["solutions"] == count == (0 if more else 2) and (answer["axis_of_tensor"] is None) == bool(more)
 
 
 def test_priority_by_hand(solver):

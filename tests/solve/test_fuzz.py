@@ -154,11 +154,6 @@ def test_answers_that_are_no_number_are_refused(monkeypatch):
         solve("order", INSTANCES["order"], Options())
 
 
-def test_a_seed_is_one_that_solvers_take():
-    with pytest.raises(InputError, match="seed: Input should be less than 2147483648"):
-        Options.from_dict({"seed": 10**30}, "--options")
-
-
 def test_small_counts_beside_large_ones_are_not_lost():
     """The hops that leave were computed as all hops less those that stay: 0 next to 1e18, with a bound of 0."""
     counts = [[1e18, 1, 2, 1], [1, 5, 3, 1], [0, 1, 2, 3], [4, 4, 1, 1]]

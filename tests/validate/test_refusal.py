@@ -6,7 +6,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from engine.costs import Datasheet
 from engine.errors import InputError
@@ -18,7 +17,7 @@ from engine.result import Provenance
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.base import System
 from engine.validate import refuse_broken
-from tests.cases.examples import examples
+from tests.cases.examples import tried
 from tests.cases.samples import mixed_problem, sample_problem, training_problem
 from tests.cases.two_models import pairs
 from tests.strategies import NEEDS_ROWS, planned_or_skipped, problems
@@ -34,7 +33,7 @@ CHOICES = [
     for choice in get_args(system.options.model_fields[name].annotation)
     if choice != "joint"  # an order of two models
 ]
-WITHOUT_CHOICES = [system for system in ONE_MODEL if not any(system is chosen for chosen, _ in CHOICES)]
+CHOICES += [(system, {}) for system in ONE_MODEL if not any(system is chosen for chosen, _ in CHOICES)]
 
 
 def planned(system: System, problem: Problem, **options) -> Plan:
@@ -48,23 +47,14 @@ def planned(system: System, problem: Problem, **options) -> Plan:
 # Legal plans
 
 
-@pytest.mark.parametrize("system", WITHOUT_CHOICES, ids=lambda system: system.name)
-@settings(max_examples=examples(5, 2), deadline=None)
-@given(problem=problems())
-def test_what_a_system_plans_passes(system, problem):
-    refuse_broken(planned(system, problem), problem)
-
-
 @pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
-@settings(max_examples=examples(4, 2), deadline=None)
-@given(problem=problems())
+@tried(5, problem=problems(), fewest=2)
 def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
     refuse_broken(planned(system, problem, **options), problem)
 
 
 @pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
-@settings(max_examples=examples(5, 2), deadline=None)
-@given(problem=pairs(most=4))
+@tried(5, problem=pairs(most=4), fewest=2)
 def test_what_a_system_plans_for_two_models_passes(system, problem):
     refuse_broken(planned(system, problem), problem)
 
@@ -110,7 +100,7 @@ def test_a_plan_may_be_tried_on_what_it_was_not_made_for(ordered):
 
 def test_scaled_bytes_pass_only_where_they_are_not_the_plans_own(ordered):
     plan, problem = ordered
-    broken = changed(plan, "dispatch", 1, bytes=lambda sends: [2 * size for size in sends["bytes"]], duration=doubled)
+    broken = changed(plan, "dispatch", 1, **column("bytes", lambda sizes: [2 * size for size in sizes]), **LONGER)
     refuse_broken(broken, replace(problem, workload=mixed_problem(1).workload))
     with pytest.raises(
         InputError, match=r"^the plan .*: layer 1, dispatch: GPU \d sends .* bytes to GPU \d instead of"
@@ -118,14 +108,20 @@ def test_scaled_bytes_pass_only_where_they_are_not_the_plans_own(ordered):
         refuse_broken(broken, problem)
 
 
-def doubled(sends: dict) -> list[float]:
-    return [2 * seconds for seconds in sends["duration"]]
-
-
 # Broken plans
 
 
 COLUMNS = ("src", "dst", "bytes", "phase")
+
+
+def column(name: str, change: Callable[[list], list], *names: str) -> dict[str, Callable[[dict], list]]:
+    """A changed column of a schedule, or several."""
+    return {each: lambda sends, each=each: change(sends[each]) for each in (name, *names)}
+
+
+DOUBLED = column("bytes", lambda sizes: [2 * sizes[0], *sizes[1:]])
+LONGER = column("duration", lambda seconds: [2 * each for each in seconds])
+CROWDED = column("phase", lambda phases: [0] * len(phases))
 
 
 def changed(plan: Plan, kind: str, layer: int, part: str = "send_order", **columns: Callable[[dict], list]) -> Plan:
@@ -145,34 +141,13 @@ def refusal(plan: Plan, problem: Problem, **more) -> str:
     return line.removeprefix("plan.json: ")
 
 
-def doubled_first(name: str) -> Callable[[dict], list]:
-    return lambda sends: [2 * sends[name][0], *sends[name][1:]]
-
-
-def first(name: str, value: float) -> Callable[[dict], list]:
-    return lambda sends: [value, *sends[name][1:]]
-
-
-def without_first(name: str) -> Callable[[dict], list]:
-    return lambda sends: sends[name][1:]
-
-
-def backwards(name: str) -> Callable[[dict], list]:
-    return lambda sends: sends[name][::-1]
-
-
 @pytest.mark.parametrize(
     ("kind", "layer", "columns", "says"),
     [
-        (
-            "dispatch",
-            0,
-            {"bytes": doubled_first("bytes")},
-            "GPU {src} sends {twice} bytes to GPU {dst} instead of {once}",
-        ),
-        ("combine", 1, {"bytes": first("bytes", 0.0)}, "GPU {src} sends no bytes to GPU {dst}"),
+        ("dispatch", 0, DOUBLED, "GPU {src} sends {twice} bytes to GPU {dst} instead of {once}"),
+        ("combine", 1, column("bytes", lambda sizes: [0.0, *sizes[1:]]), "GPU {src} sends no bytes to GPU {dst}"),
         ("combine", 0, {"dst": lambda sends: [sends["src"][0], *sends["dst"][1:]]}, "GPU {src} sends to itself"),
-        ("dispatch", 1, {name: without_first(name) for name in COLUMNS}, "GPU {src} sends "),
+        ("dispatch", 1, column(COLUMNS[0], lambda entries: entries[1:], *COLUMNS[1:]), "GPU {src} sends "),
     ],
     ids=["other bytes", "no bytes", "to itself", "a send is missing"],
 )
@@ -202,13 +177,9 @@ def test_a_two_tier_order_names_nodes_by_their_first_gpu():
     assert said == "layer 0, dispatch: a two-tier order names nodes by their first GPU, but GPU 1 is of GPU 0's"
 
 
-def in_one_phase(sends: dict) -> list[int]:
-    return [0] * len(sends["phase"])
-
-
 def test_sends_that_are_no_matching(matched):
     plan, problem = matched
-    crowded = changed(plan, "dispatch", 1, phase=in_one_phase)
+    crowded = changed(plan, "dispatch", 1, **CROWDED)
     for elsewhere in (problem, replace(problem, workload=mixed_problem(1).workload)):
         line = refusal(crowded, elsewhere)
         assert line.startswith("layer 1, dispatch: phase 0: GPU ") and line.endswith(" at once, which is no matching")
@@ -228,7 +199,9 @@ def test_a_phase_too_short_for_its_sends(order):
 
 def test_phases_that_are_listed_out_of_turn(matched):
     plan, problem = matched
-    line = refusal(changed(plan, "dispatch", 0, **{name: backwards(name) for name in COLUMNS}), problem)
+    line = refusal(
+        changed(plan, "dispatch", 0, **column(COLUMNS[0], lambda entries: entries[::-1], *COLUMNS[1:])), problem
+    )
     assert line.startswith("layer 0, dispatch: a send of phase ") and line.endswith("list them phase by phase")
 
 
@@ -239,7 +212,7 @@ def test_shares_of_replicas_that_do_not_add_up():
     assert not plan.placement.single
     refuse_broken(plan, problem)
     layer = int(np.argmax(plan.placement.slots.sum(axis=1)))
-    more = changed(plan, "dispatch", layer, bytes=doubled_first("bytes"), duration=doubled)
+    more = changed(plan, "dispatch", layer, **DOUBLED, **LONGER)
     assert refusal(more, problem).endswith("; replicas take equal shares of their expert's tokens")
     with pytest.raises(InputError, match=r"^plan.json: placement → share: "):
         data = plan.model_dump(mode="json")
@@ -273,7 +246,7 @@ def test_the_second_model_is_looked_at_as_well():
     problem = make_problem(first.workload, first.cluster, first.model, first.cost, second=second)
     plan = planned(SYSTEMS["aurora"], problem, order="matched")
     refuse_broken(plan, problem)
-    broken = changed(plan, "combine", 1, "send_order_b", bytes=doubled_first("bytes"), duration=doubled)
+    broken = changed(plan, "combine", 1, "send_order_b", **DOUBLED, **LONGER)
     assert refusal(broken, problem).startswith("second model, layer 1, combine: GPU ")
 
 
@@ -297,5 +270,5 @@ def test_a_plan_without_inputs_is_held_against_the_cluster_it_is_tried_on(matche
     plan, problem = matched
     bare = plan.model_copy(update={"provenance": Provenance(optimiser="by hand")})
     refuse_broken(bare, problem)
-    refuse_broken(changed(bare, "dispatch", 0, bytes=doubled_first("bytes")), problem)
-    assert "no matching" in refusal(changed(bare, "dispatch", 0, phase=in_one_phase), problem)
+    refuse_broken(changed(bare, "dispatch", 0, **DOUBLED), problem)
+    assert "no matching" in refusal(changed(bare, "dispatch", 0, **CROWDED), problem)

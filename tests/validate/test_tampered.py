@@ -135,6 +135,10 @@ def value_at(data: Any, path: tuple) -> Any:
     return data
 
 
+def unknown_inputs(plan: dict) -> dict:
+    return plan | {"provenance": plan["provenance"] | {"inputs": {}}}
+
+
 @st.composite
 def tampered(draw: st.DrawFn, case: str) -> dict:
     """A plan file with one to three wrong values, any field as likely as any other."""
@@ -173,39 +177,25 @@ def test_a_changed_plan_is_refused_or_right(data, case):
     refused(data.draw(tampered(case)), planned(case)[1])
 
 
-def without_sends(plan: dict) -> dict:
-    empty = {"src": [], "dst": [], "bytes": [], "phase": [], "duration": []}
-    order = plan["send_order"]
-    return plan | {"send_order": order | {kind: [empty] * len(order[kind]) for kind in ("dispatch", "combine")}}
+NO_SENDS = {"src": [], "dst": [], "bytes": [], "phase": [], "duration": []}
+BROKEN: dict[str, Callable[[dict], dict]] = {
+    "no sends": lambda sends: NO_SENDS,
+    "in one phase": lambda sends: sends | {"phase": [0] * len(sends["phase"])},
+    "to itself": lambda sends: sends | {"dst": sends["src"]},
+}
 
 
-def in_one_phase(plan: dict) -> dict:
-    order = plan["send_order"]
-    crowded = {
-        kind: [sends | {"phase": [0] * len(sends["phase"])} for sends in order[kind]]
-        for kind in ("dispatch", "combine")
-    }
-    return plan | {"send_order": order | crowded}
-
-
-def to_itself(plan: dict) -> dict:
-    order = plan["send_order"]
-    own = {kind: [sends | {"dst": sends["src"]} for sends in order[kind]] for kind in ("dispatch", "combine")}
-    return plan | {"send_order": order | own}
-
-
-def unknown_inputs(plan: dict) -> dict:
-    return plan | {"provenance": plan["provenance"] | {"inputs": {}}}
-
-
-@pytest.mark.parametrize("broken", [without_sends, in_one_phase, to_itself])
+@pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("case", ["matched", "two-tier", "joint"])
 def test_no_broken_order_is_faster(case, broken):
     data, problem = planned(case)
     fair = simulate(Plan.from_dict(data, "plan"), problem).total
-    assert refused(broken(data), problem) is not None
+    order = data["send_order"]
+    wrong = {kind: [BROKEN[broken](sends) for sends in order[kind]] for kind in ("dispatch", "combine")}
+    plan = data | {"send_order": order | wrong}
+    assert refused(plan, problem) is not None
     # Of a plan for something else, pairs that it does not know are sent as its kind of order may send them: no faster.
-    foreign = unknown_inputs(broken(data))
+    foreign = unknown_inputs(plan)
     if refused(foreign, problem) is None:
         assert simulate(Plan.from_dict(foreign, "plan"), problem).total >= fair * (1 - ROUND_OFF)
 

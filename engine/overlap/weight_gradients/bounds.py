@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
-from engine.result import Stop, never
+from engine.result import Bools, Floats, Ints, Stop, never
 
 CAPACITY = 2**30
 """Units of all dW or all all-to-alls together, whichever is more: SciPy's flows are 32-bit integers."""
@@ -32,16 +31,12 @@ def cut_bound(instance: WeightGradientInstance) -> float:
     The flow is found in rounded units, but its minimum cut is added up in seconds, and every cut of a network limits its
     flow: rounding can make the bound a little higher than the maximum flow, never too low. (Lower by round-off: 1e-15.)
     """
-    return cut_value(instance, _cut(instance))
-
-
-def cut_value(instance: WeightGradientInstance, cut: NDArray[np.bool_]) -> float:
-    """Seconds of the all-to-alls in `cut`, bool[m], and of the dW that may run under any other."""
+    cut = _cut(instance)
     useful = instance.allowed[:, ~cut].any(axis=1)
     return math.fsum(instance.alltoall[cut].tolist()) + math.fsum(instance.dw[useful].tolist())
 
 
-def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
+def _cut(instance: WeightGradientInstance) -> Bools:
     """bool[m]: the all-to-alls with an edge into the sink that is in a minimum cut of the rounded network."""
     import scipy.sparse as sp
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -65,9 +60,7 @@ def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
     return reached[w : w + m]
 
 
-def best_fit(
-    instance: WeightGradientInstance, start: NDArray[np.int64] | None = None, stop: Stop = never
-) -> NDArray[np.int64]:
+def best_fit(instance: WeightGradientInstance, start: Ints | None = None, stop: Stop = never) -> Ints:
     """Lancet's Algorithm 1 from line 10 on: int64[w], the all-to-all of every dW, -1 for none.
 
     All-to-alls in their order; each takes, while any of its time is not overlapped, the free dW with the duration
@@ -88,7 +81,7 @@ def best_fit(
     return alltoall_of_dw
 
 
-def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArray[np.int64]:
+def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> Ints:
     """int64[w]: all-to-alls by rising number of dW allowed under them; each takes the free dW with the sum closest to it.
 
     The sums are those of rounded durations, all of them found by a subset-sum programme on the bits of integers. Time that
@@ -130,13 +123,13 @@ def usual_steps(alltoalls: int) -> int:
 
 def exchange_search(
     instance: WeightGradientInstance,
-    start: NDArray[np.int64],
+    start: Ints,
     target: float,
     steps: int,
     seed: int,
     stop: Stop,
-    on_incumbent: Callable[[NDArray[np.int64]], None],
-) -> NDArray[np.int64]:
+    on_incumbent: Callable[[Ints], None],
+) -> Ints:
     """int64[w], no worse than `start`, int64[w], after at most `steps` steps; ends when the overlap reaches `target`.
 
     A step takes two all-to-alls, or one and the dW that run under none, and draws a division of their dW, the more
@@ -176,7 +169,7 @@ def exchange_search(
     return np.where(best == m, NOWHERE, best)
 
 
-def subset_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def subset_sums(values: Floats) -> Floats:
     """float64[2^n]: at every number the sum of the values at its set bits, the first value at the lowest."""
     sums = np.zeros(1)
     for value in values:

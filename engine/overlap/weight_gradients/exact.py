@@ -9,11 +9,10 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.overlap.weight_gradients.bounds import subset_sums
 from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInstance
-from engine.result import Limits, Stop
+from engine.result import Ints, Limits, Stop
 
 FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
@@ -36,8 +35,8 @@ def rounding(instance: WeightGradientInstance) -> float:
 
 
 def best_assignment(
-    instance: WeightGradientInstance, known: NDArray[np.int64], bound: float, limits: Limits, stop: Stop
-) -> tuple[NDArray[np.int64], float]:
+    instance: WeightGradientInstance, known: Ints, bound: float, limits: Limits, stop: Stop
+) -> tuple[Ints, float]:
     """(alltoall_of_dw int64[w], proven upper limit of the overlap), within the limits.
 
     Durations are rounded up to whole units, so the optimum of the integers is not below the true one.
@@ -99,9 +98,7 @@ class State(NamedTuple):
     limits: tuple[float, float]
 
 
-def best_nested(
-    instance: WeightGradientInstance, known: float, width: int, stop: Stop
-) -> tuple[NDArray[np.int64] | None, float]:
+def best_nested(instance: WeightGradientInstance, known: float, width: int, stop: Stop) -> tuple[Ints | None, float]:
     """(an assignment int64[w] that beats `known` or None, proven upper limit of the overlap, infinite without a proof).
 
     Goes through the all-to-alls in the order of their eligible sets, keeping for every collection of waiting dW the most
@@ -137,7 +134,14 @@ def best_nested(
             stopped = expanded % STATES_PER_POLL == 0 and stop()
             if stopped or len(waiting) > MOST_WAITING or subsets > MOST_SUBSETS:
                 return None, math.inf
-            total, worth_a_look = _divisions(duration[waiting], seconds[j])
+            # Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be
+            # added that hides something with all its duration: it could not do better later.
+            total, shortest = subset_sums(duration[waiting]), np.array([np.inf])
+            for dw_seconds in duration[waiting]:
+                shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
+            # The numbers of a subset and of its complement add up to 2^n - 1.
+            spared, added = total - shortest < seconds[j], total + shortest[::-1] > seconds[j]
+            worth_a_look = np.where(total >= seconds[j], spared, added)
             hidden = state.hidden + np.minimum(total, seconds[j])
             by_time, by_work = hidden + left[j + 1], hidden + (total[-1] - total + later + gain[j + 1])
             promising = worth_a_look & (np.minimum(by_time, by_work) > target)
@@ -155,25 +159,7 @@ def best_nested(
         return None, target if complete else math.inf
     end = max(stages[-1], key=lambda waiting: stages[-1][waiting].hidden)
     bound = max(stages[-1][end].hidden, target) if complete else math.inf
-    return _assignment(stages, end, order, release, kind), bound
-
-
-def _divisions(dw: NDArray[np.float64], seconds: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Sum of every subset of `dw`, and True if some best answer may run exactly it under an all-to-all of `seconds`.
-
-    Without loss no dW of a subset that covers the all-to-all can be spared, and to one that does not, none can be added
-    that hides something with all its duration: it could not do better later.
-    """
-    total, shortest = subset_sums(dw), np.array([np.inf])
-    for dw_seconds in dw:
-        shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
-    # The numbers of a subset and of its complement add up to 2^n - 1.
-    shortest_left = shortest[::-1]
-    return total, np.where(total >= seconds, total - shortest < seconds, total + shortest_left > seconds)
-
-
-def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release, kind) -> NDArray[np.int64]:
-    """int64[w]: back from the last state to the durations that every all-to-all used, then to dW of these durations."""
+    # Back from the last state to the durations that every all-to-all used, then to dW of these durations.
     used_at = []
     for reached in reversed(stages[1:]):
         used_at.append(reached[end].used)
@@ -181,7 +167,6 @@ def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release
     alltoall_of_dw = np.full(len(kind), NOWHERE, dtype=np.int64)
     for j, used in enumerate(reversed(used_at)):
         for dw_kind in used:
-            alltoall_of_dw[np.flatnonzero((kind == dw_kind) & (release <= j) & (alltoall_of_dw == NOWHERE))[0]] = order[
-                j
-            ]
-    return alltoall_of_dw
+            free = (kind == dw_kind) & (release <= j) & (alltoall_of_dw == NOWHERE)
+            alltoall_of_dw[free.argmax()] = order[j]
+    return alltoall_of_dw, bound

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Bools, Floats, Ints
 
 NOWHERE = -1
 """The all-to-all of a weight gradient that runs under none."""
@@ -23,9 +23,9 @@ class WeightGradientInstance:
     Raises InputError for a wrong shape or value.
     """
 
-    alltoall: NDArray[np.float64]
-    dw: NDArray[np.float64]
-    allowed: NDArray[np.bool_]
+    alltoall: Floats
+    dw: Floats
+    allowed: Bools
 
     def __post_init__(self) -> None:
         for name in ("alltoall", "dw"):
@@ -57,7 +57,7 @@ class WeightGradientInstance:
         return WeightGradientInstance(alltoall / longest, np.minimum(self.dw, most) / longest, self.allowed), longest
 
 
-def overlap(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> float:
+def overlap(instance: WeightGradientInstance, alltoall_of_dw: Ints) -> float:
     """Seconds of all-to-all hidden by weight gradients (Lancet section 4.2); alltoall_of_dw: int64[w], -1 for none."""
     under = [[] for _ in instance.alltoall]
     for alltoall, seconds in zip(alltoall_of_dw.tolist(), instance.dw.tolist(), strict=True):
@@ -68,7 +68,7 @@ def overlap(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64])
     )
 
 
-def without_idle(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> NDArray[np.int64]:
+def without_idle(instance: WeightGradientInstance, alltoall_of_dw: Ints) -> Ints:
     """The answer int64[w] without the dW that hide nothing: each that stays hides some time that the others leave.
 
     Of those under one all-to-all the longest that is not needed goes first.

@@ -14,14 +14,11 @@ import time
 from functools import partial
 from typing import Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import best_fit, closest_sums, cut_bound, exchange_search, usual_steps
 from engine.overlap.weight_gradients.exact import best_assignment, best_nested, rounding
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
-from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
+from engine.result import Ints, Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["greedy", "best"]
 PROVEN_GAP = 1e-9
@@ -42,7 +39,7 @@ def schedule_weight_gradients(
     report: Report | None = None,
     *,
     algorithm: Algorithm = "best",
-) -> Result[NDArray[np.int64]]:
+) -> Result[Ints]:
     """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
 
     `objective` is the overlapped time in seconds, `bound` an upper limit of it: a minimum cut of the network in which a dW
@@ -83,7 +80,7 @@ class _Work:
     def __init__(
         self,
         instance: WeightGradientInstance,
-        start: NDArray[np.int64],
+        start: Ints,
         bound: float,
         limits: Limits,
         stop: Stop,
@@ -100,7 +97,7 @@ class _Work:
     def proven(self) -> bool:
         return self.bound <= self.objective * (1 + self.close)
 
-    def take(self, alltoall_of_dw: NDArray[np.int64]) -> None:
+    def take(self, alltoall_of_dw: Ints) -> None:
         objective = overlap(self.instance, alltoall_of_dw)
         if objective > self.objective:
             self.best, self.objective = alltoall_of_dw, objective

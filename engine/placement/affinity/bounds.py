@@ -36,10 +36,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.placement.projections import onto_box
-from engine.result import Stop, never
+from engine.result import Bools, Floats, Ints, Stop, never
 
 SECONDS_PER_SPECTRUM = 1e-9
 """Seconds of a pair of layers' spectrum on an ordinary core, for each expert^3."""
@@ -58,7 +57,7 @@ SECONDS_PER_SET, HEAVY_SECONDS_PER_CUBE = 2.5e-6, 3e-9
 """Seconds of a connected set, and of the spectra for each expert^3, on an ordinary core: they only divide a time limit."""
 
 
-def spectral(count: NDArray[np.float64], groups: int) -> float:
+def spectral(count: Floats, groups: int) -> float:
     """The most hops of one layer pair that stay in their group. count: float64[expert, expert]."""
     experts = len(count)
     size = experts // groups
@@ -70,9 +69,7 @@ def spectral(count: NDArray[np.float64], groups: int) -> float:
     return float(min(kept, _largest(count, groups)))
 
 
-def spectral_limits(
-    transitions: NDArray[np.float64], groups: int, stop: Stop = never, deadline: float = np.inf
-) -> NDArray[np.float64]:
+def spectral_limits(transitions: Floats, groups: int, stop: Stop = never, deadline: float = np.inf) -> Floats:
     """`spectral` of every pair of layers: float64[layer - 1]; only the largest counts of every line for the pairs still to do
     once `stop` is True, or where spectra would not be ready by the deadline of `time.perf_counter`."""
     seconds = SECONDS_PER_SPECTRUM * transitions.shape[1] ** 3 if len(transitions) else 0.0
@@ -83,7 +80,7 @@ def spectral_limits(
     return np.array([spectral(count, groups) if in_time() else _largest(count, groups) for count in transitions])
 
 
-def _largest(count: NDArray[np.float64], groups: int) -> float:
+def _largest(count: Floats, groups: int) -> float:
     """No row or column keeps more than its C largest counts."""
     experts = len(count)
     rest = experts - experts // groups
@@ -91,7 +88,7 @@ def _largest(count: NDArray[np.float64], groups: int) -> float:
     return float(min(kept))
 
 
-def within_limit(count: NDArray[np.float64], groups: int) -> float:
+def within_limit(count: Floats, groups: int) -> float:
     """The most hops between experts of one layer that stay in their group.
 
     The "same group" matrix of a layer has eigenvalue C on the constant vector and P - 1 times orthogonal to it, so half of its
@@ -116,7 +113,7 @@ class Window:
     limit: hops kept at most, the best of all evaluations so far
     """
 
-    def __init__(self, counts: NDArray[np.float64], groups: int) -> None:
+    def __init__(self, counts: Floats, groups: int) -> None:
         self.layers, self.experts, self.groups = len(counts) + 1, counts.shape[1], groups
         self.size = self.experts // groups
         side = self.layers * self.experts
@@ -179,7 +176,7 @@ class Window:
         self.limit = min(self.limit, float(value) * self.scale)
         return self.limit
 
-    def _centred(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _centred(self, matrix: Floats) -> Floats:
         """Every block without its row and column means."""
         blocks = matrix.reshape(self.layers, self.experts, self.layers, self.experts)
         blocks = blocks - blocks.mean(axis=1, keepdims=True)
@@ -209,7 +206,7 @@ class Window:
         self.priced = self.counts + moved + moved.T
         self.priced_single = self.priced.astype(np.float32)
 
-    def _broken_triangles(self) -> NDArray[np.int64]:
+    def _broken_triangles(self) -> Ints:
         """The worst triangles (i, j, k), j in each layer, i < k in the same or a neighbouring one: int64[triangle, 3]."""
         triangles, experts = [np.empty((0, 3), dtype=np.int64)], self.experts
         for layer in range(self.layers):
@@ -232,9 +229,9 @@ class Window:
 
 
 def keep_limit(
-    transitions: NDArray[np.float64],
+    transitions: Floats,
     groups: int,
-    layer_limits: NDArray[np.float64],
+    layer_limits: Floats,
     seconds: float,
     deadline: float,
     enough: float,
@@ -252,7 +249,13 @@ def keep_limit(
     """
     layers, experts = len(transitions) + 1, transitions.shape[1]
     limits = layer_limits
-    depth = _depth(layers, experts, seconds)
+
+    def fits(depth: int) -> bool:
+        work = 2 * FEWEST_ITERATIONS * -(-(layers - 1) // (depth - 1)) * _seconds(depth, experts)
+        return depth * experts <= LARGEST_SIDE and work <= seconds
+
+    # Layers of a window: as many as leave time for enough iterations.
+    depth = next(filter(fits, range(layers, 2, -1)), 2)
     cuts = np.unique(np.linspace(0, layers - 1, -(-(layers - 1) // (depth - 1)) + 1).round().astype(int))
     spans = list(pairwise(cuts.tolist()))
     cost = sum(_seconds(high - low + 1, experts) for low, high in spans)
@@ -288,20 +291,10 @@ def _seconds(layers: int, experts: int) -> float:
     return SECONDS_PER_CUBE * (layers * experts) ** 3 + 1e-3
 
 
-def _depth(layers: int, experts: int, seconds: float) -> int:
-    """Layers of a window: as many as leave time for enough iterations."""
-    for depth in range(layers, 2, -1):
-        windows = -(-(layers - 1) // (depth - 1))
-        work = 2 * FEWEST_ITERATIONS * windows * _seconds(depth, experts)
-        if depth * experts <= LARGEST_SIDE and work <= seconds:
-            return depth
-    return 2
-
-
 def heavy_limit(
-    transitions: NDArray[np.float64],
+    transitions: Floats,
     groups: int,
-    layer_limits: NDArray[np.float64],
+    layer_limits: Floats,
     seconds: float,
     deadline: float,
     enough: float,
@@ -335,7 +328,7 @@ def heavy_limit(
     return total
 
 
-def triple_limit(before: NDArray[np.float64], after: NDArray[np.float64], groups: int, heavy: int) -> tuple[float, int]:
+def triple_limit(before: Floats, after: Floats, groups: int, heavy: int) -> tuple[float, int]:
     """(the most hops of two consecutive pairs of layers that stay in their group, the number of sets that the proof took);
     infinite where they are too many.
 
@@ -358,7 +351,7 @@ def triple_limit(before: NDArray[np.float64], after: NDArray[np.float64], groups
     return float(sum(mu.sum() for mu in price) + charge + rest + round_off), len(sets)
 
 
-def _split(count: NDArray[np.float64], size: int, heavy: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _split(count: Floats, size: int, heavy: int) -> tuple[Floats, Floats]:
     """The heavy counts above the light ones that a group may well keep, and the rest: both float64[expert, expert]."""
     experts = len(count)
     largest = np.argsort(-count, axis=None, kind="stable")[: min(heavy, experts) * experts]
@@ -370,7 +363,7 @@ def _split(count: NDArray[np.float64], size: int, heavy: int) -> tuple[NDArray[n
     return above, count - above
 
 
-def _connected(shared: NDArray[np.bool_], size: int) -> NDArray[np.int64] | None:
+def _connected(shared: Bools, size: int) -> Ints | None:
     """Connected sets of 2 … size experts of a graph bool[expert, expert]: int64[set, size], filled up with `experts`; None
     where they are too many."""
     experts = len(shared)
@@ -391,9 +384,7 @@ def _connected(shared: NDArray[np.bool_], size: int) -> NDArray[np.int64] | None
     return sets if len(sets) <= MOST_SETS else None
 
 
-def _gains(
-    sets: NDArray[np.int64], heavy: NDArray[np.float64], price: NDArray[np.float64], size: int
-) -> NDArray[np.float64]:
+def _gains(sets: Ints, heavy: Floats, price: Floats, size: int) -> Floats:
     """Hops that each set brings above the prices of the best `size` experts of one outer layer: float64[set].
 
     heavy: float64[middle expert, outer expert]
@@ -421,7 +412,7 @@ def _gains(
     return gains
 
 
-def _charges(sets: NDArray[np.int64], gain: NDArray[np.float64], experts: int) -> float:
+def _charges(sets: Ints, gain: Floats, experts: int) -> float:
     """The sum of charges that cover every set's gain float64[set]: each set's gain shared equally at first, then every
     expert's charge lowered to the need of its sets, the highest first. No single one could be lower."""
     if not len(sets):

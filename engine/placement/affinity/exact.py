@@ -9,15 +9,14 @@ from itertools import pairwise, permutations, product
 from math import factorial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.result import Stop, never
+from engine.result import Floats, Ints, Stop, never
 
 CHUNK = 4_000_000
 """Table entries computed at a time."""
 
 
-def one_expert_per_gpu(transitions: NDArray[np.float64]) -> NDArray[np.int64]:
+def one_expert_per_gpu(transitions: Floats) -> Ints:
     """The placement int64[layer, expert] with most hops kept on their GPU, proven, for as many GPUs as experts.
 
     transitions: float64[layer - 1, expert, expert]
@@ -40,9 +39,7 @@ def chain_work(layers: int, experts: int, gpus: int, gpus_per_node: int) -> int:
     return layers * (-(-placements // symmetries)) * placements * experts * gpus
 
 
-def chain_optimum(
-    transitions: NDArray[np.float64], cost: NDArray[np.float64], gpus_per_node: int, stop: Stop = never
-) -> NDArray[np.int64] | None:
+def chain_optimum(transitions: Floats, cost: Floats, gpus_per_node: int, stop: Stop = never) -> Ints | None:
     """The placement int64[layer, expert] of least cost with equally many experts on each GPU; None once `stop` is True.
 
     Time and memory grow with `chain_work`.
@@ -51,7 +48,12 @@ def chain_optimum(
     cost: float64[gpu, gpu] of a hop, unchanged when GPUs of a node or whole nodes are renamed
     """
     experts, gpus = transitions.shape[1], len(cost)
-    labelled = _balanced(experts, gpus)
+    # Every way to place the experts with equally many on each GPU.
+    labelled, free = np.empty((1, 0), dtype=np.int64), np.full((1, gpus), experts // gpus)
+    for _ in range(experts):
+        way, gpu = np.nonzero(free)
+        labelled, free = np.column_stack([labelled[way], gpu]), free[way]
+        free[np.arange(len(gpu)), gpu] -= 1
     renamings = _renamings(gpus, gpus_per_node)
     number = labelled @ gpus ** np.arange(experts)
     by_number = np.argsort(number)
@@ -94,17 +96,7 @@ def chain_optimum(
     return np.array(place)
 
 
-def _balanced(experts: int, gpus: int) -> NDArray[np.int64]:
-    """Every way to place `experts` with equally many on each GPU: int64[way, expert]."""
-    ways, free = np.empty((1, 0), dtype=np.int64), np.full((1, gpus), experts // gpus)
-    for _ in range(experts):
-        way, gpu = np.nonzero(free)
-        ways, free = np.column_stack([ways[way], gpu]), free[way]
-        free[np.arange(len(gpu)), gpu] -= 1
-    return ways
-
-
-def _renamings(gpus: int, gpus_per_node: int) -> NDArray[np.int64]:
+def _renamings(gpus: int, gpus_per_node: int) -> Ints:
     """Every permutation of GPUs that keeps nodes together: int64[renaming, gpu]."""
     names = np.arange(gpus).reshape(-1, gpus_per_node)
     inside = list(permutations(range(gpus_per_node)))

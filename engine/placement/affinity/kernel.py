@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.affinity.bounds import (
@@ -32,7 +31,7 @@ from engine.placement.affinity.bounds import (
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
-from engine.result import Limits, Report, Result, Status, Stop, never, relative_gap, result_of, status_of
+from engine.result import Floats, Ints, Limits, Report, Result, Status, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 SPECTRA_SHARE = 0.5
@@ -59,12 +58,12 @@ class AffinityInstance:
     Raises InputError if a shape or a value is wrong.
     """
 
-    transitions: NDArray[np.float64]
+    transitions: Floats
     gpus: int
     gpus_per_node: int | None = None
     cost_gpu: float = 1.0
     cost_node: float = 1.0
-    within: NDArray[np.float64] | None = None
+    within: Floats | None = None
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.transitions, dtype=np.float64)
@@ -99,7 +98,7 @@ class AffinityInstance:
         return self.transitions.shape[1]
 
     @cached_property
-    def pairs_within(self) -> NDArray[np.float64] | None:
+    def pairs_within(self) -> Floats | None:
         """float64[layer, expert, expert]: `within` in both directions together, without hops that stay with their expert."""
         if self.within is None:
             return None
@@ -121,7 +120,7 @@ class AffinityInstance:
     def nodes(self) -> int:
         return self.gpus // self.node_size
 
-    def hops(self, gpu_of_expert: NDArray[np.int64]) -> tuple[float, float]:
+    def hops(self, gpu_of_expert: Ints) -> tuple[float, float]:
         """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
         # Counted one by one: the difference of all and those that stay would lose small counts next to large ones.
         node_hops = gpu_hops = 0.0
@@ -137,7 +136,7 @@ class AffinityInstance:
             gpu_hops += part * float(count[leaves_gpu & ~leaves_node].sum())
         return node_hops, gpu_hops
 
-    def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
+    def cost(self, gpu_of_expert: Ints) -> float:
         """Cost of all hops of a placement int64[layer, expert]."""
         node_hops, gpu_hops = self.hops(gpu_of_expert)
         return self.cost_node * node_hops + self.cost_gpu * gpu_hops
@@ -158,7 +157,7 @@ def affinity(
     report: Report | None = None,
     *,
     staged: bool = False,
-) -> Result[NDArray[np.int64]]:
+) -> Result[Ints]:
     """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
     limits: with exact=False, or too few seconds for better bounds, all of them go into the search and the bound is the fast
@@ -176,7 +175,7 @@ def affinity(
     lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
     prices = instance.prices()
 
-    def answer(status: Status, place: NDArray[np.int64], bound: float) -> Result[NDArray[np.int64]]:
+    def answer(status: Status, place: Ints, bound: float) -> Result[Ints]:
         objective = instance.cost(place)
         return result_of("affinity", start, status, objective, min(bound, objective), place, options, seed)
 
@@ -212,9 +211,9 @@ class _Incumbent:
     ) -> None:
         self.instance, self.least, self.lexicographic = instance, least, lexicographic
         self.on_progress = on_progress
-        self.place: NDArray[np.int64] | None = None
+        self.place: Ints | None = None
 
-    def report(self, place: NDArray[np.int64] | None = None) -> None:
+    def report(self, place: Ints | None = None) -> None:
         """Take `place` if it is better, and say how things stand."""
         cost = self.instance.cost
         if place is not None and (self.place is None or self.lexicographic or cost(place) < cost(self.place)):
@@ -249,7 +248,7 @@ def _search_from_starts(
 
 def _exact(
     instance: AffinityInstance, prices: Prices, lexicographic: bool, time_limit: float, stop: Stop
-) -> NDArray[np.int64] | None:
+) -> Ints | None:
     """A proven placement int64[layer, expert] where one is cheap, else None."""
     counts = instance.transitions
     free = not lexicographic and prices.gpu == prices.node == 0
@@ -272,7 +271,7 @@ def _exact(
     return chain_optimum(counts, cost, node_size, stop)
 
 
-def _in_stages(instance: AffinityInstance, seconds: float, deadline: float, seed: int, stop: Stop) -> NDArray[np.int64]:
+def _in_stages(instance: AffinityInstance, seconds: float, deadline: float, seed: int, stop: Stop) -> Ints:
     """Experts to nodes, then the experts of each node to its GPUs, both for fewest hops: int64[layer, expert]."""
     start = time.perf_counter()
     halfway = start + (deadline - start) / 2
@@ -289,9 +288,7 @@ def _in_stages(instance: AffinityInstance, seconds: float, deadline: float, seed
     return place
 
 
-def _fewest_hops(
-    counts: NDArray[np.float64], groups: int, seconds: float, deadline: float, seed: int, stop: Stop
-) -> NDArray[np.int64]:
+def _fewest_hops(counts: Floats, groups: int, seconds: float, deadline: float, seed: int, stop: Stop) -> Ints:
     """A placement int64[layer, expert] of few hops between equal groups, all hops alike."""
     instance = AffinityInstance(counts, groups)
     prices = instance.prices()

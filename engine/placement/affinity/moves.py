@@ -20,7 +20,8 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from engine.result import Floats, Ints
 
 ALL_DIVISIONS, LARGEST_EXCHANGE = 4, 8
 CHUNK = 400_000
@@ -39,19 +40,19 @@ class Prices:
         with nothing on the diagonal; only where all hops are alike, so that `node` is 0
     """
 
-    counts: NDArray[np.float64]
+    counts: Floats
     gpus: int
     gpus_per_node: int
     gpu: float
     node: float
-    within: NDArray[np.float64] | None = None
+    within: Floats | None = None
 
     @property
     def size(self) -> int:
         """Experts of a GPU in a layer."""
         return self.counts.shape[1] // self.gpus
 
-    def worth(self, gpu_of_expert: NDArray[np.int64]) -> float:
+    def worth(self, gpu_of_expert: Ints) -> float:
         """gpu * hops kept on the GPU + node * hops kept in the node; gpu_of_expert: int64[layer, expert]."""
         total = 0.0
         for count, here, there in zip(self.counts, gpu_of_expert, gpu_of_expert[1:], strict=False):
@@ -60,7 +61,7 @@ class Prices:
                 total += self.node * count[(here // self.gpus_per_node)[:, None] == there // self.gpus_per_node].sum()
         return float(total + self.worth_within(gpu_of_expert).sum())
 
-    def worth_within(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+    def worth_within(self, gpu_of_expert: Ints) -> Floats:
         """float64[layer]: gpu * hops kept on the GPU between experts of one layer; gpu_of_expert: int64[layer, expert]."""
         if self.within is None:
             return np.zeros(len(gpu_of_expert))
@@ -68,14 +69,7 @@ class Prices:
         return 0.5 * self.gpu * (self.within * together).sum(axis=(1, 2))
 
 
-def divide_anew(
-    held: NDArray[np.int64],
-    prices: Prices,
-    member: NDArray[np.int64],
-    p: NDArray[np.int64],
-    q: NDArray[np.int64],
-    least_gain: float,
-) -> NDArray[np.float64]:
+def divide_anew(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, least_gain: float) -> Floats:
     """Improve pairs of GPUs in place; the gain in worth of each, 0 where below `least_gain`: float64[pair].
 
     All pairs must be independent: disjoint in GPUs, and at most one pair between two nodes; all in the same node, or none.
@@ -93,15 +87,7 @@ def divide_anew(
     return gain
 
 
-def _divide(
-    held: NDArray[np.int64],
-    prices: Prices,
-    member: NDArray[np.int64],
-    p: NDArray[np.int64],
-    q: NDArray[np.int64],
-    across: bool,
-    least_gain: float,
-) -> NDArray[np.float64]:
+def _divide(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, across: bool, least_gain: float) -> Floats:
     layers, size, pairs = held.shape[1], prices.size, len(member)
     experts = np.concatenate([held[member, :, p], held[member, :, q]], axis=2).transpose(1, 0, 2)
     signs = _divisions(size, not across)
@@ -145,7 +131,7 @@ def _divide(
     return np.where(gain > least_gain, gain, 0.0)
 
 
-def _within(prices: Prices, experts: NDArray[np.int64], signs: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
+def _within(prices: Prices, experts: Ints, signs: Floats, layer: int) -> Floats:
     """float64[pair, state]: worth of every division of two GPUs' experts for hops inside a layer, up to a constant. Hops to
     experts of other GPUs leave their GPU whatever these two do."""
     count = prices.within[layer][experts[layer][:, :, None], experts[layer][:, None, :]]
@@ -166,7 +152,7 @@ def _write(held, prices, member, p, q, experts, division, across) -> None:
 
 
 @cache
-def _divisions(size: int, flips: bool) -> NDArray[np.float64]:
+def _divisions(size: int, flips: bool) -> Floats:
     """Signs float64[state, 2 * size] with `size` positive ones, the present division first.
 
     flips: the negative of a state needs no state of its own.
@@ -190,7 +176,7 @@ def _divisions(size: int, flips: bool) -> NDArray[np.float64]:
     return np.array(rows if flips else rows + [-row for row in rows])
 
 
-def _outside(held, prices, member, p, q, experts) -> NDArray[np.float64]:
+def _outside(held, prices, member, p, q, experts) -> Floats:
     """float64[layer, pair, 2 C]: half of an expert's worth on p rather than q for its hops to the other GPUs of both nodes."""
     layers, pairs, width = experts.shape
     worth = np.zeros((layers, pairs, width))
@@ -232,9 +218,7 @@ def _most_eager_first(experts, prices, outside):
     return np.take_along_axis(experts, order, axis=2), sorted_outside
 
 
-def cross(
-    counts: NDArray[np.float64], places: NDArray[np.int64], gpus: int, within: NDArray[np.float64] | None = None
-) -> NDArray[np.int64]:
+def cross(counts: Floats, places: Ints, gpus: int, within: Floats | None = None) -> Ints:
     """Placement int64[layer, expert] that keeps at least as many hops on GPUs as each of int64[member, layer, expert].
 
     counts: float64[layer - 1, expert, expert]
@@ -265,16 +249,11 @@ def cross(
     for layer, count in enumerate(counts):
         following = places[source[layer + 1], layer + 1]
         shared = _shared(count, place[None, layer], following[None], gpus)[0, :, 0]
-        before, after = linear_sum_assignment(shared, maximize=True)
-        name = np.empty(gpus, dtype=np.int64)
-        name[after] = before
-        place[layer + 1] = name[following]
+        place[layer + 1] = np.argsort(linear_sum_assignment(shared, maximize=True)[1])[following]
     return place
 
 
-def _shared(
-    count: NDArray[np.float64], before: NDArray[np.int64], after: NDArray[np.int64], gpus: int
-) -> NDArray[np.float64]:
+def _shared(count: Floats, before: Ints, after: Ints, gpus: int) -> Floats:
     """Hops float64[member, gpu, member, gpu] between the GPUs of int64[member, expert] and those one layer on."""
     here = (before[:, None, :] == np.arange(gpus)[:, None]).astype(np.float64).reshape(-1, count.shape[0])
     there = (after[:, None, :] == np.arange(gpus)[:, None]).astype(np.float64).reshape(-1, count.shape[0])

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.placement.affinity.moves import Prices, _divisions, cross, divide_anew
-from engine.result import Stop, never
+from engine.result import Floats, Ints, Stop, never
 
 MEMBERS, RENAMING_KICKS, KICKS_IN_A_NODE, MOST_KICKED_LAYERS = 12, 0.3, 0.5, 3
 OVERHEAD, PER_ENTRY, PER_PAIR = 8e-5, 2.2e-9, 2e-6
@@ -23,9 +22,7 @@ STARTS, START_SHARE, CROSS_EVERY = 32, 0.3, 2
 _SECONDS_PER_GPU_ASSIGNMENT = 1e-7
 
 
-def greedy_chain(
-    prices: Prices, start: int, first: NDArray[np.int64], sweeps: int = 20, stop: Stop = never
-) -> NDArray[np.int64]:
+def greedy_chain(prices: Prices, start: int, first: Ints, sweeps: int = 20, stop: Stop = never) -> Ints:
     """Placement int64[layer, expert] from one layer outwards, each layer exact given the last; then coordinate descent.
 
     start: the layer placed as `first` int64[expert]
@@ -50,9 +47,7 @@ def greedy_chain(
     return place
 
 
-def best_layer(
-    prices: Prices, place: NDArray[np.int64], layer: int, before: bool = True, after: bool = True
-) -> NDArray[np.int64]:
+def best_layer(prices: Prices, place: Ints, layer: int, before: bool = True, after: bool = True) -> Ints:
     """gpu_of_expert int64[expert] of one layer, exact for its neighbours (one assignment problem)."""
     from scipy.optimize import linear_sum_assignment
 
@@ -65,7 +60,7 @@ def best_layer(
     return slot // prices.size
 
 
-def _worth_of_gpu(prices: Prices, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+def _worth_of_gpu(prices: Prices, gpu_of_expert: Ints) -> Floats:
     """float64[expert, gpu]: worth of a hop between the expert and the GPU."""
     worth = prices.gpu * (gpu_of_expert[:, None] == np.arange(prices.gpus))
     if prices.node:
@@ -74,24 +69,20 @@ def _worth_of_gpu(prices: Prices, gpu_of_expert: NDArray[np.int64]) -> NDArray[n
     return worth
 
 
-def _seconds_of_start(layers: int, experts: int) -> float:
-    return 10 * layers * (4e-5 + 7e-9 * experts**2.4)
-
-
-def _kept_within(prices: Prices, places: NDArray[np.int64]) -> NDArray[np.float64]:
+def _kept_within(prices: Prices, places: Ints) -> Floats:
     """float64[member, layer]: hops that placements int64[member, layer, expert] keep on GPUs between experts of one layer."""
     if prices.within is None or not prices.gpu:
         return np.zeros(places.shape[:2])
     return np.array([prices.worth_within(place) for place in places]) / prices.gpu
 
 
-def held_by_gpu(gpu_of_expert: NDArray[np.int64], gpus: int) -> NDArray[np.int64]:
+def held_by_gpu(gpu_of_expert: Ints, gpus: int) -> Ints:
     """Experts of every GPU int64[layer, gpu, C] from gpu_of_expert int64[layer, expert]."""
     layers, experts = gpu_of_expert.shape
     return np.argsort(gpu_of_expert, axis=1, kind="stable").reshape(layers, gpus, experts // gpus)
 
 
-def gpu_of_expert(held: NDArray[np.int64]) -> NDArray[np.int64]:
+def gpu_of_expert(held: Ints) -> Ints:
     """int64[layer, expert] from int64[layer, gpu, C]."""
     layers, gpus, size = held.shape
     place = np.empty((layers, gpus * size), dtype=np.int64)
@@ -103,7 +94,7 @@ def gpu_of_expert(held: NDArray[np.int64]) -> NDArray[np.int64]:
 class Population:
     """Placements that are improved side by side; see the module."""
 
-    def __init__(self, prices: Prices, starts: list[NDArray[np.int64]], rng: np.random.Generator) -> None:
+    def __init__(self, prices: Prices, starts: list[Ints], rng: np.random.Generator) -> None:
         self.prices, self.rng = prices, rng
         self.held = np.array([held_by_gpu(start, prices.gpus) for start in starts])
         self.worth = np.array([prices.worth(start) for start in starts])
@@ -132,7 +123,7 @@ class Population:
         entries = states * (states + 0.1 * width * (states + width))
         self.seconds += len(self.prices.counts) * (OVERHEAD + len(member) * (PER_PAIR + PER_ENTRY * entries))
 
-    def touch(self, member: NDArray[np.int64], *gpus: NDArray[np.int64]) -> None:
+    def touch(self, member: Ints, *gpus: Ints) -> None:
         """Mark the pairs with a best division that may have changed with the experts of these GPUs."""
         size = self.prices.gpus_per_node
         crossed = self.prices.node != 0 and any((gpu // size != gpus[0] // size).any() for gpu in gpus)
@@ -185,7 +176,7 @@ class Population:
         self.worth[member] = self.prices.worth(gpu_of_expert(held))
         self.touch(np.array([member]), *(np.array([gpu]) for gpu in gpus))
 
-    def fittest(self) -> tuple[NDArray[np.int64], float]:
+    def fittest(self) -> tuple[Ints, float]:
         """The best placement int64[layer, expert] seen, settled or not, and its worth."""
         best, now = int(self.best_worth.argmax()), int(self.worth.argmax())
         if self.worth[now] > self.best_worth[best]:
@@ -195,14 +186,14 @@ class Population:
 
 def search(
     prices: Prices,
-    starts: list[NDArray[np.int64]],
+    starts: list[Ints],
     seconds: float,
     deadline: float,
     seed: int,
     enough: float = np.inf,
     stop: Stop = never,
-    on_incumbent: Callable[[NDArray[np.int64]], None] | None = None,
-) -> NDArray[np.int64]:
+    on_incumbent: Callable[[Ints], None] | None = None,
+) -> Ints:
     """The placement int64[layer, expert] of the most worth found.
 
     starts: placements int64[layer, expert] to begin with, more are made
@@ -222,7 +213,8 @@ def search(
     members = int(np.clip(seconds / (40 * sweep), 1, MEMBERS))
     if not prices.node:
         # Where nodes matter, chains built at once for GPUs and nodes start too far below the two stages to catch up.
-        for _ in range(int(np.clip(START_SHARE * seconds / _seconds_of_start(layers, experts), 0, STARTS))):
+        start_seconds = 10 * layers * (4e-5 + 7e-9 * experts**2.4)
+        for _ in range(int(np.clip(START_SHARE * seconds / start_seconds, 0, STARTS))):
             if over():
                 break
             first = rng.permutation(experts) % prices.gpus
@@ -250,7 +242,7 @@ def search(
     return polish(prices, population.fittest()[0], over)
 
 
-def polish(prices: Prices, place: NDArray[np.int64], stop: Stop = never) -> NDArray[np.int64]:
+def polish(prices: Prices, place: Ints, stop: Stop = never) -> Ints:
     """int64[layer, expert], improved until no layer can be placed better alone and (all hops alike) no new names of all later
     GPUs help."""
     from scipy.optimize import linear_sum_assignment
@@ -268,11 +260,8 @@ def polish(prices: Prices, place: NDArray[np.int64], stop: Stop = never) -> NDAr
             if layer and not prices.node:
                 share = np.zeros((prices.gpus, prices.gpus))
                 np.add.at(share, (place[layer - 1][:, None], place[layer][None, :]), prices.counts[layer - 1])
-                name = np.empty(prices.gpus, dtype=np.int64)
-                before, after = linear_sum_assignment(share, maximize=True)
-                name[after] = before
                 renamed = place.copy()
-                renamed[layer:] = name[place[layer:]]
+                renamed[layer:] = np.argsort(linear_sum_assignment(share, maximize=True)[1])[place[layer:]]
                 trial = max(trial, renamed, key=prices.worth)
             if prices.worth(trial) > worth + slack:
                 place, worth, improved = trial, prices.worth(trial), True

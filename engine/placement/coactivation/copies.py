@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.placement.coactivation.instance import CoactivationInstance
-from engine.result import Stop, never
+from engine.result import Bools, Ints, Stop, never
 
 SECONDS_PER_CHOICE = 8e-8
 """Cost of a token's choice in serving all tokens twice, on an ordinary core: it turns seconds into steps, so that answers
@@ -22,7 +22,7 @@ MOST_PASSES = 4
 """Passes over all GPUs in which a copy may be replaced."""
 
 
-def served(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
+def served(instance: CoactivationInstance, layer: int, holds: Bools) -> tuple[Ints, int]:
     """(the GPU that serves every choice of a token, int64[token, choice], -1 = none; rows to other GPUs or nodes, the fewest).
 
     Of the GPUs that serve it as well, a token takes the one with the least to do so far.
@@ -33,9 +33,7 @@ def served(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_])
     return gpu, rows
 
 
-def chosen_copies(
-    experts: NDArray[np.int16], home: NDArray[np.int64], holds: NDArray[np.bool_], group: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def chosen_copies(experts: NDArray[np.int16], home: Ints, holds: Bools, group: Ints) -> Ints:
     """int64[token, choice]: the GPU that serves every choice of a token, -1 = none, so that it touches fewest groups.
 
     Of equally few groups those are taken that come first in the order in which the token's choices need them; of the GPUs
@@ -51,18 +49,14 @@ def chosen_copies(
     ]
 
 
-def _served(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_]) -> tuple:
+def _served(instance: CoactivationInstance, layer: int, holds: Bools) -> tuple:
     group = np.arange(instance.gpus) // instance.group_size
     return _serve(instance.experts[layer], instance.home_group, holds, group)
 
 
 def with_copies(
-    instance: CoactivationInstance,
-    gpu_of_expert: NDArray[np.int64],
-    spare: int,
-    time_limit: float = math.inf,
-    stop: Stop = never,
-) -> NDArray[np.bool_]:
+    instance: CoactivationInstance, gpu_of_expert: Ints, spare: int, time_limit: float = math.inf, stop: Stop = never
+) -> Bools:
     """bool[layer, expert, gpu], True for a copy: a GPU has `spare` more than its own experts, or fewer where none saves rows.
 
     A heuristic: it proves nothing.
@@ -91,7 +85,7 @@ def with_copies(
     return holds
 
 
-def _add(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_], room: NDArray[np.int64]) -> bool:
+def _add(instance: CoactivationInstance, layer: int, holds: Bools, room: Ints) -> bool:
     """Put the copy that saves most on a GPU with room; True if there was one."""
     _, saves, _ = _served(instance, layer, holds)
     saves = np.where(holds | (room == 0), 0, np.repeat(saves, instance.group_size, axis=1))
@@ -103,14 +97,7 @@ def _add(instance: CoactivationInstance, layer: int, holds: NDArray[np.bool_], r
     return True
 
 
-def _replaced(
-    instance: CoactivationInstance,
-    layer: int,
-    holds: NDArray[np.bool_],
-    place: NDArray[np.int64],
-    room: NDArray[np.int64],
-    stop: Stop,
-) -> bool:
+def _replaced(instance: CoactivationInstance, layer: int, holds: Bools, place: Ints, room: Ints, stop: Stop) -> bool:
     """Take every copy away once and put the best one in its place, until a stop; True if rows were saved."""
     if stop():
         return False

@@ -10,10 +10,10 @@ from math import comb
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from engine.placement.coactivation.instance import Nets
 from engine.placement.coactivation.search import Task
+from engine.result import Ints
 
 MOST_EXPERTS, MOST_WORK = 20, 3e8
 UNREACHED = np.iinfo(np.int64).max // 4
@@ -29,7 +29,7 @@ def work_of(experts: int, groups: int, gpus: int) -> float:
     return work + sum(comb(experts, g * part) * comb(g * part - 1, part - 1) * part for g in range(1, gpus + 1))
 
 
-def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[NDArray[np.int64], int]:
+def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[Ints, int]:
     """(gpu_of_expert int64[expert] of the fewest rows, the tokens of a GPU that its cap allows).
 
     That is `task.most_load`, or where no placement keeps it the least that one can: its most loaded GPU has just as many.
@@ -37,10 +37,16 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[NDArray[np.int64]
     experts, groups = nets.experts, nets.groups
     size, part = experts // groups, experts // task.gpus
     everyone = (1 << experts) - 1
-    load = _sums(task.load)
+    load = np.zeros(1, dtype=np.int64)  # of every set of experts
+    for tokens in task.load:
+        load = np.concatenate([load, load + tokens])
     most, peak, piece = task.most_load, load, np.zeros(1, dtype=np.int32)
     if capped:
-        peak, piece = _least_peaks(load, experts, part)
+        # For every set that parts divide, the least load of its heaviest part, and a part of such a division.
+        peak, piece = np.full(len(load), UNREACHED), np.zeros(len(load), dtype=np.int32)
+        peak[0] = 0
+        for members in range(part, experts + 1, part):
+            _peaks_of_size(load, peak, piece, members, _choices(members - 1, part - 1))
         most = max(most, int(peak[everyone]))
     bits = np.where(nets.member < 0, 0, 1 << np.maximum(nets.member, 0)).sum(axis=1)
     reached = np.full(everyone + 1, UNREACHED)
@@ -49,7 +55,11 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[NDArray[np.int64]
     for group in range(groups):
         inside = np.zeros(everyone + 1, dtype=np.int64)
         np.add.at(inside, bits, nets.price[:, group].astype(np.int64))
-        rows = inside.sum() - _over_subsets(inside, experts)[::-1]
+        total = inside.sum()
+        for expert in range(experts):  # for every set the sum over its subsets
+            halves = inside.reshape(-1, 2, 1 << expert)
+            halves[:, 1] += halves[:, 0]
+        rows = total - inside[::-1]
         if capped:
             rows[peak > most] = UNREACHED
         reached = _next_group(reached, rows, _choices(experts - group * size, size), taken[group])
@@ -58,50 +68,16 @@ def fewest_rows(nets: Nets, task: Task, capped: bool) -> tuple[NDArray[np.int64]
         members = int(taken[group, left])
         left ^= members
         for gpu in range(group * task.group_size, (group + 1) * task.group_size):
-            here = int(piece[members]) if capped else _lowest(members, part)
-            place[[expert for expert in range(experts) if here >> expert & 1]] = gpu
-            members ^= here
+            own = int(piece[members]) if capped else members
+            here = [expert for expert in range(experts) if own >> expert & 1][:part]
+            place[here] = gpu
+            members ^= sum(1 << expert for expert in here)
     return place, most
 
 
-def _choices(of: int, size: int) -> NDArray[np.int64]:
+def _choices(of: int, size: int) -> Ints:
     """Every choice of `size` places among so many: int64[choice, size]."""
     return np.array(list(combinations(range(of), size)), dtype=np.int64)
-
-
-def _lowest(members: int, count: int) -> int:
-    """The set of the `count` lowest members of a set."""
-    lowest = 0
-    for _ in range(count):
-        lowest |= members & -members & ~lowest
-        members &= members - 1
-    return lowest
-
-
-def _sums(load: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Load of every set of experts: int64[set]."""
-    sums = np.zeros(1, dtype=np.int64)
-    for tokens in load:
-        sums = np.concatenate([sums, sums + tokens])
-    return sums
-
-
-def _over_subsets(values: NDArray[np.int64], experts: int) -> NDArray[np.int64]:
-    """For every set the sum over its subsets: int64[set]."""
-    for expert in range(experts):
-        halves = values.reshape(-1, 2, 1 << expert)
-        halves[:, 1] += halves[:, 0]
-    return values
-
-
-def _least_peaks(load: NDArray[np.int64], experts: int, part: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For every set that parts of this size divide, the least load of its heaviest part, int64[set], and a part of such a
-    division, int32[set]."""
-    peak, piece = np.full(len(load), UNREACHED), np.zeros(len(load), dtype=np.int32)
-    peak[0] = 0
-    for members in range(part, experts + 1, part):
-        _peaks_of_size(load, peak, piece, members, _choices(members - 1, part - 1))
-    return peak, piece
 
 
 @njit(cache=True, nogil=True)

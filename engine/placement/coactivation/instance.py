@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Bools, Floats, Ints
 
 Travel = Literal["gpu", "node"]
 MOST_EXPERTS = 32_768
@@ -36,7 +37,7 @@ class CoactivationInstance:
     """
 
     experts: NDArray[np.int16]
-    source_gpu: NDArray[np.int64]
+    source_gpu: Ints
     gpus: int
     gpus_per_node: int | None = None
     travel: Travel = "gpu"
@@ -102,11 +103,11 @@ class CoactivationInstance:
         return self.gpus // self.group_size
 
     @property
-    def home_group(self) -> NDArray[np.int64]:
+    def home_group(self) -> Ints:
         """The GPU or node that a token is sent from: int64[token], -1 = from outside."""
         return np.where(self.source_gpu < 0, -1, self.source_gpu // self.group_size)
 
-    def load(self, layer: int) -> NDArray[np.int64]:
+    def load(self, layer: int) -> Ints:
         """Tokens of every expert of the layer: int64[expert]."""
         chosen = self.experts[layer]
         return np.bincount(chosen[chosen >= 0], minlength=self.expert_count)
@@ -116,11 +117,11 @@ class CoactivationInstance:
         tokens = int(self.load(layer).sum())
         return tokens if self.cap is None else math.floor(self.cap * tokens / self.gpus * (1 + 1e-12))
 
-    def rows(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, gpu_of_expert: Ints) -> Ints:
         """int64[layer]: rows of every layer to other GPUs (or nodes). gpu_of_expert: int64[layer, expert]."""
         return np.array([self.rows_of_layer(layer, place) for layer, place in enumerate(gpu_of_expert)], dtype=np.int64)
 
-    def rows_of_layer(self, layer: int, gpu_of_expert: NDArray[np.int64]) -> int:
+    def rows_of_layer(self, layer: int, gpu_of_expert: Ints) -> int:
         """The rows of one layer. gpu_of_expert: int64[expert]."""
         home = self.home_group
         chosen = self.experts[layer]
@@ -131,7 +132,7 @@ class CoactivationInstance:
         visited[np.arange(len(home)), home] = False
         return int(visited[:, : self.groups].sum())
 
-    def imbalance(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+    def imbalance(self, gpu_of_expert: Ints) -> Floats:
         """float64[layer]: tokens of the most loaded GPU / mean, 1 in a layer without tokens. gpu_of_expert: int64[layer,
         expert]."""
         ratio = np.ones(self.layers)
@@ -165,7 +166,7 @@ class Nets(NamedTuple):
 
     member: NDArray[np.int32]
     price: NDArray[np.int32]
-    first: NDArray[np.int64]
+    first: Ints
     net: NDArray[np.int32]
 
     @property
@@ -176,14 +177,14 @@ class Nets(NamedTuple):
     def groups(self) -> int:
         return self.price.shape[1]
 
-    def touched(self, group_of_expert: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def touched(self, group_of_expert: Ints) -> Bools:
         """bool[net, group]: True if the net has an expert in the group. group_of_expert: int64[expert]."""
         group = np.where(self.member < 0, self.groups, group_of_expert[self.member])
         touched = np.zeros((len(group), self.groups + 1), dtype=bool)
         np.put_along_axis(touched, group, True, axis=1)
         return touched[:, : self.groups]
 
-    def rows(self, group_of_expert: NDArray[np.int64]) -> int:
+    def rows(self, group_of_expert: Ints) -> int:
         """Rows to other groups; group_of_expert: int64[expert]."""
         return _rows(self.member, self.price, group_of_expert)
 
@@ -210,7 +211,7 @@ def nets_between(instance: CoactivationInstance, layer: int) -> Nets:
     return nets_of(instance.experts[layer], instance.home_group, instance.groups, instance.expert_count)
 
 
-def nets_inside(instance: CoactivationInstance, layer: int, here: NDArray[np.int64]) -> Nets:
+def nets_inside(instance: CoactivationInstance, layer: int, here: Ints) -> Nets:
     """The nets among the experts of one node, priced by rows over its links to other GPUs of it.
 
     A row enters a node at the GPU with its sender's place in its node, which therefore needs no other one.
@@ -226,7 +227,7 @@ def nets_inside(instance: CoactivationInstance, layer: int, here: NDArray[np.int
     return nets_of(chosen[present], entry[present], size, len(here))
 
 
-def nets_of(experts: NDArray[np.integer], home: NDArray[np.int64], groups: int, count: int) -> Nets:
+def nets_of(experts: NDArray[np.integer], home: Ints, groups: int, count: int) -> Nets:
     """Nets of tokens that go to experts int[token, choice] (-1 = none) from the group home int64[token] (-1 = outside)."""
     chosen = sets_of(experts)
     at, net, tokens = distinct(chosen)
@@ -247,7 +248,7 @@ def sets_of(experts: NDArray[np.integer]) -> NDArray[np.int32]:
     return -np.sort(-chosen, axis=1)
 
 
-def distinct(rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def distinct(rows: NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
     """(a row of each kind int64[kind], the kind of each row int64[row], rows of each kind int64[kind]) of equal rows.
 
     rows: int32[row, column]

@@ -18,20 +18,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engine.placement.baselines import heaviest_first, linear_assignment
 from engine.placement.coactivation.copies import served
 from engine.placement.coactivation.exact import MOST_WORK, fewest_rows, work_of
 from engine.placement.coactivation.instance import CoactivationInstance, Nets, nets_between, nets_inside
 from engine.placement.coactivation.relaxation import Relaxation, least_seconds
 from engine.placement.coactivation.search import Task, search
 from engine.placement.replication import ReplicationInstance, replicate
-from engine.result import Limits, Result, Status, Stop, never, result_of
+from engine.result import Bools, Ints, Limits, Result, Status, Stop, never, result_of
 
 
-def balanced(
-    load: NDArray[np.int64], gpus: int, most_load: int, seconds: float, seed: int, hurry: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], int]:
+def balanced(load: Ints, gpus: int, most_load: int, seconds: float, seed: int, hurry: Bools) -> tuple[Ints, int]:
     """(gpu_of_expert int64[expert], equally many on each GPU; tokens that the busiest GPU has in any placement at least).
 
     load: int64[expert] tokens
@@ -39,7 +37,7 @@ def balanced(
     seconds: work of the proof
     hurry: bool[1], set by another thread to end
     """
-    place = heaviest_first(load, gpus)
+    place = heaviest_first(load, np.full(gpus, len(load) // gpus))
     if np.bincount(place, weights=load).max() <= most_load:
         return place, 0
     # Slots for one replica of each expert leave only the balance of replication.
@@ -49,19 +47,7 @@ def balanced(
     return place, math.ceil(load.sum() / gpus / result.bound * (1 - 1e-9))
 
 
-def heaviest_first(load: NDArray[np.int64], gpus: int) -> NDArray[np.int64]:
-    """The heaviest experts first, each to the GPU with the least load that has room: int64[expert]."""
-    place = np.empty(len(load), dtype=np.int64)
-    busy, room = np.zeros(gpus), np.full(gpus, len(load) // gpus)
-    for expert in np.argsort(-load, kind="stable"):
-        gpu = np.where(room > 0, busy, np.inf).argmin()
-        place[expert] = gpu
-        busy[gpu] += load[expert]
-        room[gpu] -= 1
-    return place
-
-
-def grouped(nets: Nets) -> NDArray[np.int64]:
+def grouped(nets: Nets) -> Ints:
     """The group of every expert, as many in each: int64[expert].
 
     Group by group: the free expert that fires with the other free ones most often, then always the one that fires most often
@@ -123,8 +109,9 @@ class Layer:
         load = instance.load(layer)
         self.task = Task(load, instance.gpus, instance.group_size, instance.most_load(layer), port_weight)
         self.capped = instance.cap is not None and instance.gpus > 1 and bool(load.any())
-        blocks = np.arange(instance.expert_count) // (instance.expert_count // instance.gpus)
-        self.place = heaviest_first(load, instance.gpus) if self.capped else blocks
+        slots = np.full(instance.gpus, instance.expert_count // instance.gpus)
+        blocks = linear_assignment(instance.expert_count, slots)
+        self.place = heaviest_first(load, slots) if self.capped else blocks
         self.starts = [blocks]
         self.nets: Nets | None = None
         self.bound, self.hopeless, self.solved = 0, False, instance.groups == 1
@@ -142,11 +129,17 @@ class Layer:
     def keeps_cap(self) -> bool:
         return not self.capped or self._heaviest() <= self.instance.most_load(self.layer)
 
-    def begin(self, seconds: float, exact: bool, hurry: NDArray[np.bool_]) -> None:
+    def begin(self, seconds: float, exact: bool, hurry: Bools) -> None:
         """The exact answer where it is cheap and asked for; else the starts of a search."""
         if hurry[0]:
             return
-        self.nets, self.bound = nets_between(self.instance, self.layer), self._plain_bound()
+        self.nets = nets_between(self.instance, self.layer)
+        # Rows without which the tokens' experts do not fit: every group but the home takes as many as it has room for.
+        chosen = np.sort(self.instance.experts[self.layer], axis=1)
+        again = (chosen[:, 1:] == chosen[:, :-1]) & (chosen[:, 1:] >= 0)
+        different = (chosen >= 0).sum(axis=1) - again.sum(axis=1)
+        groups = -(-different // (self.instance.expert_count // self.instance.groups))
+        self.bound = int(np.maximum(groups - (self.instance.source_gpu >= 0), 0).sum())
         work = work_of(self.nets.experts, self.nets.groups, self.instance.gpus)
         if exact and work <= min(MOST_WORK, EXACT_PER_SECOND * seconds):
             self.place, most = fewest_rows(self.nets, self.task, self.capped)
@@ -157,7 +150,7 @@ class Layer:
             together[order] = self.starts[0]
             self.starts.append(together)
 
-    def balance(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+    def balance(self, seconds: float, seed: int, hurry: Bools) -> None:
         """A start within the cap, or with as little load as can be found; the searches allow no more."""
         if self.capped and not self.keeps_cap and not self.solved and not hurry[0]:
             load, most = self.task.load, self.task.most_load
@@ -165,14 +158,14 @@ class Layer:
             self.hopeless = least > most
         self.task = self.task._replace(most_load=max(self.task.most_load, self._heaviest()))
 
-    def search(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+    def search(self, seconds: float, seed: int, hurry: Bools) -> None:
         """Fewer rows: from experts that fire together the first time, from contiguous blocks the second, then from the best."""
         if self.solved or hurry[0] or self.nets is None:
             return
         start = self.starts.pop() if self.starts else self.place
         self.place = _searched(self.nets, self.task, start, self.place, seconds, seed, hurry)
 
-    def arrange_nodes(self, seconds: float, seed: int, hurry: NDArray[np.bool_]) -> None:
+    def arrange_nodes(self, seconds: float, seed: int, hurry: Bools) -> None:
         """The experts of every node on its GPUs for few rows over its links, within the load that GPUs had."""
         size, gpus = self.instance.node_size, self.instance.gpus
         if self.task.group_size == 1:
@@ -187,7 +180,7 @@ class Layer:
             place = _searched(nets, inner, start, start, seconds * size / gpus, seed + node, hurry)
             self.place[here] = node * size + place
 
-    def tighten(self, seconds: float, hurry: NDArray[np.bool_]) -> None:
+    def tighten(self, seconds: float, hurry: Bools) -> None:
         """A better bound."""
         rows, instance = self.rows, self.instance
         if self.bound >= rows or self.converged or hurry[0]:
@@ -216,24 +209,8 @@ class Layer:
     def _heaviest(self) -> int:
         return int(np.bincount(self.place, weights=self.task.load, minlength=self.task.gpus).max())
 
-    def _plain_bound(self) -> int:
-        """Rows without which the tokens' experts do not fit: every group but the home takes as many as it has room for."""
-        chosen = np.sort(self.instance.experts[self.layer], axis=1)
-        again = (chosen[:, 1:] == chosen[:, :-1]) & (chosen[:, 1:] >= 0)
-        different = (chosen >= 0).sum(axis=1) - again.sum(axis=1)
-        groups = -(-different // (self.instance.expert_count // self.instance.groups))
-        return int(np.maximum(groups - (self.instance.source_gpu >= 0), 0).sum())
 
-
-def _searched(
-    nets: Nets,
-    task: Task,
-    start: NDArray[np.int64],
-    best: NDArray[np.int64],
-    seconds: float,
-    seed: int,
-    hurry: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+def _searched(nets: Nets, task: Task, start: Ints, best: Ints, seconds: float, seed: int, hurry: Bools) -> Ints:
     """gpu_of_expert int64[expert] of few rows within the cap, which `best` keeps; both starts are int64[expert]."""
     from scipy.optimize import linear_sum_assignment
 
@@ -268,7 +245,7 @@ def compile_ahead() -> None:
 
 def coactivation(
     instance: CoactivationInstance, limits: Limits = Limits(), stop: Stop = never, *, port_weight: float = 0.0
-) -> Result[NDArray[np.int64]]:
+) -> Result[Ints]:
     """Experts on GPUs so that tokens send few rows; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
     The objective is the sum of rows to other GPUs (nodes) over tokens and layers, the bound the least that placements within
@@ -287,13 +264,32 @@ def coactivation(
     compile_ahead()
     clock = _Clock(limits.wall_seconds, stop)
     layers = [Layer(instance, layer, port_weight) for layer in range(instance.layers)]
-    in_time = _place(layers, clock, limits.seconds / len(layers), limits.seed, limits.exact)
+    cap, share = (SEARCH_CAP, SEARCH_SHARE) if limits.exact else (BOUND_CAP, SEARCH_SHARE + BOUND_SHARE)
+    seconds, seed = limits.seconds / len(layers) * share, limits.seed
+    nodes = NODES_SHARE if layers[0].task.group_size > 1 else 0.0
+    in_time = _of_all(layers, partial(Layer.begin, seconds=seconds, exact=limits.exact), partial(clock.over, cap))
+    balance = partial(Layer.balance, seconds=BALANCE_SHARE * seconds, seed=seed)
+    in_time = _of_all(layers, balance, partial(clock.over, BALANCE_CAP * cap)) and in_time
+    # A little of every layer at a time, so that a deadline finds all of them improved.
+    for index in range(SEARCHES):
+        search = partial(Layer.search, seconds=(1 - nodes) * seconds / SEARCHES, seed=seed + index)
+        in_time = _of_all(layers, search, partial(clock.over, (1 - nodes) * cap)) and in_time
+    arrange = partial(Layer.arrange_nodes, seconds=nodes * seconds, seed=seed)
+    in_time = _of_all(layers, arrange, partial(clock.over, cap)) and in_time
     if limits.exact:
         for share in FIRST_BOUND_SHARE, BOUND_SHARE - FIRST_BOUND_SHARE:
             tighten = partial(Layer.tighten, seconds=share * limits.seconds / len(layers))
             in_time = _of_all(layers, tighten, partial(clock.over, BOUND_CAP)) and in_time
     objective, least = sum(layer.rows for layer in layers), sum(layer.bound for layer in layers)
-    status = _status(layers, objective == least, clock.cancelled, in_time)
+    kept = all(layer.keeps_cap for layer in layers)
+    if any(layer.hopeless for layer in layers):
+        status = Status.INFEASIBLE
+    elif objective == least and kept:
+        status = Status.OPTIMAL
+    elif clock.cancelled:
+        status = Status.CANCELLED
+    else:
+        status = Status.FEASIBLE if in_time and kept else Status.TIME_LIMIT
     options: dict[str, str | int | float | bool] = {"travel": instance.travel, "time_limit": limits.seconds}
     options |= {"exact": limits.exact, "port_weight": port_weight}
     options |= {} if instance.cap is None else {"cap": instance.cap}
@@ -313,33 +309,6 @@ class _Clock:
         """True if so much of the time is over, or `stop` answered True."""
         self.cancelled = self.cancelled or self.stop()
         return self.cancelled or time.perf_counter() - self.start > share * self.time_limit
-
-
-def _place(layers: Sequence[Layer], clock: _Clock, seconds: float, seed: int, exact: bool) -> bool:
-    """Place all layers in their part of so many seconds each; True if all had the time that they wanted."""
-    cap = SEARCH_CAP if exact else BOUND_CAP
-    seconds *= SEARCH_SHARE if exact else SEARCH_SHARE + BOUND_SHARE
-    nodes = NODES_SHARE if layers[0].task.group_size > 1 else 0.0
-    in_time = _of_all(layers, partial(Layer.begin, seconds=seconds, exact=exact), partial(clock.over, cap))
-    balance = partial(Layer.balance, seconds=BALANCE_SHARE * seconds, seed=seed)
-    in_time = _of_all(layers, balance, partial(clock.over, BALANCE_CAP * cap)) and in_time
-    # A little of every layer at a time, so that a deadline finds all of them improved.
-    for index in range(SEARCHES):
-        search = partial(Layer.search, seconds=(1 - nodes) * seconds / SEARCHES, seed=seed + index)
-        in_time = _of_all(layers, search, partial(clock.over, (1 - nodes) * cap)) and in_time
-    arrange = partial(Layer.arrange_nodes, seconds=nodes * seconds, seed=seed)
-    return _of_all(layers, arrange, partial(clock.over, cap)) and in_time
-
-
-def _status(layers: Sequence[Layer], proven: bool, cancelled: bool, in_time: bool) -> Status:
-    kept = all(layer.keeps_cap for layer in layers)
-    if any(layer.hopeless for layer in layers):
-        return Status.INFEASIBLE
-    if proven and kept:
-        return Status.OPTIMAL
-    if cancelled:
-        return Status.CANCELLED
-    return Status.FEASIBLE if in_time and kept else Status.TIME_LIMIT
 
 
 def _of_all(layers: Sequence[Layer], work: Callable[..., None], over: Callable[[], bool]) -> bool:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from engine.placement.coactivation.instance import distinct, sets_of
 from engine.placement.projections import onto_box
+from engine.result import Floats, Ints
 
 MOST_CHOICES = 12
 """Experts of a token up to which all ways to divide them are listed."""
@@ -41,7 +42,7 @@ RHO, RELAXATION, LEAST_SHARE, CAP_STEP = 0.3, 1.6, 0.1, 2.0
 
 
 @cache
-def facets(choices: int, size: int, groups: int) -> NDArray[np.float64]:
+def facets(choices: int, size: int, groups: int) -> Floats:
     """Lines float64[experts of a token, line, 3] for up to so many experts: rows are at least a + b * pairs + c * at home.
 
     size: experts of a group. Lines of nothing, -inf, fill up the tables of token sizes with fewer lines.
@@ -55,7 +56,7 @@ def facets(choices: int, size: int, groups: int) -> NDArray[np.float64]:
     return lines
 
 
-def _facets_of(experts: int, size: int, groups: int) -> NDArray[np.float64]:
+def _facets_of(experts: int, size: int, groups: int) -> Floats:
     """Lines float64[line, 3] of tokens with exactly so many experts."""
     from scipy.spatial import ConvexHull, QhullError
 
@@ -163,12 +164,7 @@ class Relaxation:
     """
 
     def __init__(
-        self,
-        experts: NDArray[np.integer],
-        home: NDArray[np.int64],
-        groups: int,
-        count: int,
-        load: NDArray[np.float64] | None = None,
+        self, experts: NDArray[np.integer], home: Ints, groups: int, count: int, load: Floats | None = None
     ) -> None:
         chosen = sets_of(experts)
         at, _, times = distinct(np.column_stack([chosen, home.astype(np.int32)]))
@@ -181,21 +177,17 @@ class Relaxation:
         self.load, self.cap_price = np.zeros(self.vertices), np.zeros(self.vertices)
         if load is not None:
             self.load[:count] = load
-        self.same = self._even()
+        # The mean of all placements.
+        self.same = np.full((self.vertices, self.vertices), (count / groups - 1) / max(count - 1, 1))
+        self.same[count:] = self.same[:, count:] = 1 / groups
+        self.same[count:, count:] = 0.0
+        np.fill_diagonal(self.same, 1.0)
         self.slope, self.constant = self._tangent()
         self.scale = (float(np.linalg.norm(_centred(self.slope))) or 1.0) / self.size
         self.price = np.zeros_like(self.same)
         self.steps, self.limit = 0, -math.inf
 
-    def _even(self) -> NDArray[np.float64]:
-        """The mean of all placements."""
-        same = np.full((self.vertices, self.vertices), (self.experts / self.groups - 1) / max(self.experts - 1, 1))
-        same[self.experts :] = same[:, self.experts :] = 1 / self.groups
-        same[self.experts :, self.experts :] = 0.0
-        np.fill_diagonal(same, 1.0)
-        return same
-
-    def _tangent(self) -> tuple[NDArray[np.float64], float]:
+    def _tangent(self) -> tuple[Floats, float]:
         slope = np.empty_like(self.same)
         constant = tangent(self.member, self.home, self.weight, self.same, self.lines, slope)
         return (slope + slope.T) / 2, constant
@@ -227,15 +219,19 @@ class Relaxation:
             step = CAP_STEP * rho / (self.load @ self.load)
             self.cap_price = np.maximum(self.cap_price + step * (self.same @ self.load - 1.0), 0.0)
 
-    def _capped_slope(self) -> NDArray[np.float64]:
+    def _capped_slope(self) -> Floats:
         price = np.outer(self.cap_price, self.load)
         return self.slope - (price + price.T) / 2
 
-    def _legal(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _legal(self, matrix: Floats) -> Floats:
         """The nearest matrix without negative entries, with a unit diagonal, and with one home for every expert."""
         experts, matrix = self.experts, np.maximum(matrix, 0.0) if not self.homes else matrix
         if self.homes:
-            homes = _onto_simplex(matrix[:experts, experts:])
+            rows = matrix[:experts, experts:]  # onto the nearest without negative entries that each sum to 1
+            falling = -np.sort(-rows, axis=1)
+            shift = (falling.cumsum(axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
+            last = (falling > shift).sum(axis=1) - 1
+            homes = np.maximum(rows - shift[np.arange(experts), last][:, None], 0.0)
             matrix = np.maximum(matrix, 0.0)
             matrix[:experts, experts:], matrix[experts:, :experts] = homes, homes.T
             matrix[experts:, experts:] = 0.0
@@ -270,15 +266,7 @@ def least_seconds(vertices: int) -> float:
     return 1e-3 + 1e-9 * vertices**3
 
 
-def _centred(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+def _centred(matrix: Floats) -> Floats:
     """A symmetric matrix without its row and column means."""
     means = matrix.mean(axis=0)
     return matrix - means - means[:, None] + means.mean()
-
-
-def _onto_simplex(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest rows without negative entries that each sum to 1."""
-    falling = -np.sort(-rows, axis=1)
-    shift = (falling.cumsum(axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = (falling > shift).sum(axis=1) - 1
-    return np.maximum(rows - shift[np.arange(len(rows)), last][:, None], 0.0)

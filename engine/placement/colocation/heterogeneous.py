@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
+from engine.result import Floats, Ints, Limits, Report, Result, Stop, never, result_of, status_of
 
 RANDOM_STARTS = 4
 KICKS = 30
@@ -33,17 +32,12 @@ LEAST_SECONDS = 0.05
 QUESTION_SHARE = 0.5
 """Part of the work that a threshold question may take, halved after one without an answer: lower ones are easier."""
 
-Triples = tuple[NDArray[np.int64], NDArray[np.int64]]
+Triples = tuple[Ints, Ints]
 """int64[gpu] each: the expert of a and the expert of b on every GPU."""
 
 
 def search(
-    cost: NDArray[np.float64],
-    starts: list[Triples],
-    target: float,
-    seed: int,
-    stop: Stop,
-    on_incumbent: Callable[[float], None],
+    cost: Floats, starts: list[Triples], target: float, seed: int, stop: Stop, on_incumbent: Callable[[float], None]
 ) -> Triples:
     """Experts with a low largest cost, at least as good as every one of `starts` (at least one).
 
@@ -71,19 +65,19 @@ def search(
     return best
 
 
-def largest(cost: NDArray[np.float64], state: Triples) -> float:
+def largest(cost: Floats, state: Triples) -> float:
     """The largest cost that a state uses."""
     return float(cost[np.arange(len(cost)), *state].max())
 
 
-def _worth(cost: NDArray[np.float64], state: Triples, power: float) -> tuple[float, float]:
+def _worth(cost: Floats, state: Triples, power: float) -> tuple[float, float]:
     """The largest cost, then the sum of all costs to a power, in units of the largest."""
     used = cost[np.arange(len(cost)), *state]
     most = float(used.max())
     return most, float(((used / most) ** power).sum()) if most > 0 else 0.0
 
 
-def _descend(cost: NDArray[np.float64], state: Triples, power: float, stop: Stop) -> Triples:
+def _descend(cost: Floats, state: Triples, power: float, stop: Stop) -> Triples:
     """Reassign the experts of b, those of a, and the pairs to GPUs, until nothing changes for the better.
 
     cost: at least 0.
@@ -107,7 +101,7 @@ def _descend(cost: NDArray[np.float64], state: Triples, power: float, stop: Stop
     return state
 
 
-def _reassign(weight: NDArray[np.float64], known: NDArray[np.int64], power: float) -> NDArray[np.int64]:
+def _reassign(weight: Floats, known: Ints, power: float) -> Ints:
     """The bottleneck assignment of weight float64[row, column] with the least sum of powers; column_of_row int64[row]."""
     _, most = bottleneck_assignment(weight, known)
     if most <= 0:
@@ -115,7 +109,7 @@ def _reassign(weight: NDArray[np.float64], known: NDArray[np.int64], power: floa
     return with_slack(np.where(weight <= most, (weight / most) ** power, np.inf), 1.0)
 
 
-def _kicked(cost: NDArray[np.float64], state: Triples, rng: np.random.Generator) -> Triples:
+def _kicked(cost: Floats, state: Triples, rng: np.random.Generator) -> Triples:
     """The worst GPU and a few others exchange their experts of both models at random."""
     gpus = len(cost)
     worst = int(cost[np.arange(gpus), *state].argmax())
@@ -127,7 +121,7 @@ def _kicked(cost: NDArray[np.float64], state: Triples, rng: np.random.Generator)
     return a, b
 
 
-def projections(cost: NDArray[np.float64], stop: Stop) -> tuple[float, list[Triples]]:
+def projections(cost: Floats, stop: Stop) -> tuple[float, list[Triples]]:
     """A lower bound of the largest cost float64[gpu, expert of a, expert of b], and a state from each projection.
 
     With one index free to choose its best the other two are a bottleneck assignment, and its largest weight is a bound;
@@ -152,13 +146,13 @@ def projections(cost: NDArray[np.float64], stop: Stop) -> tuple[float, list[Trip
     return max(bounds), states or [(gpu, gpu)]
 
 
-def assigned(weight: NDArray[np.float64]) -> NDArray[np.int64]:
+def assigned(weight: Floats) -> Ints:
     """column_of_row int64[row] with the least largest weight float64[row, column], and of these the least sum."""
     _, most = bottleneck_assignment(weight, np.arange(len(weight)))
     return with_slack(weight, most)
 
 
-def weighted_mean(cost: NDArray[np.float64]) -> float:
+def weighted_mean(cost: Floats) -> float:
     """A lower bound of the largest cost float64[gpu, expert of a, expert of b]: no mean is above the largest.
 
     The GPUs' costs are weighted so that the GPUs weigh alike over all pairs. A state's weighted mean is at least the
@@ -177,8 +171,8 @@ def weighted_mean(cost: NDArray[np.float64]) -> float:
 
 
 def colocate_heterogeneous(
-    cost: NDArray[np.float64], limits: Limits = Limits(), stop: Stop = never, report: Report | None = None
-) -> Result[NDArray[np.int64]]:
+    cost: Floats, limits: Limits = Limits(), stop: Stop = never, report: Report | None = None
+) -> Result[Ints]:
     """One expert of each of two models to every GPU so that the largest cost used is least.
 
     cost: float64[gpu, expert of a, expert of b], usually seconds (see `engine.simulate.colocated.layer_weight`), finite,
@@ -202,7 +196,10 @@ def colocate_heterogeneous(
 
     best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, found)
     bound = least
-    kinds = _kinds(cost)
+    same: dict[bytes, list[int]] = {}
+    for gpu, cost_of_gpu in enumerate(cost):
+        same.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
+    kinds = list(same.values())
     exact = limits.exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
         best, bound = prove(cost, kinds, best, bound, limits.seconds, deadline, seed, stop, found)
@@ -212,7 +209,7 @@ def colocate_heterogeneous(
     return result_of(name, start, status, objective, min(bound, objective), solution, options, seed)
 
 
-def decoupled(cost: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.int64]:
+def decoupled(cost: Floats, weight: Floats) -> Ints:
     """The sub-optimal method of Aurora section 7.2: int64[gpu, 2], the expert of a and the expert of b on every GPU.
 
     First pairs by a bottleneck assignment on `weight`: float64[expert of a, expert of b], which knows no GPU (see
@@ -228,7 +225,7 @@ def decoupled(cost: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray
     return np.stack([pair, b[pair]], axis=1)
 
 
-def _checked(cost: NDArray[np.float64]) -> NDArray[np.float64]:
+def _checked(cost: Floats) -> Floats:
     cost = np.asarray(cost, dtype=np.float64)
     if cost.ndim != 3 or cost.size == 0 or len(set(cost.shape)) != 1:
         raise InputError(
@@ -239,16 +236,8 @@ def _checked(cost: NDArray[np.float64]) -> NDArray[np.float64]:
     return cost
 
 
-def _kinds(cost: NDArray[np.float64]) -> list[list[int]]:
-    """The GPUs of every kind: those with the same costs."""
-    slices: dict[bytes, list[int]] = {}
-    for gpu, cost_of_gpu in enumerate(cost):
-        slices.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
-    return list(slices.values())
-
-
 def prove(
-    cost: NDArray[np.float64],
+    cost: Floats,
     kinds: list[list[int]],
     best: Triples,
     bound: float,
@@ -291,7 +280,7 @@ def prove(
 
 
 def _within(
-    cost: NDArray[np.float64], gpus_of_kind: list[list[int]], most: float, limits: Limits, stop: Stop
+    cost: Floats, gpus_of_kind: list[list[int]], most: float, limits: Limits, stop: Stop
 ) -> tuple[int, Triples | None, float]:
     """(CP-SAT's status, a state with no cost above `most` if it found one, its seconds of work).
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
-from engine.result import Result, Status, Stop, never, result_of
+from engine.result import Floats, Ints, Result, Status, Stop, never, result_of
 
 if TYPE_CHECKING:
     from scipy.sparse import coo_array
@@ -31,13 +31,7 @@ SAFETY = 1e-6
 """Taken from the programme's optimum, for its tolerance."""
 
 
-def colocate(
-    send_a: NDArray[np.float64],
-    recv_a: NDArray[np.float64],
-    send_b: NDArray[np.float64],
-    recv_b: NDArray[np.float64],
-    stop: Stop = never,
-) -> Result[NDArray[np.int64]]:
+def colocate(send_a: Floats, recv_a: Floats, send_b: Floats, recv_b: Floats, stop: Stop = never) -> Result[Ints]:
     """Pair the experts of two models so that the largest pair weight is least, proven.
 
     send_a, recv_a, send_b, recv_b: float64[expert], sends and receives of an expert's GPU for it, all in one unit of bytes,
@@ -66,15 +60,13 @@ def colocate(
     return result_of("colocate", start, status, objective, bound, partner)
 
 
-def pair_weight(
-    send_a: NDArray[np.float64], recv_a: NDArray[np.float64], send_b: NDArray[np.float64], recv_b: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def pair_weight(send_a: Floats, recv_a: Floats, send_b: Floats, recv_b: Floats) -> Floats:
     """float64[expert of a, expert of b]: the more of a pair's sends and receives; all given float64[expert]."""
     with np.errstate(over="ignore"):  # infinite weights are refused later
         return np.maximum(send_a[:, None] + send_b, recv_a[:, None] + recv_b)
 
 
-def sorted_colocation(load_a: NDArray[np.float64], load_b: NDArray[np.float64]) -> NDArray[np.int64]:
+def sorted_colocation(load_a: Floats, load_b: Floats) -> Ints:
     """The rule of Aurora Theorem 6.2: the popular experts of a with the unpopular of b; partner int64[expert of a].
 
     load_a, load_b: float64[expert]. Optimal where one number an expert decides; ties go to the lower index.
@@ -84,12 +76,12 @@ def sorted_colocation(load_a: NDArray[np.float64], load_b: NDArray[np.float64]) 
     return partner
 
 
-def random_colocation(experts: int, seed: int) -> NDArray[np.int64]:
+def random_colocation(experts: int, seed: int) -> Ints:
     """Random expert colocation (REC in Aurora section 8): partner int64[expert of a], every pairing equally likely."""
     return np.random.default_rng(seed).permutation(experts)
 
 
-def _checked(**loads: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _checked(**loads: Floats) -> list[Floats]:
     loads = {name: np.asarray(load, dtype=np.float64) for name, load in loads.items()}
     experts = loads["send_a"].size
     for name, load in loads.items():
@@ -114,18 +106,18 @@ class ModelTables:
     full: True if every slot is taken
     """
 
-    gate: NDArray[np.float64]
-    aggregate: NDArray[np.float64]
-    ffn: NDArray[np.float64]
-    receive: NDArray[np.float64]
-    send_total: NDArray[np.float64]
-    send_saved: NDArray[np.float64]
+    gate: Floats
+    aggregate: Floats
+    ffn: Floats
+    receive: Floats
+    send_total: Floats
+    send_saved: Floats
     start_up: float
-    slots: NDArray[np.int64]
+    slots: Ints
     full: bool
 
 
-def cycle_bound(a: ModelTables, b: ModelTables, next_gate: NDArray[np.float64]) -> float:
+def cycle_bound(a: ModelTables, b: ModelTables, next_gate: Floats) -> float:
     """Seconds below which no cycle of two colocated models is, from the end of a's gate everywhere to that of its next gate.
 
     Every inequality follows a chain of steps that wait for each other: a GPU computes F^a before F^b, the combine of a model
@@ -140,7 +132,7 @@ def cycle_bound(a: ModelTables, b: ModelTables, next_gate: NDArray[np.float64]) 
     return max(_programme(a, b, ends) * (1 - SAFETY), _one_by_one(a, b, ends))
 
 
-def least_largest(table: NDArray[np.float64]) -> float:
+def least_largest(table: Floats) -> float:
     """A lower limit of the largest GPU sum, over all ways to give each expert to one GPU. table: float64[gpu, expert].
 
     Some GPU takes the heaviest expert; and the largest sum is at least any weighted mean of all sums, here with weights in
@@ -184,15 +176,8 @@ class _Programme:
     """Rows of a linear programme: the cells of both placements, then the named times."""
 
     NAMES = (
-        "send_a",
-        "send_b",
-        "both",
-        "dispatched",
-        "end_ffn_a",
-        "end_ffn_b",
-        "end_combine_a",
-        "end_combine_b",
-        "cycle",
+        *("send_a", "send_b", "both", "dispatched"),
+        *("end_ffn_a", "end_ffn_b", "end_combine_a", "end_combine_b", "cycle"),
     )
 
     def __init__(self, cells: int) -> None:

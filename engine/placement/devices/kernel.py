@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.devices.search import (
@@ -23,7 +22,7 @@ from engine.placement.devices.search import (
     search,
     usual_kicks,
 )
-from engine.result import Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
+from engine.result import Floats, Ints, Limits, Report, Result, Stop, never, relative_gap, result_of, status_of
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
@@ -45,7 +44,7 @@ class DevicesInstance:
     Raises InputError for bad values and for more experts than devices x max_experts_per_device.
     """
 
-    popularity: NDArray[np.float64]
+    popularity: Floats
     devices: int
     max_experts_per_device: int
 
@@ -111,7 +110,7 @@ def replicate_devices(
     return result_of("replicate_devices", start, status, objective, bound, solution, options, seed)
 
 
-def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
+def lower_bound(weight: Floats, devices: int, cap: int) -> float:
     """A largest load that no hosting can be under. weight: float64[expert].
 
     The mean; the largest replica where the slots are shared out to make it smallest; and, where experts fill so many
@@ -127,14 +126,7 @@ def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
 
 
 def _best(
-    weight: NDArray[np.float64],
-    devices: int,
-    cap: int,
-    bound: float,
-    kicks: int,
-    limits: Limits,
-    stop: Stop,
-    found: Report,
+    weight: Floats, devices: int, cap: int, bound: float, kicks: int, limits: Limits, stop: Stop, found: Report
 ) -> tuple[Hosts, float, bool, float]:
     """(hosts, a lower bound, True if a time limit ended the search or the proof, loss of the bound by rounding)."""
     deadline = time.perf_counter() + limits.wall_seconds
@@ -166,11 +158,11 @@ def _best(
 
 
 def best_hosts(
-    weight: NDArray[np.float64],
+    weight: Floats,
     cap: int,
     hosts: Hosts,
-    fewest: NDArray[np.int64],
-    most: NDArray[np.int64],
+    fewest: Ints,
+    most: Ints,
     bound: float,
     limits: Limits,
     stop: Stop,

@@ -22,10 +22,9 @@ first fit hardly ever manages. Questions that it leaves open are decided so:
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.result import Stop
+from engine.result import Bools, Floats, Ints, Stop
 
 STARTS = 24
 KICK_MOVES = 6
@@ -37,20 +36,20 @@ MOST_CELLS = 2**23
 TOLERANCE = 1e-12
 ROUND_OFF = 1e-9
 
-Hosts = NDArray[np.bool_]
+Hosts = Bools
 """bool[expert, device]: True where the device holds the expert."""
 
 Hosting = tuple[tuple[int, ...], ...]
 """The experts of every device, in rising order, none twice on a device."""
 
 
-def largest_load(hosts: Hosts, weight: NDArray[np.float64]) -> float:
+def largest_load(hosts: Hosts, weight: Floats) -> float:
     """Largest sum on a device when an expert's weight divides equally over its hosts. weight: float64[expert]."""
     return float(((weight / hosts.sum(axis=1)) @ hosts).max())
 
 
 def search(
-    weight: NDArray[np.float64],
+    weight: Floats,
     devices: int,
     cap: int,
     kicks: int,
@@ -63,7 +62,16 @@ def search(
 
     Ends after `kicks` kicks, at a largest load of at most `good_enough`, or when `stop` answers True.
     """
-    starts = _starts(weight, devices, cap, stop)
+    # Dealt states for numbers of replicas from the least to the most possible, the best first.
+    experts, dealt = len(weight), []
+    for replicas in np.unique(np.linspace(min(devices * cap, devices * experts), experts, STARTS).astype(np.int64))[
+        ::-1
+    ]:
+        hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap, stop)
+        dealt.append((largest_load(hosts, weight), len(dealt), hosts))
+        if stop():
+            break
+    starts = [hosts for _, _, hosts in sorted(dealt, key=lambda ranked: ranked[:2])]
     best = _Search(weight, cap, starts[0])
     for hosts in starts[:3]:
         if best.worst <= good_enough or stop():
@@ -92,7 +100,7 @@ def usual_kicks(experts: int, devices: int) -> int:
     return max(10, min(400, 100_000 // (experts * devices)))
 
 
-def replicas_of_expert(weight: NDArray[np.float64], devices: int, replicas: int) -> NDArray[np.int64]:
+def replicas_of_expert(weight: Floats, devices: int, replicas: int) -> Ints:
     """int64[expert]: counts that make the largest replica smallest, with at most `replicas` in all and one a device.
 
     One more to whoever has the largest replica, until none is left or the largest cannot be divided further.
@@ -113,19 +121,7 @@ def replicas_of_expert(weight: NDArray[np.float64], devices: int, replicas: int)
     return count
 
 
-def _starts(weight: NDArray[np.float64], devices: int, cap: int, stop: Stop) -> list[Hosts]:
-    """Dealt states for numbers of replicas from the least to the most possible, the best first."""
-    experts, most = len(weight), min(devices * cap, devices * len(weight))
-    starts = []
-    for replicas in np.unique(np.linspace(most, experts, STARTS).astype(np.int64))[::-1]:
-        hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap, stop)
-        starts.append((largest_load(hosts, weight), len(starts), hosts))
-        if stop():
-            break
-    return [hosts for _, _, hosts in sorted(starts, key=lambda ranked: ranked[:2])]
-
-
-def _deal(weight: NDArray[np.float64], count: NDArray[np.int64], devices: int, cap: int, stop: Stop) -> Hosts:
+def _deal(weight: Floats, count: Ints, devices: int, cap: int, stop: Stop) -> Hosts:
     """Replicas by falling size, each to the lightest device that has a free slot and not the expert; one that finds no
     such device is left out, which an expert's first never is. Once `stop` answers True there are only firsts."""
     hosts = np.zeros((len(weight), devices), dtype=bool)
@@ -146,7 +142,7 @@ def _deal(weight: NDArray[np.float64], count: NDArray[np.int64], devices: int, c
 class _Search:
     """One state with its loads. Expert number `experts` stands for nobody: it weighs nothing and sits nowhere."""
 
-    def __init__(self, weight: NDArray[np.float64], cap: int, hosts: Hosts) -> None:
+    def __init__(self, weight: Floats, cap: int, hosts: Hosts) -> None:
         self.weight, self.cap, self.hosts = weight, cap, hosts
         self.refresh()
 
@@ -248,9 +244,7 @@ class _Search:
         self.refresh()
 
 
-def pack_devices(
-    devices_of_expert: NDArray[np.float64], devices: int, max_experts_per_device: int, seed: int = 0
-) -> Hosting:
+def pack_devices(devices_of_expert: Floats, devices: int, max_experts_per_device: int, seed: int = 0) -> Hosting:
     """First-fit decreasing of the pieces of n_e.
 
     devices_of_expert: float64[expert], n_e of equation 1, at most `devices` in all; 0 = no estimate. Raises InputError

@@ -7,12 +7,12 @@ tight between the extremes. A limit on moves only takes placements away, so the 
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engine.placement.affinity.bounds import spectral
 from engine.placement.joint.instance import JointInstance
-from engine.result import Stop, never
+from engine.result import Floats, Ints, Stop, never
 
-_known: WeakKeyDictionary[JointInstance, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[JointInstance, tuple[Floats, Floats]] = WeakKeyDictionary()
 
 SPECTRUM_EXPERTS = 512
 """Singular values of larger matrices take longer than a caller that wants to stop should wait."""
@@ -39,7 +39,7 @@ def least_hop_cost_share(instance: JointInstance, worst: bool, stop: Stop = neve
     return _least(*_known[instance], worst)
 
 
-def _least(of_workload: NDArray[np.float64], of_mean: NDArray[np.float64], worst: bool) -> float:
+def _least(of_workload: Floats, of_mean: Floats, worst: bool) -> float:
     apart = of_workload.max() if worst else of_workload.mean()
     return float(max(apart, of_mean[0]) - SAFETY)
 
@@ -54,12 +54,12 @@ def least_imbalance(instance: JointInstance, worst: bool) -> float:
     return float((of_workload.max() if worst else of_workload.mean()) - SAFETY)
 
 
-def most_balancedness(instance: JointInstance) -> NDArray[np.float64]:
+def most_balancedness(instance: JointInstance) -> Floats:
     """float64[workload]: upper limit of the balancedness, by the same reasons."""
     return (1 / (1 + _least_imbalance_of_layers(instance))).mean(axis=1) + SAFETY
 
 
-def _least_imbalance_of_layers(instance: JointInstance) -> NDArray[np.float64]:
+def _least_imbalance_of_layers(instance: JointInstance) -> Floats:
     limit = np.zeros((instance.workloads, instance.layers))
     for workload, layer in np.ndindex(*limit.shape):
         load = instance.load[workload, layer]
@@ -69,7 +69,7 @@ def _least_imbalance_of_layers(instance: JointInstance) -> NDArray[np.float64]:
     return limit
 
 
-def least_peak(load: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+def least_peak(load: Floats, slots: Ints) -> float:
     """Lower limit of the largest GPU load of one layer, in the unit of load float64[expert]; slots int64[gpu]."""
     used = slots[slots > 0]
     heaviest = np.sort(load)[::-1]
@@ -84,7 +84,7 @@ def least_peak(load: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
     return float(max(limits))
 
 
-def _least_hops(share: NDArray[np.float64], instance: JointInstance, stop: Stop) -> NDArray[np.float64]:
+def _least_hops(share: Floats, instance: JointInstance, stop: Stop) -> Floats:
     """Lower limit of the hop cost share, float64[workload], for shares [workload, layer - 1, expert, expert]."""
     total = share.sum(axis=(1, 2, 3))
     on_gpu = _most_kept(share, instance.slots, stop)
@@ -95,7 +95,7 @@ def _least_hops(share: NDArray[np.float64], instance: JointInstance, stop: Stop)
     return total - (1 - inside) * _most_kept(share, of_node, stop) - inside * on_gpu
 
 
-def _most_kept(share: NDArray[np.float64], slots: NDArray[np.int64], stop: Stop) -> NDArray[np.float64]:
+def _most_kept(share: Floats, slots: Ints, stop: Stop) -> Floats:
     """float64[workload]: upper limit of the share kept in groups of `slots` experts per layer.
 
     It is the least of three a layer pair: an expert keeps at most its heaviest successors, or predecessors, that fit its
@@ -108,20 +108,12 @@ def _most_kept(share: NDArray[np.float64], slots: NDArray[np.int64], stop: Stop)
     most = np.zeros(len(share))
     for workload, pair in np.ndindex(*share.shape[:2]):
         tokens = share[workload, pair]
-        by_row = np.sort(tokens, axis=1)[:, experts - fit :].sum()
-        by_column = np.sort(tokens, axis=0)[experts - fit :].sum()
-        kept = min(by_row, by_column)
-        if experts <= SPECTRUM_EXPERTS and not stop():
-            kept = min(kept, _by_spectrum(tokens, slots, alike))
+        spectrum = experts <= SPECTRUM_EXPERTS and not stop()
+        if alike and spectrum:
+            most[workload] += spectral(tokens, len(slots))
+            continue
+        kept = min(np.sort(lines, axis=1)[:, experts - fit :].sum() for lines in (tokens, tokens.T))
+        if spectrum:
+            kept = min(kept, np.linalg.svd(tokens, compute_uv=False)[: len(slots)] @ np.sort(slots)[::-1][:experts])
         most[workload] += kept
     return most
-
-
-def _by_spectrum(tokens: NDArray[np.float64], slots: NDArray[np.int64], alike: bool) -> float:
-    if not alike:
-        strength = np.linalg.svd(tokens, compute_uv=False)
-        sizes = np.sort(slots)[::-1][: len(tokens)]
-        return float(strength[: len(sizes)] @ sizes)
-    centred = tokens - tokens.mean(axis=0) - tokens.mean(axis=1, keepdims=True) + tokens.mean()
-    strongest = np.linalg.svd(centred, compute_uv=False)[: len(slots) - 1].sum()
-    return float(slots[0] * (tokens.sum() / len(tokens) + strongest))

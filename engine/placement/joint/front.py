@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.joint.instance import JointFigures, JointInstance
 from engine.placement.joint.kernel import Workloads, place_jointly
-from engine.result import Limits, Status, Stop, never
+from engine.result import Floats, Ints, Limits, Status, Stop, never
 
 END = 0.005
 """The ends count the other aim this much: of placements equal in one aim, the better in the other."""
@@ -36,7 +35,7 @@ class FrontPoint:
     moves: (layer, expert) pairs on another GPU than in `start`; 0 without one
     """
 
-    gpu_of_expert: NDArray[np.int64]
+    gpu_of_expert: Ints
     weight: float
     hop_cost_share: float
     kept_share: float
@@ -59,10 +58,10 @@ def front(
     *,
     points: int = 9,
     workloads: Workloads = "worst",
-    start: NDArray[np.int64] | None = None,
+    start: Ints | None = None,
     max_moves: int | None = None,
     kicks: int | None = None,
-    initial: tuple[NDArray[np.int64], ...] = (),
+    initial: tuple[Ints, ...] = (),
 ) -> list[FrontPoint]:
     """At most `points` placements from fewest hops to best balance, none beaten by another in hop cost share and
     balancedness; with `start` and max_moves all of them within the moves.
@@ -87,6 +86,7 @@ def front(
     # The ends first: points between are looked for relative to them.
     weights = [1 - END, END] if points > 1 else [0.5]
     tried: list[float] = []
+    announced: list[FrontPoint] = []
     while len(tried) < points:
         weight = weights[len(tried)] if len(tried) < len(weights) else archive.next_weight(tried)
         if weight is None:
@@ -108,8 +108,10 @@ def front(
         )
         archive.add(result.solution, weight)
         tried.append(weight)
-        if report and (new_point := archive.new_best(weight)) is not None:
-            report(new_point)
+        best = archive.best(weight)
+        if report and not any(best is point for point in announced):
+            announced.append(best)
+            report(best)
         if result.status is Status.CANCELLED:
             break
     return archive.thinned(points, tried)
@@ -118,13 +120,12 @@ def front(
 class _Archive:
     """All placements met that none beats."""
 
-    def __init__(self, instance: JointInstance, workloads: Workloads, start: NDArray[np.int64] | None) -> None:
+    def __init__(self, instance: JointInstance, workloads: Workloads, start: Ints | None) -> None:
         self.instance, self.start = instance, start
         self.worst = workloads == "worst"
         self.points: list[FrontPoint] = []
-        self.announced: list[FrontPoint] = []
 
-    def add(self, place: NDArray[np.int64], weight: float) -> None:
+    def add(self, place: Ints, weight: float) -> None:
         figures = self.instance.figures(place)
         most, least = (np.max, np.min) if self.worst else (np.mean, np.mean)
         point = FrontPoint(
@@ -149,14 +150,6 @@ class _Archive:
         hops, imbalance = self._axes()
         objective = weight * hops + (1 - weight) * imbalance
         return self.points[int(np.flatnonzero(objective <= objective.min() + EQUAL)[0])]
-
-    def new_best(self, weight: float) -> FrontPoint | None:
-        """The best point for a weight, unless it has been announced before."""
-        best = self.best(weight)
-        if any(best is point for point in self.announced):
-            return None
-        self.announced.append(best)
-        return best
 
     def next_weight(self, tried: list[float]) -> float | None:
         """The weight across the longest gap between the corners known, unlike all tried; None if there is none."""
@@ -187,7 +180,7 @@ class _Archive:
             chosen.append(self.points[int(distance.argmax())])
         return sorted(chosen, key=lambda point: point.hop_cost_share)
 
-    def _axes(self, points: list[FrontPoint] | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _axes(self, points: list[FrontPoint] | None = None) -> tuple[Floats, Floats]:
         """float64[point] each: hop cost share / its value under a blind placement, and imbalance."""
         points = self.points if points is None else points
         most = np.max if self.worst else np.mean

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class JointFigures:
     balancedness: mean over layers of mean / max GPU load, as `engine.timeline.balancedness`
     """
 
-    hop_cost_share: NDArray[np.float64]
-    kept_share: NDArray[np.float64]
-    imbalance: NDArray[np.float64]
-    balancedness: NDArray[np.float64]
+    hop_cost_share: Floats
+    kept_share: Floats
+    imbalance: Floats
+    balancedness: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,9 @@ class JointInstance:
     Raises InputError if a shape or a value is wrong.
     """
 
-    transitions: NDArray[np.float64]
-    load: NDArray[np.float64]
-    slots: NDArray[np.int64]
+    transitions: Floats
+    load: Floats
+    slots: Ints
     gpus_per_node: int | None = None
     cost_gpu: float = 1.0
     cost_node: float = 1.0
@@ -118,7 +118,7 @@ class JointInstance:
         return self.flat and bool((self.slots == self.slots[0]).all())
 
     @cached_property
-    def distance(self) -> NDArray[np.float64]:
+    def distance(self) -> Floats:
         """float64[gpu, gpu]: the cost of a hop / the cost of the dearest kind."""
         gpu = np.arange(self.gpus)
         different = (gpu[:, None] != gpu).astype(np.float64)
@@ -134,18 +134,18 @@ class JointInstance:
         return float(share @ self.distance @ share) or 1.0
 
     @cached_property
-    def transition_share(self) -> NDArray[np.float64]:
+    def transition_share(self) -> Floats:
         """float64[workload, layer - 1, expert, expert]: transitions / all transitions of the workload."""
         total = self.transitions.sum(axis=(1, 2, 3), keepdims=True)
         return np.divide(self.transitions, total, out=np.zeros_like(self.transitions), where=total > 0)
 
     @cached_property
-    def relative_load(self) -> NDArray[np.float64]:
+    def relative_load(self) -> Floats:
         """float64[workload, layer, expert]: load / mean GPU load of the layer; 0 in a layer without load."""
         mean = self.load.sum(axis=2, keepdims=True) / self.gpus
         return np.divide(self.load, mean, out=np.zeros_like(self.load), where=mean > 0)
 
-    def check_placement(self, gpu_of_expert: NDArray[np.int64], name: str = "gpu_of_expert") -> NDArray[np.int64]:
+    def check_placement(self, gpu_of_expert: Ints, name: str = "gpu_of_expert") -> Ints:
         """The placement as int64[layer, expert]; raises InputError, starting with `name`, unless it fills the slots."""
         place = np.asarray(gpu_of_expert)
         if place.shape != (self.layers, self.experts) or not np.issubdtype(place.dtype, np.integer):
@@ -163,12 +163,12 @@ class JointInstance:
             )
         return place.astype(np.int64)
 
-    def gpu_load(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+    def gpu_load(self, gpu_of_expert: Ints) -> Floats:
         """float64[workload, layer, gpu]: relative load of every GPU under int64[layer, expert]."""
         on_gpu = (gpu_of_expert[:, :, None] == np.arange(self.gpus)).astype(np.float64)
         return np.einsum("wle,leg->wlg", self.relative_load, on_gpu)
 
-    def figures(self, gpu_of_expert: NDArray[np.int64]) -> JointFigures:
+    def figures(self, gpu_of_expert: Ints) -> JointFigures:
         """The figures of any placement int64[layer, expert]."""
         before, after = gpu_of_expert[:-1, :, None], gpu_of_expert[1:, None, :]
         hops = np.einsum("wlik,lik->w", self.transition_share, self.distance[before, after])
@@ -176,7 +176,7 @@ class JointInstance:
         kept = np.einsum("wlik,lik->w", self.transition_share, (before == after).astype(np.float64)) + 1 - moving
         return JointFigures(hops, np.minimum(kept, 1.0), *self.balance(gpu_of_expert))
 
-    def balance(self, gpu_of_expert: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def balance(self, gpu_of_expert: Ints) -> tuple[Floats, Floats]:
         """Imbalance and balancedness of a placement int64[layer, expert], as in `JointFigures`."""
         peak = self.gpu_load(gpu_of_expert).max(axis=2)
         loaded = peak > 0
@@ -184,7 +184,7 @@ class JointInstance:
         return (most - 1).mean(axis=1), (1 / most).mean(axis=1)
 
 
-def equal_slots(experts: int, gpus: int) -> NDArray[np.int64]:
+def equal_slots(experts: int, gpus: int) -> Ints:
     """int64[gpu]: as many experts on every GPU; raises InputError if they do not divide."""
     if gpus < 1 or experts < 1 or experts % gpus:
         raise InputError(

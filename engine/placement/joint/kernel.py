@@ -14,14 +14,13 @@ from math import factorial, prod
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, state_of, terms_of
 from engine.placement.joint.search import first_placement, search
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Limits, Report, Result, Status, Stop, never, result_of
+from engine.result import Ints, Limits, Report, Result, Status, Stop, never, result_of
 
 MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000
 """Placements of a layer, and pairs of them over all layers and budgets, up to which `shortest` is a matter of a second."""
@@ -33,20 +32,7 @@ SECONDS_PER_LOOK, SECONDS_PER_SWAP, LOOKS_WITH_MOVES = 7e-5, 6e-9, 4
 is followed by those at its neighbours."""
 
 
-def solvable(terms: JointTerms, max_moves: int | None) -> bool:
-    """True if the instance is small enough, and its objective a sum over layers: not where the worst workload counts, nor
-    where rows do."""
-    instance = terms.instance
-    if isinstance(instance, RowsInstance):
-        return False
-    placements = factorial(instance.experts) // prod(factorial(int(slots)) for slots in instance.slots)
-    steps = placements**2 * max(instance.layers - 1, 1) * ((max_moves or 0) + 1)
-    return not terms.worst and instance.experts <= 10 and placements <= MOST_PLACEMENTS and steps <= MOST_STEPS
-
-
-def shortest(
-    terms: JointTerms, start: NDArray[np.int64] | None, max_moves: int | None, stop: Stop
-) -> NDArray[np.int64] | None:
+def shortest(terms: JointTerms, start: Ints | None, max_moves: int | None, stop: Stop) -> Ints | None:
     """The best placement int64[layer, expert] with at most max_moves pairs elsewhere than in `start`; None if stopped.
 
     The value of a layer's placement is the least cost of the layers up to it, for every number of moves left.
@@ -92,7 +78,7 @@ def shortest(
     return every[path[::-1]]
 
 
-def _all_placements(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def _all_placements(slots: Ints) -> Ints:
     """int64[placement, expert]: every way to fill the slots, in lexicographic order."""
     if len(slots) == int(slots.sum()) == int(slots.max(initial=0) * len(slots)):
         return np.array(list(permutations(range(len(slots)))), dtype=np.int64)
@@ -118,12 +104,12 @@ def place_jointly(
     *,
     weight: float,
     workloads: Workloads = "worst",
-    start: NDArray[np.int64] | None = None,
+    start: Ints | None = None,
     max_moves: int | None = None,
-    initial: tuple[NDArray[np.int64], ...] = (),
+    initial: tuple[Ints, ...] = (),
     kicks: int | None = None,
-    on_placement: Callable[[NDArray[np.int64]], None] | None = None,
-) -> Result[NDArray[np.int64]]:
+    on_placement: Callable[[Ints], None] | None = None,
+) -> Result[Ints]:
     """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
 
     H is the hop cost share (`JointFigures`; of a `RowsInstance` rows / those of a blind placement), H_random its expected
@@ -151,16 +137,27 @@ def place_jointly(
     terms = terms_of(instance, weight, workloads == "worst")
     if kicks is None:
         kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-    looks = int(limits.seconds / seconds_of_look(terms, max_moves))
+    # Seconds of a look, as estimated, turn seconds into looks, so that answers repeat.
+    tables = len(terms.hop) + 2 * len(terms.load)
+    look = SECONDS_PER_LOOK + SECONDS_PER_SWAP * instance.experts**2 * tables
+    looks = int(limits.seconds / (look if max_moves is None else LOOKS_WITH_MOVES * look))
     incumbent = _Incumbent(terms, looks, began + limits.wall_seconds, stop, report, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
-    incumbent.begin(_best_of(terms, instance, start, max_moves, initial, incumbent.ended))
+    if max_moves is not None:
+        candidates = [start, *(place for place in initial if (place != start).sum() <= max_moves)]
+    else:
+        candidates = [*([] if start is None else [start]), *initial] or [first_placement(terms, incumbent.ended)]
+    incumbent.begin(min(candidates, key=terms.objective))
     proven = done = max_moves == 0 or _solved(incumbent, start, max_moves)
     if not proven and instance.gpus > 1 and not incumbent.ended():
         done = _searched(incumbent, start, max_moves, kicks, limits.seed, from_mean=terms.worst and not initial)
     best, bound = incumbent.place, incumbent.bound
-    if start is not None and max_moves is None:
-        best = _named_as(best, start, instance)
+    if start is not None and max_moves is None and instance.gpus_alike:
+        from scipy.optimize import linear_sum_assignment
+
+        # GPUs get the names with which most experts are on the GPU they are on in `start`.
+        pair = np.bincount((best * instance.gpus + start).ravel(), minlength=instance.gpus**2)
+        best = linear_sum_assignment(pair.reshape(instance.gpus, instance.gpus), maximize=True)[1][best]
     objective = terms.objective(best)
     if proven or objective <= bound + PROVEN_GAP or instance.gpus == 1:
         status, bound = Status.OPTIMAL, objective if proven or instance.gpus == 1 else bound
@@ -171,14 +168,6 @@ def place_jointly(
     options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": limits.seconds}
     options |= {} if max_moves is None else {"max_moves": max_moves}
     return result_of("place_jointly", began, status, objective, min(bound, objective), best, options, limits.seed)
-
-
-def seconds_of_look(terms: JointTerms, max_moves: int | None) -> float:
-    """Seconds between two questions of the search whether to stop, as estimated: they turn seconds into looks, so that answers
-    repeat."""
-    tables = len(terms.hop) + 2 * len(terms.load)
-    look = SECONDS_PER_LOOK + SECONDS_PER_SWAP * terms.instance.experts**2 * tables
-    return look * (1 if max_moves is None else LOOKS_WITH_MOVES)
 
 
 @dataclass
@@ -197,8 +186,8 @@ class _Incumbent:
     deadline: float
     stop: Stop
     on_progress: Report | None
-    on_placement: Callable[[NDArray[np.int64]], None] | None
-    place: NDArray[np.int64] | None = None
+    on_placement: Callable[[Ints], None] | None
+    place: Ints | None = None
     objective: float = np.inf
     bound: float = 0.0
     cancelled: bool = False
@@ -215,7 +204,7 @@ class _Incumbent:
         self.late = self.late or self.looks < 0
         return self.ended()
 
-    def begin(self, place: NDArray[np.int64]) -> None:
+    def begin(self, place: Ints) -> None:
         self.place, self.objective = place, self.terms.objective(place)
         self.report()
 
@@ -232,14 +221,22 @@ class _Incumbent:
             self.on_progress(self.objective, min(self.bound, self.objective))
 
 
-def _solved(incumbent: _Incumbent, start: NDArray[np.int64] | None, max_moves: int | None) -> bool:
-    """True if all placements could be gone through; the best one is then the incumbent."""
-    if not solvable(incumbent.terms, max_moves):
+def _solved(incumbent: _Incumbent, start: Ints | None, max_moves: int | None) -> bool:
+    """True if all placements could be gone through; the best one is then the incumbent.
+
+    They can where they are few and the objective is a sum over layers: not where the worst workload counts, nor where rows do.
+    """
+    terms, instance = incumbent.terms, incumbent.terms.instance
+    if isinstance(instance, RowsInstance) or terms.worst or instance.experts > 10:
         return False
-    place = shortest(incumbent.terms, start, max_moves, incumbent.ended)
+    placements = factorial(instance.experts) // prod(factorial(int(slots)) for slots in instance.slots)
+    steps = placements**2 * max(instance.layers - 1, 1) * ((max_moves or 0) + 1)
+    if placements > MOST_PLACEMENTS or steps > MOST_STEPS:
+        return False
+    place = shortest(terms, start, max_moves, incumbent.ended)
     if place is None:
         return False
-    if incumbent.terms.objective(place) < incumbent.objective:
+    if terms.objective(place) < incumbent.objective:
         incumbent.place = place
     if incumbent.on_placement:
         incumbent.on_placement(place.copy())
@@ -247,12 +244,7 @@ def _solved(incumbent: _Incumbent, start: NDArray[np.int64] | None, max_moves: i
 
 
 def _searched(
-    incumbent: _Incumbent,
-    start: NDArray[np.int64] | None,
-    max_moves: int | None,
-    kicks: int,
-    seed: int,
-    from_mean: bool,
+    incumbent: _Incumbent, start: Ints | None, max_moves: int | None, kicks: int, seed: int, from_mean: bool
 ) -> bool:
     """Search from the incumbent; True if all kicks were made. from_mean: half of them for the workloads' mean first."""
     terms, start = incumbent.terms, None if max_moves is None else start
@@ -267,42 +259,15 @@ def _searched(
     )
 
 
-def _best_of(
-    terms: JointTerms,
-    instance: JointInstance,
-    start: NDArray[np.int64] | None,
-    max_moves: int | None,
-    initial: list[NDArray[np.int64]],
-    stop: Stop,
-) -> NDArray[np.int64]:
-    """The best of the placements to begin from."""
-    if max_moves is not None:
-        candidates = [start, *(place for place in initial if (place != start).sum() <= max_moves)]
-    else:
-        candidates = [*([] if start is None else [start]), *initial] or [first_placement(terms, stop)]
-    return min(candidates, key=terms.objective)
-
-
-def _named_as(place: NDArray[np.int64], start: NDArray[np.int64], instance: JointInstance) -> NDArray[np.int64]:
-    """The placement with GPUs that are alike renamed so that most experts are on the GPU they are on in `start`."""
-    from scipy.optimize import linear_sum_assignment
-
-    if not instance.gpus_alike:
-        return place
-    pair = np.bincount((place * instance.gpus + start).ravel(), minlength=instance.gpus**2)
-    old, new = linear_sum_assignment(pair.reshape(instance.gpus, instance.gpus), maximize=True)
-    return new[np.argsort(old)][place]
-
-
 def _checked(
     instance: JointInstance,
     weight: float,
     workloads: str,
-    start: NDArray[np.int64] | None,
+    start: Ints | None,
     max_moves: int | None,
-    initial: tuple[NDArray[np.int64], ...],
+    initial: tuple[Ints, ...],
     kicks: int | None,
-) -> tuple[NDArray[np.int64] | None, list[NDArray[np.int64]]]:
+) -> tuple[Ints | None, list[Ints]]:
     if not 0 <= weight <= 1:
         raise InputError(f"weight: {weight}; wanted a number from 0 (balance alone) to 1 (affinity alone)")
     if workloads not in ("worst", "mean"):

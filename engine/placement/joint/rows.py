@@ -11,7 +11,6 @@ from functools import cached_property
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.coactivation import coactivation
@@ -19,7 +18,7 @@ from engine.placement.coactivation.instance import CoactivationInstance, Nets, n
 from engine.placement.coactivation.search import swap, tables_of
 from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
 from engine.placement.joint.state import JointState, JointTerms
-from engine.result import Limits, Stop, never
+from engine.result import Floats, Ints, Limits, Stop, never
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +32,7 @@ class RowsInstance(JointInstance):
     """
 
     recordings: tuple[CoactivationInstance, ...] = ()
-    least_rows: NDArray[np.float64] | None = None
+    least_rows: Floats | None = None
 
     @property
     def gpus_alike(self) -> bool:
@@ -54,38 +53,38 @@ class RowsInstance(JointInstance):
         ]
 
     @cached_property
-    def blind_rows(self) -> NDArray[np.float64]:
+    def blind_rows(self) -> Floats:
         """float64[workload]: rows expected of a placement drawn blindly, layer by layer."""
         return np.array([sum(map(_blind_rows, layers)) for layers in self.nets], dtype=np.float64)
 
     @cached_property
-    def per_row(self) -> NDArray[np.float64]:
+    def per_row(self) -> Floats:
         """float64[workload]: a row's part in the hop cost share."""
         return np.divide(1.0, self.blind_rows, out=np.zeros(self.workloads), where=self.blind_rows > 0)
 
-    def rows(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, gpu_of_expert: Ints) -> Ints:
         """int64[workload]: rows that a placement int64[layer, expert] sends in all layers."""
         group = gpu_of_expert // self.recordings[0].group_size
         return np.array(
             [sum(nets.rows(group[layer]) for layer, nets in enumerate(layers)) for layers in self.nets], dtype=np.int64
         )
 
-    def rows_a_token(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+    def rows_a_token(self, gpu_of_expert: Ints) -> Floats:
         """float64[workload]: mean rows of a token in a layer; 0 without tokens."""
         return self.rows(gpu_of_expert) / np.maximum(self.tokens, 1)
 
     @cached_property
-    def tokens(self) -> NDArray[np.int64]:
+    def tokens(self) -> Ints:
         """int64[workload]: tokens with an expert, summed over layers."""
         return np.array([(each.experts >= 0).any(axis=2).sum() for each in self.recordings])
 
-    def figures(self, gpu_of_expert: NDArray[np.int64]) -> JointFigures:
+    def figures(self, gpu_of_expert: Ints) -> JointFigures:
         """The figures of any placement int64[layer, expert]."""
         share = self.rows(gpu_of_expert) * self.per_row
         return JointFigures(share, 1 - share, *self.balance(gpu_of_expert))
 
 
-def rows_instance(recordings: tuple[CoactivationInstance, ...], load: NDArray[np.float64]) -> RowsInstance:
+def rows_instance(recordings: tuple[CoactivationInstance, ...], load: Floats) -> RowsInstance:
     """The instance of these recordings. Raises InputError where they differ in more than their tokens.
 
     load: float64[workload, layer, expert], tokens
@@ -121,7 +120,7 @@ class RowsTerms(JointTerms):
         super().__init__(instance, weight, worst)
         self.per_row = instance.per_row * (weight if self.worst else weight / instance.workloads)
 
-    def _hop(self) -> NDArray[np.float64]:
+    def _hop(self) -> Floats:
         return self.instance.transitions[:1]  # all 0, as hops cost nothing
 
     def least_affinity(self, stop: Stop = never) -> float:
@@ -146,7 +145,7 @@ class RowsState(JointState):
         self.rows = instance.rows(self.place)
         self.hops = self.rows * self.terms.per_row
 
-    def _row_changes(self, workload: int, layer: int) -> NDArray[np.int64]:
+    def _row_changes(self, workload: int, layer: int) -> Ints:
         """int64[expert, expert]: rows that a swap of two experts adds."""
         tables = self.tables[workload][layer]
         change = tables.joining[tables.group].astype(np.int64)
@@ -156,7 +155,7 @@ class RowsState(JointState):
         change[tables.group[:, None] == tables.group] = 0
         return change
 
-    def _hop_changes(self, layer: int) -> NDArray[np.float64]:
+    def _hop_changes(self, layer: int) -> Floats:
         changes = np.zeros((len(self.tables), self.experts, self.experts))
         for workload, tables in enumerate(self.tables):
             if tables:
@@ -181,16 +180,10 @@ class RowsState(JointState):
 
 def terms_of(instance: JointInstance, weight: float, worst: bool) -> JointTerms:
     """The objective of an instance, of hops or of rows."""
-    return (
-        RowsTerms(instance, weight, worst)
-        if isinstance(instance, RowsInstance)
-        else JointTerms(instance, weight, worst)
-    )
+    return (RowsTerms if isinstance(instance, RowsInstance) else JointTerms)(instance, weight, worst)
 
 
-def state_of(
-    terms: JointTerms, place: NDArray[np.int64], start: NDArray[np.int64] | None, max_moves: int | None
-) -> JointState:
+def state_of(terms: JointTerms, place: Ints, start: Ints | None, max_moves: int | None) -> JointState:
     """The state of a placement under an objective of hops or of rows; see `JointState`."""
     return (RowsState if isinstance(terms, RowsTerms) else JointState)(terms, place, start, max_moves)
 
@@ -202,9 +195,7 @@ BOUND_SHARE = 0.5
 """Part of the time for the bounds."""
 
 
-def with_starts(
-    instance: RowsInstance, limits: Limits, stop: Stop = never
-) -> tuple[RowsInstance, tuple[NDArray[np.int64], ...]]:
+def with_starts(instance: RowsInstance, limits: Limits, stop: Stop = never) -> tuple[RowsInstance, tuple[Ints, ...]]:
     """(the instance with `least_rows`, placements int64[layer, expert] to begin from), within the limits.
 
     Bounds are of every recording alone, without a cap, so that they hold of every placement, and a placement comes with each;
@@ -219,16 +210,10 @@ def with_starts(
             least[workload] = result.bound
             places.append(result.solution)
     part = replace(limits, seconds=(1 - BOUND_SHARE) * limits.seconds, exact=False)
-    places.append(coactivation(replace(_together(known), cap=CAP), part, stop).solution)
+    most = max(recording.experts.shape[2] for recording in known)
+    padding = [((0, 0), (0, 0), (0, most - each.experts.shape[2])) for each in known]
+    experts = [np.pad(each.experts, wide, constant_values=-1) for each, wide in zip(known, padding, strict=True)]
+    source = np.concatenate([each.source_gpu for each in known])
+    together = replace(known[0], experts=np.concatenate(experts, axis=1), source_gpu=source, cap=CAP)
+    places.append(coactivation(together, part, stop).solution)
     return replace(instance, least_rows=least), tuple(places)
-
-
-def _together(recordings: list[CoactivationInstance]) -> CoactivationInstance:
-    """One recording of the tokens of all."""
-    most = max(recording.experts.shape[2] for recording in recordings)
-    experts = [
-        np.pad(each.experts, ((0, 0), (0, 0), (0, most - each.experts.shape[2])), constant_values=-1)
-        for each in recordings
-    ]
-    source = np.concatenate([each.source_gpu for each in recordings])
-    return replace(recordings[0], experts=np.concatenate(experts, axis=1), source_gpu=source)

@@ -9,10 +9,10 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engine.placement.baselines import heaviest_first
 from engine.placement.joint.state import BROAD, EVENNESS, NARROW, TOLERANCE, JointState, JointTerms
-from engine.result import Stop, never
+from engine.result import Floats, Ints, Stop, never
 
 MOST_EXCHANGES = 4096
 """Exchanges of two experts against two are left out where there would be more: at over 11 experts per GPU."""
@@ -88,14 +88,8 @@ def longest_chain(state: JointState, first_gpu: int, second_gpu: int) -> int:
 
 
 def _shortest(
-    state: JointState,
-    alone: NDArray[np.float64],
-    table: NDArray[np.float64],
-    member: NDArray[np.int64],
-    low: int,
-    on_hops: NDArray[np.float64],
-    apart: float,
-) -> tuple[list[int], NDArray[np.int64]]:
+    state: JointState, alone: Floats, table: Floats, member: Ints, low: int, on_hops: Floats, apart: float
+) -> tuple[list[int], Ints]:
     """The choice of every layer (-1: no exchange) and the exchange that every choice stands for, int64[layer, choice]."""
     layers, exchanges = alone.shape
     count = min(CHOICES if layers > 1 else 1, exchanges)
@@ -121,7 +115,7 @@ def _shortest(
 
 
 @cache
-def _exchanges(first: int, second: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _exchanges(first: int, second: int) -> tuple[Floats, Floats]:
     """float64[exchange, expert of one or the other GPU] and its transpose: 1 leaves the first GPU, -1 the second."""
     rows = []
     for size in (1, 2):
@@ -208,7 +202,7 @@ def descend(state: JointState, layers: Iterable[int], stop: Stop, price: float =
                 queued.add(other)
 
 
-def _swap_others(state: JointState, layer: int, gains: NDArray[np.float64], moved: set[int]) -> None:
+def _swap_others(state: JointState, layer: int, gains: Floats, moved: set[int]) -> None:
     """More swaps from the same gains float64[expert, expert], the best of every expert that has not moved since, each
     kept only if it still helps: for many experts far cheaper than all gains anew after every swap."""
     partner = gains.argmin(axis=1)
@@ -276,9 +270,7 @@ def rename_suffixes(state: JointState) -> None:
         kept = np.bincount(pair.ravel(), tokens.ravel(), state.gpus**2).reshape(state.gpus, state.gpus)
         new, old = linear_sum_assignment(kept, maximize=True)
         if kept[new, old].sum() > np.trace(kept) + TOLERANCE:
-            name = np.empty(state.gpus, dtype=np.int64)
-            name[old] = new
-            place[layer + 1 :] = name[place[layer + 1 :]]
+            place[layer + 1 :] = np.argsort(old)[place[layer + 1 :]]
             changed = True
     if changed:
         state.reset(place)
@@ -286,7 +278,7 @@ def rename_suffixes(state: JointState) -> None:
             state.reset(old_place)
 
 
-def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
+def first_placement(terms: JointTerms, stop: Stop = never) -> Ints:
     """int64[layer, expert]: layer by layer the assignment that keeps most tokens of the layer before.
 
     Prices on GPU load rise where it is high; of the prices tried, those with the best layer count. Where none is better, with
@@ -300,7 +292,7 @@ def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
     column = np.repeat(np.arange(instance.gpus), instance.slots)
     mean = terms.load.mean(axis=0)
     for layer in range(instance.layers):
-        place[layer] = _lightest_first(mean[layer], instance.slots)
+        place[layer] = heaviest_first(mean[layer], instance.slots)
         if not layer or not terms.weight or stop():
             continue
         hop = terms.hop[:, layer - 1].mean(axis=0).T @ terms.distance[place[layer - 1]]
@@ -317,16 +309,6 @@ def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
             if value < best:
                 place[layer], best = trial, value
             gpu_price = np.maximum(gpu_price + (held / max(held.mean(), TOLERANCE) - 1) / (step + 2), 0.0)
-    return place
-
-
-def _lightest_first(load: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    place, held, left = np.empty(len(load), dtype=np.int64), np.zeros(len(slots)), slots.copy()
-    for expert in np.argsort(-load, kind="stable"):
-        gpu = int(np.where(left > 0, held, np.inf).argmin())
-        place[expert] = gpu
-        held[gpu] += load[expert]
-        left[gpu] -= 1
     return place
 
 
@@ -370,7 +352,7 @@ def _chains(state: JointState, rng: np.random.Generator, stop: Stop, price: floa
             chain(state, *pairs[index], low, min(low + span, state.layers), price)
 
 
-def _kick(state: JointState, rng: np.random.Generator) -> tuple[int, int, NDArray[np.int64]]:
+def _kick(state: JointState, rng: np.random.Generator) -> tuple[int, int, Ints]:
     """Exchange experts blindly; returns the layers low … high - 1 and the GPUs where it happened."""
     width = int(rng.integers(1, 5))
     low = int(rng.integers(max(1, state.layers - width + 1)))

@@ -1,11 +1,10 @@
 """A placement with everything that makes a swap of two experts cheap to judge."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance
-from engine.placement.joint.instance import JointFigures, JointInstance
-from engine.result import Stop, never
+from engine.placement.joint.instance import JointInstance
+from engine.result import Floats, Ints, Stop, never
 
 EVENNESS = 0.02
 """Weight of the squares of the GPU loads: they tell apart swaps that leave the busiest GPU as it is."""
@@ -36,11 +35,11 @@ class JointTerms:
         empty = (instance.load.sum(axis=2) == 0).mean(axis=1)
         self.offset = (1 - weight) * (empty - 1) / per_workload
 
-    def together(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def together(self, values: Floats) -> Floats:
         """The objective's part of values [scenario or workload, ...]: the largest, or the sum of values divided already."""
         return values.max(axis=0) if self.worst else values.sum(axis=0)
 
-    def _hop(self) -> NDArray[np.float64]:
+    def _hop(self) -> Floats:
         share = self.instance.transition_share
         share = share if self.worst else share.mean(axis=0, keepdims=True)
         return share * (self.weight / self.instance.random_hop_cost_share)
@@ -55,12 +54,9 @@ class JointTerms:
         imbalance = least_imbalance(self.instance, self.worst) if self.weight < 1 else 0.0
         return self.weight * hops / self.instance.random_hop_cost_share + (1 - self.weight) * imbalance
 
-    def objective(self, gpu_of_expert: NDArray[np.int64]) -> float:
+    def objective(self, gpu_of_expert: Ints) -> float:
         """The objective of any placement int64[layer, expert], computed from nothing but the instance."""
-        return self.of_figures(self.instance.figures(gpu_of_expert))
-
-    def of_figures(self, figures: JointFigures) -> float:
-        """The objective of a placement with these figures."""
+        figures = self.instance.figures(gpu_of_expert)
         aggregate = np.max if self.worst else np.mean
         hops = float(aggregate(figures.hop_cost_share)) / self.instance.random_hop_cost_share
         return self.weight * hops + (1 - self.weight) * float(aggregate(figures.imbalance))
@@ -80,20 +76,14 @@ class JointState:
 
     linked = True
 
-    def __init__(
-        self,
-        terms: JointTerms,
-        place: NDArray[np.int64],
-        start: NDArray[np.int64] | None = None,
-        max_moves: int | None = None,
-    ) -> None:
+    def __init__(self, terms: JointTerms, place: Ints, start: Ints | None = None, max_moves: int | None = None) -> None:
         self.terms, self.start, self.max_moves = terms, start, max_moves
         self.breadth = BROAD
         self.gpus, self.layers = terms.instance.gpus, terms.instance.layers
         self.experts = terms.instance.experts
         self.reset(place)
 
-    def reset(self, place: NDArray[np.int64]) -> None:
+    def reset(self, place: Ints) -> None:
         """Take over another placement and compute all tables afresh."""
         terms = self.terms
         self.place = place.copy()
@@ -117,7 +107,7 @@ class JointState:
     def objective(self) -> float:
         return float(self.terms.together(self.hops) + self.terms.together(self.peaks))
 
-    def swap_gains(self, layer: int, price: float = 0.0) -> NDArray[np.float64]:
+    def swap_gains(self, layer: int, price: float = 0.0) -> Floats:
         """float64[expert, expert]: change of the guiding objective (negative: better) when two experts swap GPUs.
 
         price: added per (layer, expert) pair that leaves its GPU in `start`. Swaps inside a GPU and swaps that exceed
@@ -144,12 +134,13 @@ class JointState:
         gain[gpu[:, None] == gpu] = np.inf
         left = np.inf if self.max_moves is None else self.max_moves - self.moves
         if left < 2 or price:  # a swap moves two at most
-            moved = self._moves_of_swaps(layer)
+            away = (gpu[None, :] != self.start[layer][:, None]).astype(np.int8)
+            moved = away + away.T - away.diagonal()[:, None] - away.diagonal()  # between -2 and 2
             gain[moved > left] = np.inf
             gain += price * moved
         return gain
 
-    def _hop_changes(self, layer: int) -> NDArray[np.float64]:
+    def _hop_changes(self, layer: int) -> Floats:
         """float64[scenario, expert, expert]: change of `hops` when two experts of the layer swap GPUs."""
         there = self.cost[:, layer].take(self.place[layer], axis=2)
         there -= there.diagonal(axis1=1, axis2=2)[:, :, None].copy()
@@ -210,7 +201,7 @@ class JointState:
         """True if no more pairs moved than may."""
         return self.max_moves is None or self.moves <= self.max_moves
 
-    def guide(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    def guide(self, sums: Floats) -> Floats:
         """float64[scenario]: weight of each where a linear objective is needed; the worst counts half and more."""
         if not self.terms.worst:
             return np.ones(len(sums))
@@ -218,13 +209,7 @@ class JointState:
         share[sums.argmax()] += 0.5
         return share
 
-    def _moves_of_swaps(self, layer: int) -> NDArray[np.int8]:
-        home, place = self.start[layer], self.place[layer]
-        away = (place[None, :] != home[:, None]).astype(np.int8)  # between -2 and 2 in all
-        now = away.diagonal()
-        return away + away.T - now[:, None] - now
-
-    def _change(self, change: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _change(self, change: Floats, now: Floats) -> Floats:
         """Change of the guiding objective for changes [scenario, ...] of sums float64[scenario]."""
         if not self.terms.worst:
             return change[0] if len(change) == 1 else change.sum(axis=0)
@@ -232,7 +217,7 @@ class JointState:
         return (1 - self.breadth) * after + self.breadth * change.mean(axis=0)
 
     @staticmethod
-    def _largest_elsewhere(load: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _largest_elsewhere(load: Floats) -> Floats:
         """float64[gpu, gpu]: the largest of load float64[gpu] outside of a pair of GPUs; 0 where no other is left."""
         order = np.argsort(-load, kind="stable")[:3]
         value = np.append(load[order], [0.0, 0.0])

@@ -12,7 +12,7 @@ with one host are no question; only the others become variables.
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.result import Stop, never
+from engine.result import Bools, Floats, Ints, Stop, never
 
 ROUND_OFF = 1e-12
 """By how much a limit gives way, so that no sum of floats can put it above the optimum."""
@@ -21,7 +21,7 @@ VARIABLES_AT_ONCE = 1500
 TOLERANCE = 1e-10
 
 
-def greedy_counts(load: NDArray[np.float64], slots: int, capacity: NDArray[np.float64]) -> NDArray[np.int64]:
+def greedy_counts(load: Floats, slots: int, capacity: Floats) -> Ints:
     """int64[row, expert] replicas, at least 1 each and `slots` in all, so that max load / capacity[replicas] is least.
 
     Replica by replica to the expert with the greatest quotient, which no other counts can undercut. Ties: lower index.
@@ -42,14 +42,14 @@ def greedy_counts(load: NDArray[np.float64], slots: int, capacity: NDArray[np.fl
     return count
 
 
-def counts_of(expert: NDArray[np.int64], experts: int) -> NDArray[np.int64]:
+def counts_of(expert: Ints, experts: int) -> Ints:
     """int64[row, expert]: replicas of every expert."""
     rows = len(expert)
     flat = np.where(expert < 0, experts, expert).reshape(rows, -1) + np.arange(rows)[:, None] * (experts + 1)
     return np.bincount(flat.ravel(), minlength=rows * (experts + 1)).reshape(rows, experts + 1)[:, :experts]
 
 
-def equal_weights(expert: NDArray[np.int64], load: NDArray[np.float64]) -> NDArray[np.float64]:
+def equal_weights(expert: Ints, load: Floats) -> Floats:
     """float64[row, load, gpu, place] where load float64[row, load, expert] divides equally over the replicas."""
     share = load / np.maximum(counts_of(expert, load.shape[2]), 1)[:, None]
     rows, loads = load.shape[:2]
@@ -58,9 +58,7 @@ def equal_weights(expert: NDArray[np.int64], load: NDArray[np.float64]) -> NDArr
     return np.where(expert[:, None] < 0, 0.0, weight.reshape(rows, loads, *expert.shape[1:]))
 
 
-def packed(
-    load: NDArray[np.float64], count: NDArray[np.int64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def packed(load: Floats, count: Ints, slots_of_gpu: Ints, speed: Floats) -> Ints:
     """Longest processing time first: each replica, heaviest first, where it ends soonest; int64[row, gpu, place].
 
     load: float64[row, expert]
@@ -94,67 +92,33 @@ def packed(
     return layout
 
 
-def least_time(
-    load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def least_time(load: Floats, slots_of_gpu: Ints, speed: Floats) -> Floats:
     """float64[row] time below which the slowest GPU cannot come under the worst load.
 
     load: float64[row, load, expert]
     slots_of_gpu: int64[gpu]
     speed: float64[gpu]
     """
-    bound = _fewest_replicas(load.max(axis=1), slots_of_gpu, speed)
-    for bound_of_load in (
-        load.sum(axis=2) / speed.sum(),
-        _reach(load, slots_of_gpu, speed),
-        _crowd(load, slots_of_gpu, speed),
-    ):
-        bound = np.maximum(bound, bound_of_load.max(axis=1))
-    return bound * (1 - ROUND_OFF)
-
-
-def _fewest_replicas(
-    greatest: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """float64[row]: n hosts give an expert at most the speed of the n fastest GPUs, and there are only so many slots.
-
-    greatest: float64[row, expert], the greatest load of the expert in any of the loads, for they share the counts.
-    """
-    fastest = np.cumsum(-np.sort(-speed[slots_of_gpu > 0]))
-    slots = int(slots_of_gpu.sum())
+    experts, slots, fastest = load.shape[2], int(slots_of_gpu.sum()), np.cumsum(-np.sort(-speed[slots_of_gpu > 0]))
+    # n hosts give an expert at most the speed of the n fastest GPUs; slots are only so many, and all loads share the counts.
     capacity = np.r_[1.0, fastest, np.full(max(slots - len(fastest), 0), fastest[-1])]
-    count = greedy_counts(greatest, slots, capacity)
-    return (greatest / capacity[count]).max(axis=1)
-
-
-def _reach(
-    load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """float64[row, load]: some GPUs with c slots together take at most the c heaviest experts, the others the rest."""
+    greatest = load.max(axis=1)
+    bound = (greatest / capacity[greedy_counts(greatest, slots, capacity)]).max(axis=1)
+    of_loads = [load.sum(axis=2) / speed.sum()]
+    # The k heaviest experts find no more GPUs than the slots that the others leave them.
     heaviest = np.cumsum(-np.sort(-load, axis=2), axis=2)
+    hosts = np.minimum(slots - experts + np.arange(1, experts + 1), len(fastest))
+    of_loads.append((heaviest / fastest[hosts - 1]).max(axis=2))
+    # Some GPUs with c slots together take at most the c heaviest experts, the others the rest.
     heaviest = np.concatenate([np.zeros_like(heaviest[..., :1]), heaviest], axis=2)
-    bound = np.zeros(load.shape[:2])
     for order in (np.argsort(slots_of_gpu, kind="stable"), np.argsort(slots_of_gpu / speed, kind="stable")):
-        slots = np.minimum(np.cumsum(slots_of_gpu[order])[:-1], load.shape[2])
+        taken = np.minimum(np.cumsum(slots_of_gpu[order])[:-1], experts)
         others = speed.sum() - np.cumsum(speed[order])[:-1]
-        rest = heaviest[..., -1:] - heaviest[..., slots]
-        bound = np.maximum(bound, (rest / others).max(axis=2, initial=0.0))
-    return bound
+        of_loads.append(((heaviest[..., -1:] - heaviest[..., taken]) / others).max(axis=2, initial=0.0))
+    return np.maximum(bound, np.max(of_loads, axis=0).max(axis=1)) * (1 - ROUND_OFF)
 
 
-def _crowd(
-    load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """float64[row, load]: the k heaviest experts find no more GPUs than the slots that the others leave them."""
-    experts, spare = load.shape[2], int(slots_of_gpu.sum()) - load.shape[2]
-    fastest = np.cumsum(-np.sort(-speed[slots_of_gpu > 0]))
-    hosts = np.minimum(spare + np.arange(1, experts + 1), len(fastest))
-    return (np.cumsum(-np.sort(-load, axis=2), axis=2) / fastest[hosts - 1]).max(axis=2)
-
-
-def divided(
-    expert: NDArray[np.int64], weight: NDArray[np.float64], speed: NDArray[np.float64], stop: Stop = never
-) -> NDArray[np.float64]:
+def divided(expert: Ints, weight: Floats, speed: Floats, stop: Stop = never) -> Floats:
     """float64[row, load, gpu, place]: the weights after the best division, for each row and load on its own.
 
     Rows that are not reached before `stop` answers True keep their weights, as do those with a slowest GPU that the program
@@ -187,13 +151,7 @@ def divided(
     return weight
 
 
-def _divide(
-    jobs: list[tuple[int, int, NDArray[np.bool_]]],
-    expert: NDArray[np.int64],
-    weight: NDArray[np.float64],
-    speed: NDArray[np.float64],
-    ideal: NDArray[np.float64],
-) -> None:
+def _divide(jobs: list[tuple[int, int, Bools]], expert: Ints, weight: Floats, speed: Floats, ideal: Floats) -> None:
     """Solve the jobs (row, load, slots to divide over) as one program and put improvements into `weight`."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.result import Floats, Ints
 
 
-def eplb(load: NDArray[np.float64], slots: int, gpus: int, nodes: int = 1, groups: int = 1) -> NDArray[np.int64]:
+def eplb(load: Floats, slots: int, gpus: int, nodes: int = 1, groups: int = 1) -> Ints:
     """physical_to_logical int64[layer, slot]; slot j is on GPU j // (slots / gpus).
 
     Hierarchical if `nodes` divides `groups`, otherwise global, where neither of them has any effect. Raises InputError if
@@ -52,7 +53,7 @@ def eplb(load: NDArray[np.float64], slots: int, gpus: int, nodes: int = 1, group
     return np.take_along_axis(expert_at, local_at.reshape(layers, slots), axis=1)
 
 
-def replicated(load: NDArray[np.floating], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def replicated(load: NDArray[np.floating], slots: int) -> tuple[Ints, Ints]:
     """Greedy replication: (expert of every replica int64[row, slots], replicas of every expert int64[row, expert]).
 
     load: float[row, expert]. Replicas come in the order in which they are made, first one of every expert. No other
@@ -71,7 +72,7 @@ def replicated(load: NDArray[np.floating], slots: int) -> tuple[NDArray[np.int64
     return expert, count
 
 
-def _packed(weight: NDArray[np.float32], packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _packed(weight: NDArray[np.float32], packs: int) -> tuple[Ints, Ints]:
     """Greedy packing of items into packs of equally many: (pack, place in the pack), int64[row, item] each."""
     rows, items = weight.shape
     if packs == items:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, CpSolverStatus, LinearExpr
 
 from engine.placement.replication.bounds import counts_of
-from engine.result import Limits, Stop
+from engine.placement.replication.instance import ReplicationInstance
+from engine.result import Floats, Ints, Limits, Stop
 from engine.solver import seconds_of_work, solve
 
 UNITS = 2**24
@@ -18,37 +18,34 @@ SPEED_UNITS = 2**26
 
 
 def best_layout(
-    load: NDArray[np.float64],
-    slots_of_gpu: NDArray[np.int64],
-    speed: NDArray[np.float64],
-    split: str,
-    known: NDArray[np.int64],
+    instance: ReplicationInstance,
+    known: Ints,
     bound: float,
     limits: Limits,
     stop: Stop,
     spend: Callable[[float], None] = lambda seconds: None,
-) -> tuple[NDArray[np.int64], float]:
+) -> tuple[Ints, float]:
     """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
 
-    load: float64[load, expert] in units of the ideal
-    speed: float64[gpu]
+    instance: of a single layer
     known: int64[gpu, place], a good layout, which comes back if nothing better is found
     bound: a limit that is already proven
     spend: called with the seconds of work that it took
     """
+    load, speed = instance.relative[0], instance.speed
     if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
         return known, bound
-    model = _free_model if split == "free" else _equal_model
 
     def solved(model: CpModel, hint: dict) -> tuple[CpSolverStatus, CpSolver]:
         status, solver = solve(model, limits, stop, hint=hint, linearization_level=2)
         spend(seconds_of_work(solver))
         return status, solver
 
-    return model(load, slots_of_gpu, speed, known, bound, solved)
+    model = _free_model if instance.split == "free" else _equal_model
+    return model(load, instance.slots_of_gpu, speed, known, bound, solved)
 
 
-def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArray[np.int64], float]:
+def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[Ints, float]:
     """Copies of an expert on a GPU, once for every number of replicas the expert may have."""
     loads, experts = load.shape
     gpus, most = len(slots_of_gpu), int(slots_of_gpu.sum()) - experts + 1
@@ -91,24 +88,18 @@ def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArr
     status, solver = solved(model, hint)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
-    layout = _layout(solver, copies, slots_of_gpu, known.shape)
+    layout = np.full(known.shape, -1, dtype=np.int64)
+    for g, slots in enumerate(slots_of_gpu):
+        layout[g, :slots] = [e for (e, gpu, _), copy in copies.items() if gpu == g for _ in range(solver.value(copy))]
     return layout, max(bound, solver.best_objective_bound / UNITS)
 
 
-def _longest(load: NDArray[np.float64], speed: NDArray[np.float64]) -> int:
+def _longest(load: Floats, speed: Floats) -> int:
     """Units of time that any one GPU needs for everything."""
     return int(load.sum(axis=1).max() / speed.min() * UNITS) + 1
 
 
-def _layout(solver: CpSolver, copies: dict, slots_of_gpu: NDArray[np.int64], shape: tuple) -> NDArray[np.int64]:
-    layout = np.full(shape, -1, dtype=np.int64)
-    for g, slots in enumerate(slots_of_gpu):
-        here = [e for (e, gpu, _), copy in copies.items() if gpu == g for _ in range(solver.value(copy))]
-        layout[g, :slots] = here
-    return layout
-
-
-def _free_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[NDArray[np.int64], float]:
+def _free_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[Ints, float]:
     """Hosts of every expert, and for every load the part of each host, which may be nothing."""
     loads, experts = load.shape
     gpus = len(slots_of_gpu)

@@ -10,21 +10,18 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.replication.bounds import divided, equal_weights, packed
 from engine.placement.replication.eplb import check_counts
 from engine.placement.replication.search import Layouts, exchange
-from engine.result import Stop, never
+from engine.result import Bools, Floats, Ints, Stop, never
 
 MOST_WAYS = 3000
 """Ways to deal groups to nodes up to which all are tried: 8 groups on 4 nodes are 105, 12 on 3 nodes 5775."""
 
 
-def groups_of_nodes(
-    load: NDArray[np.float64], nodes: int, groups: int, speed_of_node: float, seed: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def groups_of_nodes(load: Floats, nodes: int, groups: int, speed_of_node: float, seed: int = 0) -> tuple[Ints, Floats]:
     """(groups in the order of their nodes int64[row, group], proven least time of the busiest node float64[row]).
 
     load: float64[row, load, expert], in units in which a node does `speed_of_node` in a time of 1.
@@ -46,7 +43,7 @@ def groups_of_nodes(
     return layouts.expert.reshape(rows, groups), least.max(axis=1)
 
 
-def _partitions(groups: int, nodes: int) -> NDArray[np.int64] | None:
+def _partitions(groups: int, nodes: int) -> Ints | None:
     """int64[way, node, group of the node]: every even dealing of groups to alike nodes; None if there are too many."""
     ways: list[list[tuple[int, ...]]] = [[]]
     for _ in range(nodes):
@@ -79,14 +76,14 @@ class ReplicationInstance:
     Raises InputError for a wrong shape or value, or where the slots cannot hold every expert.
     """
 
-    loads: NDArray[np.float64]
+    loads: Floats
     slots: int
     gpus: int
     split: Split = "equal"
     nodes: int = 1
     groups: int = 1
-    slots_of_gpu: NDArray[np.int64] | None = None
-    speed: NDArray[np.float64] | None = None
+    slots_of_gpu: Ints | None = None
+    speed: Floats | None = None
 
     def __post_init__(self) -> None:
         loads = np.asarray(self.loads, dtype=np.float64)
@@ -113,7 +110,7 @@ class ReplicationInstance:
                 "leave groups and nodes out, or plan for equal GPUs"
             )
 
-    def _checked_slots(self, experts: int) -> NDArray[np.int64]:
+    def _checked_slots(self, experts: int) -> Ints:
         slots_of_gpu = np.asarray(self.slots_of_gpu)
         whole = np.issubdtype(slots_of_gpu.dtype, np.integer)
         if slots_of_gpu.shape != (self.gpus,) or not whole or slots_of_gpu.min(initial=0) < 0:
@@ -141,12 +138,12 @@ class ReplicationInstance:
         return self.nodes > 1 and self.groups % self.nodes == 0
 
     @cached_property
-    def gpu_of_slot(self) -> NDArray[np.int64]:
+    def gpu_of_slot(self) -> Ints:
         """int64[slot]."""
         return np.repeat(np.arange(self.gpus), self.slots_of_gpu)
 
     @cached_property
-    def relative(self) -> NDArray[np.float64]:
+    def relative(self) -> Floats:
         """float64[layer, load, expert]: loads so that a perfect division takes every GPU a time of 1; no load stays 0."""
         greatest = self.loads.max(axis=2, keepdims=True)
         scaled = self.loads / np.where(greatest > 0, greatest, 1.0)
@@ -154,12 +151,12 @@ class ReplicationInstance:
         return (scaled / np.where(total > 0, total, 1.0) * self.speed.sum()).swapaxes(0, 1).copy()
 
     @cached_property
-    def groups_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def groups_in_order(self) -> tuple[Ints, Floats]:
         """Groups in the order of their nodes int64[layer, group], and the least time float64[layer] of a busiest node."""
         return groups_of_nodes(self.relative, self.nodes, self.groups, float(self.speed.sum()) / self.nodes)
 
     @property
-    def experts_in_order(self) -> NDArray[np.int64]:
+    def experts_in_order(self) -> Ints:
         """int64[layer, expert]: experts in the order of their nodes; as they are if they may go to any node."""
         layers, experts = self.loads.shape[1:]
         if not self.grouped:
@@ -171,25 +168,23 @@ class ReplicationInstance:
         """One layer of it."""
         return replace(self, loads=self.loads[:, [layer]])
 
-    def layout(self, physical_to_logical: NDArray[np.int64]) -> NDArray[np.int64]:
+    def layout(self, physical_to_logical: Ints) -> Ints:
         """int64[layer, gpu, place] of int64[layer, slot]: -1 where a GPU has fewer slots than the largest one."""
         layout = np.full((len(physical_to_logical), self.gpus, int(self.slots_of_gpu.max())), -1, dtype=np.int64)
         layout[:, self._places] = physical_to_logical
         return layout
 
-    def slots_in(self, layout: NDArray[np.int64]) -> NDArray[np.int64]:
+    def slots_in(self, layout: Ints) -> Ints:
         """int64[layer, slot] of int64[layer, gpu, place]; experts of a GPU in rising order."""
         experts = self.loads.shape[2]
         return np.sort(np.where(layout < 0, experts, layout), axis=2)[:, self._places]
 
     @cached_property
-    def _places(self) -> NDArray[np.bool_]:
+    def _places(self) -> Bools:
         return np.arange(self.slots_of_gpu.max()) < self.slots_of_gpu[:, None]
 
 
-def share_of_slot(
-    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
-) -> NDArray[np.float64]:
+def share_of_slot(physical_to_logical: Ints, instance: ReplicationInstance, stop: Stop = never) -> Floats:
     """float64[load, layer, slot]: work of every slot, in units of a perfect division's work for a GPU of speed 1.
 
     Equal over replicas, or the division that relieves the slowest GPU most. physical_to_logical: int64[layer, slot].
@@ -201,9 +196,7 @@ def share_of_slot(
     return weight[:, :, instance._places].swapaxes(0, 1)
 
 
-def balancedness(
-    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
-) -> NDArray[np.float64]:
+def balancedness(physical_to_logical: Ints, instance: ReplicationInstance, stop: Stop = never) -> Floats:
     """float64[load, layer], of int64[layer, slot]: the ideal time over the time of the slowest GPU; 1 without any load.
 
     With equal speeds it is mean / max of the GPUs' loads.

@@ -13,14 +13,13 @@ import time
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.placement.replication.bounds import ROUND_OFF, least_time
 from engine.placement.replication.eplb import eplb
 from engine.placement.replication.instance import ReplicationInstance, balancedness
 from engine.placement.replication.search import search, search_free
-from engine.result import Limits, Report, Result, Stop, never, result_of, status_of
+from engine.result import Floats, Ints, Limits, Report, Result, Stop, never, result_of, status_of
 
 Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
@@ -41,7 +40,7 @@ def replicate(
     algorithm: Algorithm = "best",
     close_enough: float = 1e-3,
     effort: int = 8,
-) -> Result[NDArray[np.int64]]:
+) -> Result[Ints]:
     """Replicas onto GPUs; `solution` is physical_to_logical int64[layer, slot], slots in the order of their GPUs.
 
     The objective, to be maximised, is the least balancedness over layers and loads, the bound an upper limit of it.
@@ -89,13 +88,13 @@ def replicate(
     return result_of("replicate", start, status, objective, limit, placed, options, seed)
 
 
-def _eplb(instance: ReplicationInstance) -> NDArray[np.int64]:
+def _eplb(instance: ReplicationInstance) -> Ints:
     return eplb(instance.loads.mean(axis=0), instance.slots, instance.gpus, instance.nodes, instance.groups)
 
 
 def _best(
-    instance: ReplicationInstance, bound: NDArray[np.float64], close_enough: float, effort: int, seed: int, stop: Stop
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    instance: ReplicationInstance, bound: Floats, close_enough: float, effort: int, seed: int, stop: Stop
+) -> tuple[Ints, Floats]:
     """(physical_to_logical int64[layer, slot], least balancedness float64[layer])."""
     load, nodes = instance.relative, instance.nodes if instance.grouped else 1
     layers, loads, experts = load.shape
@@ -125,9 +124,9 @@ def _best(
 
 def _prove(
     instance: ReplicationInstance,
-    placed: NDArray[np.int64],
-    reached: NDArray[np.float64],
-    bound: NDArray[np.float64],
+    placed: Ints,
+    reached: Floats,
+    bound: Floats,
     seconds: float,
     deadline: float,
     seed: int,
@@ -156,19 +155,11 @@ def _prove(
         if tried[layer] or seconds - sum(spent) < LEAST_SECONDS:
             return False
         tried[layer] = True
-        layout, least = best_layout(
-            instance.relative[layer],
-            instance.slots_of_gpu,
-            instance.speed,
-            instance.split,
-            instance.layout(placed[[layer]])[0],
-            1.0 / bound[layer],
-            Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed),
-            stop,
-            spent.append,
-        )
+        alone, known = instance.of_layer(layer), instance.layout(placed[[layer]])[0]
+        rest = Limits(min(most, seconds - sum(spent)), max(0.0, deadline - time.perf_counter()), seed)
+        layout, least = best_layout(alone, known, 1.0 / bound[layer], rest, stop, spent.append)
         candidate = instance.slots_in(layout[None])
-        value = float(balancedness(candidate, instance.of_layer(layer)).min())
+        value = float(balancedness(candidate, alone).min())
         if value > reached[layer]:
             placed[layer], reached[layer] = candidate[0], value
         bound[layer] = min(bound[layer], 1.0 / least)

@@ -7,10 +7,9 @@ the work of a GPU of speed 1 when the work is divided perfectly. No exchange put
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.placement.replication.bounds import counts_of, divided, equal_weights, greedy_counts, packed
-from engine.result import Stop
+from engine.result import Bools, Floats, Ints, Stop
 
 STILL_ROUNDS = 6
 """Rounds without any improvement after which a row is taken to have none left: its pairs are drawn anew each time."""
@@ -43,28 +42,26 @@ class Layouts:
     time: float64[row, load, gpu], the sum of the weights over the GPU's speed
     """
 
-    expert: NDArray[np.int64]
-    weight: NDArray[np.float64]
-    speed: NDArray[np.float64]
+    expert: Ints
+    weight: Floats
+    speed: Floats
 
     def __post_init__(self) -> None:
         self.time = self.weight.sum(axis=3) / self.speed
 
     @property
-    def worst(self) -> NDArray[np.float64]:
+    def worst(self) -> Floats:
         """float64[row]: time of the slowest GPU under the worst load."""
         return self.time.max(axis=(1, 2))
 
-    def take(self, rows: NDArray[np.int64]) -> "Layouts":
+    def take(self, rows: Ints) -> "Layouts":
         return Layouts(self.expert[rows], self.weight[rows], self.speed)
 
-    def put(self, rows: NDArray[np.int64], better: "Layouts") -> None:
+    def put(self, rows: Ints, better: "Layouts") -> None:
         self.expert[rows], self.weight[rows], self.time[rows] = better.expert, better.weight, better.time
 
 
-def exchange(
-    layouts: Layouts, good_enough: NDArray[np.float64], rounds: int, rng: np.random.Generator, stop: Stop
-) -> None:
+def exchange(layouts: Layouts, good_enough: Floats, rounds: int, rng: np.random.Generator, stop: Stop) -> None:
     """Improve layouts in place by exchanging replicas between the GPUs of pairs, all pairs of all rows at once.
 
     In each round the GPUs are paired anew, the slowest with the fastest or at random, and every pair makes the one
@@ -83,7 +80,10 @@ def exchange(
                 return
             rows = open_rows[first : first + at_once]
             part = layouts.take(rows)
-            changed = _exchange_once(part, _pairs(part.time, turn, rng))
+            # In even turns the slowest GPU with the fastest and so on inwards, otherwise at random.
+            key = rng.random((len(rows), gpus)) if turn % 2 else -part.time.max(axis=1)
+            gpu = np.argsort(key, axis=1, kind="stable")
+            changed = _exchange_once(part, gpu[:, : gpus // 2], gpu[:, ::-1][:, : gpus // 2])
             layouts.put(rows, part)
             still[rows] = np.where(changed, 0, still[rows] + 1)
         keep = (layouts.worst[open_rows] > good_enough[open_rows]) & (still[open_rows] < STILL_ROUNDS)
@@ -92,22 +92,10 @@ def exchange(
             return
 
 
-def _pairs(time: NDArray[np.float64], turn: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """int64[2, row, pair]: in even turns the slowest GPU with the fastest and so on inwards, otherwise at random."""
-    rows, _, gpus = time.shape
-    if turn % 2 == 0:
-        order = np.argsort(-time.max(axis=1), axis=1, kind="stable")
-    else:
-        order = np.argsort(rng.random((rows, gpus)), axis=1)
-    half = gpus // 2
-    return np.stack([order[:, :half], order[:, ::-1][:, :half]])
-
-
-def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """One exchange for every pair that gains by one; bool[row], True if anything changed."""
+def _exchange_once(layouts: Layouts, first: Ints, second: Ints) -> Bools:
+    """One exchange for every pair of GPUs, int64[row, pair] each, that gains by one; bool[row], True if anything changed."""
     expert, weight, time, speed = layouts.expert, layouts.weight, layouts.time, layouts.speed
     rows, loads, _, places = weight.shape
-    first, second = pairs
     row = np.arange(rows)[:, None]
     mine, yours = expert[row, first], expert[row, second]  # [row, pair, place]
     every = np.arange(loads)[None, :, None]
@@ -140,15 +128,7 @@ def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.boo
     return gains.any(axis=1)
 
 
-def search(
-    load: NDArray[np.float64],
-    slots_of_gpu: NDArray[np.int64],
-    speed: NDArray[np.float64],
-    target: NDArray[np.float64],
-    effort: int,
-    seed: int,
-    stop: Stop,
-) -> NDArray[np.int64]:
+def search(load: Floats, slots_of_gpu: Ints, speed: Floats, target: Floats, effort: int, seed: int, stop: Stop) -> Ints:
     """Layouts int64[row, gpu, place] with a fast slowest GPU under the worst load, with an equal split.
 
     Greedy steps know one load only. Several loads stand for one by their greatest value, by their mean, and by the mean
@@ -161,33 +141,10 @@ def search(
     effort: attempts with other replica counts or after blind exchanges
     """
     rows, loads, _ = load.shape
-    gpus, places = len(slots_of_gpu), int(slots_of_gpu.max())
-    copies = max(1, min(MOST_COPIES, ENTRIES // (rows * loads * gpus * places * places)))
-    layouts = _search(
-        np.repeat(load, copies, axis=0),
-        slots_of_gpu,
-        speed,
-        np.repeat(target, copies),
-        effort,
-        seed,
-        stop,
-        WANDER if copies > 1 else 1.0,
-    )
-    at = np.arange(rows) * copies + layouts.worst.reshape(rows, copies).argmin(axis=1)
-    return layouts.expert[at]
-
-
-def _search(
-    load: NDArray[np.float64],
-    slots_of_gpu: NDArray[np.int64],
-    speed: NDArray[np.float64],
-    target: NDArray[np.float64],
-    effort: int,
-    seed: int,
-    stop: Stop,
-    patience: float,
-) -> Layouts:
-    """The work of `search` for every row on its own; each goes on from an attempt within `patience` of its last place."""
+    entries = rows * loads * len(slots_of_gpu) * int(slots_of_gpu.max()) ** 2
+    # Small problems several times side by side, every copy for itself.
+    copies = max(1, min(MOST_COPIES, ENTRIES // entries))
+    load, target, patience = np.repeat(load, copies, axis=0), np.repeat(target, copies), WANDER if copies > 1 else 1.0
     rng = np.random.default_rng(seed)
     best: Layouts | None = None
     for guide in range(3 if load.shape[1] > 1 else 1):
@@ -215,15 +172,11 @@ def _search(
         best = _better(best, trial, rows)
         accepted = np.flatnonzero(trial.worst - target[rows] < patience * (now.worst - target)[rows])
         now.put(rows[accepted], trial.take(accepted))
-    return best
+    first = np.arange(0, len(load), copies)
+    return best.expert[first + best.worst.reshape(-1, copies).argmin(axis=1)]
 
 
-def _start(
-    guiding_load: NDArray[np.float64],
-    load: NDArray[np.float64],
-    slots_of_gpu: NDArray[np.int64],
-    speed: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _start(guiding_load: Floats, load: Floats, slots_of_gpu: Ints, speed: Floats) -> tuple[Ints, Floats]:
     """Greedy counts and packing by `guiding_load` float64[row, expert]: layouts and their weights under `load`."""
     guiding_load = np.maximum(
         guiding_load, TINY * np.where(guiding_load.any(axis=1), guiding_load.mean(axis=1), 1.0)[:, None]
@@ -236,14 +189,14 @@ def _start(
     return layout, equal_weights(layout, load)
 
 
-def _better(best: Layouts, trial: Layouts, rows: NDArray[np.int64]) -> Layouts:
+def _better(best: Layouts, trial: Layouts, rows: Ints) -> Layouts:
     """`best` with those of its `rows` replaced that are better in `trial`."""
     better = np.flatnonzero(trial.worst < best.worst[rows])
     best.put(rows[better], trial.take(better))
     return best
 
 
-def _recount(trial: Layouts, load: NDArray[np.float64], rng: np.random.Generator) -> bool:
+def _recount(trial: Layouts, load: Floats, rng: np.random.Generator) -> bool:
     """A further replica for an expert of each row's slowest GPU, in the slot of one that can spare it.
 
     Both are drawn at random, the first by its work there, the second by how little its other replicas would get. False if no
@@ -294,21 +247,14 @@ def _shuffle(trial: Layouts, rng: np.random.Generator) -> None:
     trial.time = trial.weight.sum(axis=3) / trial.speed
 
 
-def _draw(chance: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw(chance: Floats, rng: np.random.Generator) -> Ints:
     """int64[row]: one index of each row, drawn in proportion to `chance` float64[row, choice]; 0 where all are 0."""
     total = np.cumsum(chance, axis=1)
     wanted = rng.random(len(chance))[:, None] * total[:, -1:]
     return np.minimum((total <= wanted).sum(axis=1), chance.shape[1] - 1) * (total[:, -1] > 0)
 
 
-def search_free(
-    layout: NDArray[np.int64],
-    load: NDArray[np.float64],
-    speed: NDArray[np.float64],
-    target: NDArray[np.float64],
-    seed: int,
-    stop: Stop,
-) -> NDArray[np.int64]:
+def search_free(layout: Ints, load: Floats, speed: Floats, target: Floats, seed: int, stop: Stop) -> Ints:
     """Layouts int64[row, gpu, place] at least as good when tokens are divided at will; see `search`.
 
     Division over fixed hosts and exchanges of replicas with their parts take turns; neither can make it worse.
