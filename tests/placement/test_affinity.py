@@ -167,7 +167,7 @@ def test_gains_are_what_they_say_for_any_number_of_experts(size, node_price):
 def test_planted_placements_are_recovered(layers, experts, gpus, strength):
     counts, planted = planted_affinity(layers, experts, gpus, 20000, strength)
     instance = AffinityInstance(counts, gpus)
-    result = affinity(instance, Limits(3 if experts < 64 else 10))  # the largest takes a second on an idle machine
+    result = affinity(instance, Limits(3 if experts < 64 else 10, wall=100))  # seconds of work, at any load
     check(result, instance)
     assert result.objective <= instance.cost(planted)
     assert result.bound >= 0.98 * result.objective
@@ -179,10 +179,10 @@ def test_planted_placements_are_recovered(layers, experts, gpus, strength):
 
 def test_perfect_affinity_costs_nothing_and_uniform_transitions_the_same_for_every_placement():
     counts, _ = planted_affinity(6, 16, 4, 4000, 1.0)
-    result = affinity(AffinityInstance(counts, 4), Limits(2))
+    result = affinity(AffinityInstance(counts, 4), Limits(2, wall=60))
     assert (result.objective, result.bound, result.status) == (0, 0, Status.OPTIMAL)
     instance = AffinityInstance(np.full((4, 12, 12), 7.0), 4)
-    result = affinity(instance, Limits(2))
+    result = affinity(instance, Limits(2, wall=60))
     assert result.status is Status.OPTIMAL
     assert result.objective == result.bound == (1 - 1 / 4) * instance.transitions.sum()
     rng = np.random.default_rng(0)
@@ -218,7 +218,7 @@ def test_polish_improves_and_no_layer_alone_and_no_new_names_help_the_answer():
     polished = polish(instance.prices(), drawn)
     check_affinity(polished, instance.transitions, 4)
     assert instance.cost(polished) < instance.cost(drawn)
-    place, prices = affinity(instance, Limits(1)).solution, instance.prices()
+    place, prices = affinity(instance, Limits(1, wall=60)).solution, instance.prices()
     for layer in range(6):
         trial = place.copy()
         trial[layer] = best_layer(prices, place, layer)

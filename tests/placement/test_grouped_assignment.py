@@ -57,7 +57,7 @@ def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance,
 def test_equals_every_grouping(slots, exact_slots, kind, computation):
     slots = np.array(slots)
     instance = mixed_instance(*routing(len(slots), 6, 7 * sum(slots) + len(slots), kind), computation)
-    result = assign_groups(instance, Limits(2.0), slots=slots, exact_slots=exact_slots)
+    result = assign_groups(instance, Limits(2.0, wall=60), slots=slots, exact_slots=exact_slots)
     held = np.bincount(result.solution, minlength=len(slots))
     optimum = brute_force(instance, slots, exact_slots)
     assert (held == slots).all() if exact_slots else (held <= slots).all()
@@ -71,7 +71,7 @@ def test_one_slot_each_is_the_exact_assignment():
         instance = mixed_instance(*routing(9, 9, seed, "float"))
         result = assign_groups(instance, slots=np.ones(9, dtype=np.int64))
         assert result.objective == assign(instance).objective
-        upper = assign_groups(instance, Limits(2.0), slots=np.ones(9, dtype=np.int64), exact_slots=False)
+        upper = assign_groups(instance, Limits(2.0, wall=60), slots=np.ones(9, dtype=np.int64), exact_slots=False)
         assert upper.objective == pytest.approx(result.objective, rel=1e-6)
 
 

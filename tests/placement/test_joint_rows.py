@@ -56,7 +56,7 @@ def objective(instance: RowsInstance, place: np.ndarray, weight: float, over: st
 @pytest.mark.parametrize("over", ["worst", "mean"])
 def test_no_placement_has_a_better_objective(weight, over):
     instance = instance_of(recording(0), recording(1, tokens=25))
-    instance, starts = with_starts(instance, Limits(2.0))
+    instance, starts = with_starts(instance, Limits(2.0, wall=60))
     result = place_jointly(instance, Limits(30.0), weight=weight, workloads=over, initial=starts)
     values = [objective(instance, place, weight, over) for place in every_placement(2, 4, 2)]
     assert objective(instance, result.solution, weight, over) == pytest.approx(result.objective)
@@ -64,7 +64,7 @@ def test_no_placement_has_a_better_objective(weight, over):
 
 
 def test_blind_rows_are_the_mean_of_all_placements_and_the_bounds_hold_of_each():
-    instance, _ = with_starts(instance_of(recording(2), recording(3)), Limits(2.0))
+    instance, _ = with_starts(instance_of(recording(2), recording(3)), Limits(2.0, wall=60))
     places = every_placement(2, 4, 2)
     rows = np.array([instance.rows(place) for place in places])
     assert rows.mean(axis=0) == pytest.approx(instance.blind_rows)
@@ -96,7 +96,7 @@ def test_few_moves_are_kept_and_best_used(most):
     instance = instance_of(recording(6), recording(7))
     start = np.array([[0, 1, 0, 1], [0, 0, 1, 1]])
     places = [place for place in every_placement(2, 4, 2) if (place != start).sum() <= most]
-    instance, starts = with_starts(instance, Limits(1.0))
+    instance, starts = with_starts(instance, Limits(1.0, wall=60))
     result = place_jointly(
         instance, Limits(30.0), weight=0.5, workloads="worst", start=start, max_moves=most, initial=starts
     )
@@ -118,7 +118,7 @@ def test_a_recording_without_tokens_counts_for_balance_alone():
     silent = CoactivationInstance(NO_TOKENS, np.empty(0, dtype=np.int64), 2, 2, expert_count=4)
     known = recording(11)
     load = np.array([[known.load(0), known.load(1)], [[9, 1, 1, 9], [5, 1, 5, 1]]], dtype=np.float64)
-    instance, starts = with_starts(rows_instance((known, silent), load), Limits(1.0))
+    instance, starts = with_starts(rows_instance((known, silent), load), Limits(1.0, wall=60))
     assert instance.blind_rows[1] == instance.least_rows[1] == 0
     result = place_jointly(instance, Limits(30.0), weight=0.1, workloads="worst", initial=starts)
     assert instance.figures(result.solution).balancedness[1] == 1
