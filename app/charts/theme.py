@@ -150,56 +150,63 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
 
 
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:
-    """Give a figure the common look: a title that states the finding, tight margins, the page's own background."""
-    figure.update_layout(
-        title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1 - 6 / height, "yanchor": "top"},
-        height=height,
-        margin={"l": 8, "r": 8, "t": top, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hoverlabel={"align": "left"},
-        **layout,
-    )
+    """Give a figure the common look: a title that states the finding, tight margins, the page's own background.
+
+    layout: as for `update_layout`, which takes seven times as long; dictionaries are laid over those already there
+    """
+    common = {
+        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1 - 6 / height, "yanchor": "top"},
+        "height": height,
+        "margin": {"l": 8, "r": 8, "t": top, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hoverlabel": {"align": "left"},
+    }
+    for name, value in (*common.items(), *layout.items()):
+        before = figure.layout[name] if isinstance(value, dict) else None
+        figure.layout[name] = value if before is None else before.to_plotly_json() | value
     return figure
 
 
-def without_title(figure: go.Figure) -> go.Figure:
-    """Return a figure without its title and the title's room; the plot stays as large as it was.
+def without_title(drawn: dict[str, Any]) -> dict[str, Any]:
+    """Take the title and its room from a figure of `legible`; the plot stays as large as it was.
 
     A page writes the title above, on a second line if it is long; plotly would cut it off at the figure's edge.
     """
-    layout = figure.layout
-    height = layout.height - TITLE_ROOM
-    if layout.legend.yref == "container":
-        layout.legend.y = 1 - ((1 - layout.legend.y) * layout.height - TITLE_ROOM) / height
-    figure.update_layout(title=None, height=height, margin_t=layout.margin.t - TITLE_ROOM)
-    return figure
+    layout = drawn["layout"]
+    legend, height = layout["legend"], layout["height"] - TITLE_ROOM
+    if legend.get("yref") == "container":
+        legend["y"] = 1 - ((1 - legend["y"]) * layout["height"] - TITLE_ROOM) / height
+    layout["title"] = {}
+    layout["height"] = height
+    layout["margin"]["t"] -= TITLE_ROOM
+    return drawn
 
 
-def legible(figure: go.Figure, dark: bool) -> go.Figure:
-    """Return a figure with no text smaller than SMALLEST or with less contrast than AA asks for; Streamlit's template has both.
+def legible(figure: go.Figure, dark: bool) -> dict[str, Any]:
+    """Return data and layout of a figure with no text smaller than SMALLEST or with less contrast than AA asks for; Streamlit's
+    template has both.
 
-    A size or colour that a chart chose stays.
+    A size or colour that a chart chose stays. Dictionaries are filled in a tenth of the time that plotly's objects take.
     """
-    beside = {"size": SMALLEST, "color": MUTED[dark]}
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
-        _fill(axis.tickfont, beside)
-        _fill(axis.title.font, beside | {"size": SMALLEST + 1})
-    for trace in figure.data:
-        owner = trace if "colorbar" in trace else trace.marker if "marker" in trace else None
-        if owner is not None and owner.colorbar != type(owner.colorbar)():
-            _fill(owner.colorbar.tickfont, beside)
-            _fill(owner.colorbar.title.font, beside)
-    for annotation in figure.layout.annotations:
-        _fill(annotation.font, beside)
-    _fill(figure.layout.legend.font, {"size": SMALLEST, "color": ink(dark)})
-    return figure
+    drawn = figure.to_plotly_json()
+    layout, beside = drawn["layout"], {"size": SMALLEST, "color": MUTED[dark]}
+    for name in {"xaxis", "yaxis"} | {name for name in layout if name.startswith(("xaxis", "yaxis"))}:
+        axis = layout.setdefault(name, {})
+        _fill(axis, "tickfont", beside)
+        _fill(axis.setdefault("title", {}), "font", beside | {"size": SMALLEST + 1})
+    for trace in drawn["data"]:
+        if bar := trace.get("colorbar") or trace.get("marker", {}).get("colorbar"):
+            _fill(bar, "tickfont", beside)
+            _fill(bar.setdefault("title", {}), "font", beside)
+    for annotation in layout.get("annotations", ()):
+        _fill(annotation, "font", beside)
+    _fill(layout.setdefault("legend", {}), "font", {"size": SMALLEST, "color": ink(dark)})
+    return drawn
 
 
-def _fill(font: Any, usual: dict[str, Any]) -> None:
-    for name, value in usual.items():
-        if font[name] is None:
-            font[name] = value
+def _fill(owner: dict[str, Any], font: str, usual: dict[str, Any]) -> None:
+    owner[font] = usual | owner.get(font, {})
 
 
 def legend_above(height: int) -> dict[str, Any]:

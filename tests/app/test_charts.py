@@ -257,12 +257,12 @@ def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
 def test_what_is_written_beside_a_plot_is_read(name):
     dark = name == "dark"
     figure = go.Figure(go.Heatmap(z=[[1]], colorbar={"title": "unit"})).add_annotation(text="note", font_size=14)
-    theme.legible(figure, dark)
-    fonts = [figure.layout.xaxis.tickfont, figure.layout.yaxis.title.font, figure.layout.legend.font]
-    fonts += [figure.data[0].colorbar.tickfont, figure.layout.annotations[0].font]
+    drawn = go.Figure(theme.legible(figure, dark))
+    fonts = [drawn.layout.xaxis.tickfont, drawn.layout.yaxis.title.font, drawn.layout.legend.font]
+    fonts += [drawn.data[0].colorbar.tickfont, drawn.layout.annotations[0].font]
     for font in fonts:
         assert font.size >= 12 and contrast(font.color, TOKENS[name]["backgroundColor"]) >= TEXT
-    assert figure.layout.annotations[0].font.size == 14
+    assert drawn.layout.annotations[0].font.size == 14
     theme.legible(go.Figure(go.Bar(y=[1])).add_scatter(y=[1]), dark)
 
 
