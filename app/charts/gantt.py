@@ -121,10 +121,11 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
     """A trace for each kind and model. named: entries that the legend has, to which these are added."""
     short = [name.split(" · ")[0] for name in timeline.resources]
     traces = []
+    places = events.groupby(["model", "kind"], observed=True).indices
     for model, kind in product(range(2), KINDS):
-        events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
-        if not len(events_of_kind):
+        if (model, kind) not in places:
             continue
+        events_of_kind = events.iloc[places[model, kind]]
         name = KIND_TITLES[kind] + second * model
         traces.append(
             {
@@ -254,16 +255,15 @@ def _lane_shift(events: pd.DataFrame) -> np.ndarray:
 
 def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:
     texts = []
-    for event in events.itertuples():
-        length = seconds(event.end - event.start)
-        where = names[event.resource]
-        if event.peer >= 0:
-            where = f"{where} → {names[event.peer]} · {size(event.bytes)}"
-        elif event.bytes:
-            where = f"{where} sends {size(event.bytes)}"
+    columns = ("kind", "model", "layer", "resource", "peer", "bytes", "start", "end")
+    for kind, model, layer, gpu, peer, sent, start, end in zip(*map(events.get, columns), strict=True):
+        where = names[gpu]
+        if peer >= 0:
+            where = f"{where} → {names[peer]} · {size(sent)}"
+        elif sent:
+            where = f"{where} sends {size(sent)}"
         texts.append(
-            f"{KIND_TITLES[event.kind]}{second * event.model}, layer {event.layer}<br>{where}<br>{length}, "
-            f"from {seconds(event.start)}"
+            f"{KIND_TITLES[kind]}{second * model}, layer {layer}<br>{where}<br>{seconds(end - start)}, from {seconds(start)}"
         )
     return texts
 
@@ -364,8 +364,8 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
     if len(times) > MOST:
         title += f" (the {MOST} longest of {len(times)} GPUs that others wait for)"
-    figure = _wait_bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
-    return figure.update_layout(showlegend=False)
+    shown = {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}
+    return _wait_bars(waits, "gpu", shown, worst, title, "", legend=False)
 
 
 def by_layer(waits: pd.DataFrame) -> go.Figure:
@@ -383,10 +383,12 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     return _wait_bars(waits, "layer", names, worst, title, "MoE layer")
 
 
-def _wait_bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str) -> go.Figure:
+def _wait_bars(
+    waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str, legend: bool = True
+) -> go.Figure:
     shown = waits[waits[by].isin(names)]
     factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
-    times = shown.pivot_table("seconds", ["model", "kind"], by, "sum", fill_value=0.0)[list(names)]
+    times = shown.groupby(["model", "kind", by], observed=True)["seconds"].sum().unstack(fill_value=0.0)[list(names)]
     traces = []
     for model, kind in product((0, 1), KINDS):
         if (model, kind) not in times.index:
@@ -407,16 +409,21 @@ def _wait_bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, 
                 "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
             }
         )
-    figure = go.Figure(traces)
-    figure.add_annotation(
-        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
-        y=names[worst],
-        text=f'<span style="color: {MARK}">◀</span> longest',
-        showarrow=False,
-        xanchor="left",
-        font={"size": SMALLEST},
-    )
-    figure.update_yaxes(autorange="reversed", title=axis)
-    figure.update_xaxes(title=f"time others wait, {unit}", rangemode="tozero")
+    longest = {
+        "x": shown.loc[shown[by] == worst, "seconds"].sum() / factor,
+        "y": names[worst],
+        "text": f'<span style="color: {MARK}">◀</span> longest',
+        "showarrow": False,
+        "xanchor": "left",
+        "font": {"size": SMALLEST},
+    }
     height = 24 * len(names) + 150
-    return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))
+    layout = {
+        "annotations": [longest],
+        "xaxis": {"title": f"time others wait, {unit}", "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "title": axis},
+        "barmode": "stack",
+        "bargap": 0.25,
+        "showlegend": legend or None,
+    }
+    return finish(go.Figure(traces), title, height, top=72, legend=legend_above(height), **layout)

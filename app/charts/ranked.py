@@ -90,12 +90,14 @@ def ranked(
         label = _label(names[at], at == deployed, at == opened)
         name_above_bar(figure, label, bars[row] - BAR / 2, dark)
     longest = max(times[at] for at in drawn) / factor
-    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.02 or 1])
-    figure.update_yaxes(range=[len(drawn) - 0.4, -0.6], visible=False)
     height = 138 + ROW * len(drawn)
+    layout = {
+        "xaxis": {"title": f"time, {unit} (simulated)", "range": [0, longest * 1.02 or 1]},
+        "yaxis": {"range": [len(drawn) - 0.4, -0.6], "visible": False},
+        "margin": {"r": TIMES},
+    }
     title = _finding(names, times, order[0], deployed, len(drawn), so_far)
-    finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
-    return figure.update_layout(margin_r=TIMES)
+    return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)
 
 
 def _add_bars(
