@@ -77,24 +77,20 @@ def ranked(
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},
             hoverinfo="skip",
         )
-    for row, at in enumerate(drawn):  # in a column of their own, where no line crosses them
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="left",
-            y=bars[row],
-            text=f" {seconds(times[at])}",
-            showarrow=False,
-            font={"size": SMALLEST, "color": ink(dark)},
-        )
+    notes = []
+    font = {"size": SMALLEST, "color": ink(dark)}
+    right = {"x": 1, "xref": "paper", "xanchor": "left", "showarrow": False, "font": font}
+    for at, bar in zip(drawn, bars, strict=True):
         label = _label(names[at], at == deployed, at == opened)
-        name_above_bar(figure, label, bars[row] - BAR / 2, dark)
+        # Times stand in a column of their own, where no line crosses them.
+        notes += [right | {"y": bar, "text": f" {seconds(times[at])}"}, name_above_bar(label, bar - BAR / 2, dark)]
     longest = max(times[at] for at in drawn) / factor
     height = 138 + ROW * len(drawn)
     layout = {
         "xaxis": {"title": f"time, {unit} (simulated)", "range": [0, longest * 1.02 or 1]},
         "yaxis": {"range": [len(drawn) - 0.4, -0.6], "visible": False},
         "margin": {"r": TIMES},
+        "annotations": notes,
     }
     title = _finding(names, times, order[0], deployed, len(drawn), so_far)
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)

@@ -244,23 +244,15 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
-def name_above_bar(figure: go.Figure, name: str, top: float, dark: bool) -> None:
-    """Write a name on a horizontal bar, from the left edge of the plot: at its side a long one would leave a narrow window no
-    room for the bar.
+def name_above_bar(name: str, top: float, dark: bool) -> dict[str, Any]:
+    """The annotation with a name on a horizontal bar, from the left edge of the plot: at its side a long one would leave a
+    narrow window no room for the bar.
 
     top: top of the bar, on the axis
     """
-    figure.add_annotation(
-        text=name,
-        x=0,
-        xref="paper",
-        xanchor="left",
-        y=top,
-        yanchor="bottom",
-        yshift=-1,
-        showarrow=False,
-        font={"size": SMALLEST, "color": ink(dark)},
-    )
+    font = {"size": SMALLEST, "color": ink(dark)}
+    left = {"x": 0, "xref": "paper", "xanchor": "left"}
+    return {**left, "y": top, "yanchor": "bottom", "yshift": -1, "text": name, "showarrow": False, "font": font}
 
 
 def strokes(values: Sequence[float], places: Sequence[float], half: float) -> dict[str, list[float | None]]:

@@ -154,7 +154,7 @@ def memory(row: Row) -> None:
 def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
     """The plan's figures in the step. It has no risks on other recordings: a step has the tokens that it has."""
     figures, baseline = row.figures, comparison.baseline
-    move = cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds))
+    move = cached.migration(row.plan, baseline.plan, problem, (baseline.figures.seconds, figures.seconds))
     return standing_of(row.plan, figures, baseline.plan, baseline.figures, problem, move)
 
 

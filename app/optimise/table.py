@@ -26,14 +26,14 @@ DEPLOYED = "deployed"
 
 def rows(problem: Problem) -> pd.DataFrame:
     """Figures of every candidate that fits, the deployed one on top, then fastest first; empty when there is none."""
-    entries = []
+    entries, now = [], _baseline(problem)
     for id, candidate in widgets.comparable(problem):
         try:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
             continue  # follows tokens, but the open recording has none
         proof = proof_of_plan(candidate.plan, figures)
-        move = cached.migration(candidate.plan, problem)
+        move = now and cached.migration(candidate.plan, now.plan, problem)
         parts = figures.decomposition or {}
         entries.append(
             {
@@ -66,7 +66,7 @@ def rows(problem: Problem) -> pd.DataFrame:
         )
     if not entries:
         return pd.DataFrame()
-    table, now = pd.DataFrame(entries), _baseline(problem)
+    table = pd.DataFrame(entries)
     table["deployed"] = False if now is None else table["id"] == now.plan.id
     table["Gain"] = math.nan if now is None else speedups(now, table["Time"], problem)
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
