@@ -87,11 +87,25 @@ def gantt(
         path = _path(events, factor, ink(dark)) | {"showlegend": row == 1}
         traces += [trace | {"xaxis": x, "yaxis": y} for trace in (*bars, path)]
         top = 1 - (row - 1) * (lane * lanes + TITLE) / plot
-        length = f" · {_length(events['end'].max(), timelines[name].total)}" if len(events) else ""
-        layout["annotations"].append(_above_lanes(plain(name) + length, top))
+        shown, whole = seconds(events["end"].max()) if len(events) else "", seconds(timelines[name].total)
+        length = shown and f" · {whole if shown == whole else f'{shown} of {whole}'}"
+        left = {"x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom"}
+        layout["annotations"].append({"text": plain(name) + length, "showarrow": False, "font": {"size": 13}} | left)
         if bounds and name in bounds:
-            layout["shapes"].append(_bound(bounds[name] / factor, x, y))
-            layout["annotations"].append(_bound_in_words(bounds[name], x, y))
+            line, at = {"dash": "dash", "width": 1.5, "color": NEUTRAL}, bounds[name] / factor
+            ends = {"x0": at, "x1": at, "xref": x, "y0": 0, "y1": 1, "yref": f"{y} domain"}
+            layout["shapes"].append({"type": "line", "line": line} | ends)
+            # In words at the end of the plan's own row: at the line it would lie over a long name.
+            said = {"text": f"bound {seconds(bounds[name])}, dashed", "showarrow": False, "font": {"size": SMALLEST}}
+            end = {
+                "x": 1,
+                "xref": f"{x} domain",
+                "xanchor": "right",
+                "y": 1,
+                "yref": f"{y} domain",
+                "yanchor": "bottom",
+            }
+            layout["annotations"].append(said | end)
         lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
         layout[f"xaxis{row}"] = _time_axis(longest / factor, unit, plot, _axes(len(parts))[0], x) | {"anchor": y}
@@ -103,11 +117,6 @@ def gantt(
 def _axes(row: int) -> tuple[str, str]:
     """plotly's names of the axes of a plan's row, from 1."""
     return (f"x{row}", f"y{row}") if row > 1 else ("x", "y")
-
-
-def _length(shown: float, whole: float) -> str:
-    """`359 µs of 1.44 ms` of a stretch, `1.44 ms` of a whole timeline."""
-    return seconds(whole) if seconds(shown) == seconds(whole) else f"{seconds(shown)} of {seconds(whole)}"
 
 
 def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
@@ -159,48 +168,6 @@ def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
         "name": "Critical path",
         "legendgroup": "critical",
         "hoverinfo": "skip",
-    }
-
-
-def _above_lanes(text: str, top: float) -> Drawn:
-    return {
-        "text": text,
-        "x": 0,
-        "xref": "paper",
-        "xanchor": "left",
-        "y": top,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 13},
-    }
-
-
-def _bound(time: float, x: str, y: str) -> Drawn:
-    return {
-        "type": "line",
-        "x0": time,
-        "x1": time,
-        "xref": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": f"{y} domain",
-        "line": {"dash": "dash", "width": 1.5, "color": NEUTRAL},
-    }
-
-
-def _bound_in_words(bound: float, x: str, y: str) -> Drawn:
-    """Write the bound at the end of the plan's own row: at the line it would lie over a long name. bound: seconds."""
-    return {
-        "text": f"bound {seconds(bound)}, dashed",
-        "x": 1,
-        "xref": f"{x} domain",
-        "xanchor": "right",
-        "y": 1,
-        "yref": f"{y} domain",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": SMALLEST},
     }
 
 
@@ -424,6 +391,6 @@ def _wait_bars(
         "yaxis": {"autorange": "reversed", "title": axis},
         "barmode": "stack",
         "bargap": 0.25,
-        "showlegend": legend or None,
+        "showlegend": None if legend else False,
     }
     return finish(go.Figure(traces), title, height, top=72, legend=legend_above(height), **layout)

@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, finish, legend_above, plain
+from app.charts.theme import (
+    KIND_COLOURS,
+    KIND_TITLES,
+    MUTED,
+    NEUTRAL,
+    SMALLEST,
+    TEAL,
+    faint,
+    finish,
+    legend_above,
+    plain,
+)
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 TIMES = 136
@@ -139,11 +150,6 @@ def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str
     return [f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True)]
 
 
-def faint(colour: str) -> str:
-    """Return the fill of a predicted bar, inside its outline. colour: as #RRGGBB."""
-    return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.15)"
-
-
 def totals(
     names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str
 ) -> go.Figure:
@@ -176,8 +182,8 @@ def totals(
         zeroline=False,
     )
     height = 130 + 52 * len(names)
-    finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
-    return figure.update_layout(margin_r=TIMES)
+    layout = {"barmode": "overlay", "legend": legend_above(height), "margin": {"r": TIMES}}
+    return finish(figure, title, height, top=70, **layout)
 
 
 def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:

@@ -63,7 +63,10 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         )
     _draw_lines(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
-    labels = [stacks.label(name, f"{_total(served)}, bound {seconds(served.bound)}") for name, served in plans.items()]
+    labels = []
+    for name, served in plans.items():
+        hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
+        labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, bound {seconds(served.bound)}"))
     return stacks.arrange(figure, _finding(plans), labels, rows, dark)
 
 
@@ -89,11 +92,6 @@ def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float,
         line={"dash": "dash", "width": 1.5, "color": colour},
         hoverinfo="skip",
     )
-
-
-def _total(served: ServingFigures) -> str:
-    hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
-    return f"{seconds(served.seconds)}{hidden}"
 
 
 def _finding(plans: dict[str, ServingFigures]) -> str:

@@ -107,6 +107,11 @@ def range_bar(span: Sequence[float], height: float) -> dict[str, Any]:
     return {"visible": True, "thickness": 34 / height, "range": list(span), "bgcolor": "rgba(138,150,148,0.10)"}
 
 
+def faint(colour: str, opacity: float = 0.15) -> str:
+    """Return a colour, given as #RRGGBB, as the fill of what has an outline or a line of that colour."""
+    return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},{opacity})"
+
+
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     """Return the text colour that is read best on a background over the page of that theme.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, legend_below, plain
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, faint, finish, ink, legend_below, plain
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.imprecision import ImprecisionPoint
@@ -83,7 +83,8 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
     first = ordered[0]
     gain = 1 - min(first.less, first.more) / total
     which = "less" if first.less < first.more else "more"
-    title = f"{_capital(plain(first.title))} counts most: {share(change)} {which} saves {share(gain)} of the time"
+    about = plain(first.title)
+    title = f"{about[:1].upper()}{about[1:]} counts most: {share(change)} {which} saves {share(gain)} of the time"
     idle = [point.title for point in ordered if point.reach <= 1e-6 * total]
     if complete and idle:
         title += f"; {plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
@@ -109,7 +110,7 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             fill="toself",
             mode="lines",
             line={"width": 0},
-            fillcolor=_faint(colour),
+            fillcolor=faint(colour, 0.12),
             hoverinfo="skip",
             showlegend=False,
         )
@@ -341,15 +342,6 @@ def _hardware(part: Sequence[Node], point: CapacityPoint) -> str:
     """A size by its GPUs; many types by their number, since a title is one line."""
     types = {gpu.type for node in part for gpu in node.gpus}
     return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else plain(hardware(part, point.parts))
-
-
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.12)"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 CURVE_STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))

@@ -97,15 +97,11 @@ def _choose_second() -> None:
     if chosen == state.session.second:
         return
     if chosen in shipped:
-        chosen = _open_sample(shipped[chosen])
+        model = formats.read_model(samples.FOLDER / shipped[chosen].model)
+        workload = formats.read_workload(samples.FOLDER / chosen, num_experts=model.experts)
+        chosen = state.add_recording(workload, model)
     state.change(second=chosen)
     st.rerun()
-
-
-def _open_sample(sample: samples.Sample) -> str:
-    model = formats.read_model(samples.FOLDER / sample.model)
-    workload = formats.read_workload(samples.FOLDER / sample.file, num_experts=model.experts)
-    return state.add_recording(workload, model)
 
 
 def choose_context(problem: Problem) -> None:
@@ -150,24 +146,11 @@ HELP = (
 )
 
 
-REPLICAS = {"in turn": None, "fewest": "fewest"}
+REPLICAS: dict[str, Replicas | None] = {"in turn": None, "fewest": "fewest"}
 REPLICAS_HELP = (
     "Where an expert has copies. In turn: each serves as many tokens as the others. Fewest: each token goes to the copies that "
     "touch fewest GPUs or nodes, which the engine has to be able to do."
 )
-
-
-def _replicas(now: Travel) -> Replicas | None:
-    ways = list(REPLICAS)
-    way = st.selectbox(
-        "Copies of an expert",
-        ways,
-        list(REPLICAS.values()).index(now.replicas),
-        width=160,
-        key="travel-replicas",
-        help=REPLICAS_HELP,
-    )
-    return REPLICAS[way]
 
 
 def travel_inputs(problem: Problem) -> None:
@@ -191,8 +174,17 @@ def travel_inputs(problem: Problem) -> None:
         formats[way] = None if dtype == own else dtype
     if problem.model.dtype == "fp8" and formats["combine"] is None:
         st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
-    unit = unit or now.unit
-    replicas = None if unit == "copies" else _replicas(now)
+    replicas = None
+    if unit != "copies":
+        way = st.selectbox(
+            "Copies of an expert",
+            REPLICAS,
+            list(REPLICAS.values()).index(now.replicas),
+            width=160,
+            key="travel-replicas",
+            help=REPLICAS_HELP,
+        )
+        replicas = REPLICAS[way]
     chosen = Travel(unit=unit, replicas=replicas, **formats)
     if chosen != now:
         state.update(travel=None if chosen == Travel() else chosen)

@@ -42,17 +42,7 @@ def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
     newest = max(KINDS, key=lambda kind: state.session.study_jobs.get(kind) or "")
-    kind = (
-        kept.segments(
-            "Study",
-            list(KINDS),
-            default=newest,
-            format_func=KINDS.get,
-            key="what-if-study",
-            label_visibility="collapsed",
-        )
-        or newest
-    )
+    kind = kept.segments("Study", KINDS, KINDS.get, default=newest, key="what-if-study", label_visibility="collapsed")
     if kind == "synthetic":
         synthetic_panel()
     else:

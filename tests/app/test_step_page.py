@@ -19,6 +19,7 @@ from engine.problem import Problem, make_problem
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.cases.pages import enter, field, open_sample, press, run_the_job, said, tick, visit
+from tests.cases.sessions import open_recording
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -92,7 +93,7 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert not app.error
 
 
-def test_changing_the_goal_loses_neither_plans_nor_the_step(sample: AppTest) -> None:
+def test_changing_the_goal_loses_neither_plans_nor_the_step_and_closes_what_is_of_another(sample: AppTest) -> None:
     press(visit(sample, "optimise"), "Training step")
     enter(sample, "Batch per GPU, sequences", 7)
     plan_the_step(sample, "DeepSpeed")
@@ -109,15 +110,12 @@ def test_changing_the_goal_loses_neither_plans_nor_the_step(sample: AppTest) -> 
     assert sample.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
     visit(sample, "timeline")
     assert "is for inference, but what is open is a training step; change the goal" in said(sample.info)
-
-
-def test_the_step_closes_a_second_model_and_the_other_goals_close_the_step(sample: AppTest) -> None:
-    sample.session_state["second"] = sample.session_state["workload"]
-    press(visit(sample, "optimise"), "Training step")
-    assert sample.session_state["second"] is None and sample.session_state["step"] is not None
-    press(sample, "Two models on one cluster")
+    press(visit(sample, "optimise"), "Two models on one cluster")
     assert sample.session_state["step"] is None
     assert "Choose the recording of the second model" in said(sample.info)
+    sample.session_state["second"] = sample.session_state["workload"]
+    press(sample.run(), "Training step")
+    assert sample.session_state["second"] is None and sample.session_state["step"] is not None
 
 
 def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: AppTest) -> None:
@@ -151,6 +149,12 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
         "capacity_factor": 1.25,
     }
     assert "experts are chosen as in alpha-code" in said(sample.caption)
+    recording = open_recording(sample, ExpertLoad("other", np.ones((3, 4)), (0, 1, 2)), alone=True)
+    visit(sample, "timeline")
+    assert sample.session_state["workload"] == recording and "does not fit the recording other" in said(sample.error)
+    press(sample, "Assume balanced routing")
+    assert not sample.error and sample.session_state["step"].routing == "balanced"
+    visit(sample, "optimise")
     press(sample, "Defaults for tiny\\-moe\\-alpha")
     assert sample.session_state["step"] == usual_step(sample.session_state["model"], 8)
     assert field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
@@ -164,18 +168,6 @@ def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
         visit(app, "timeline")
         usual = usual_step(model_presets()[name].model, 16)
         assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
-
-
-def test_recorded_routing_without_its_recording_offers_the_balanced_one(sample: AppTest) -> None:
-    press(visit(sample, "optimise"), "Training step")
-    enter(sample, "Routing", "recorded")
-    other = ExpertLoad("other", np.ones((3, 4)), (0, 1, 2))
-    sample.session_state["workloads"] = {store.save_workload(other): "other"}
-    sample.session_state["workload"] = other.digest
-    visit(sample, "timeline")
-    assert "does not fit the recording other" in said(sample.error)
-    press(sample, "Assume balanced routing")
-    assert not sample.error and sample.session_state["step"].routing == "balanced"
 
 
 def problem() -> Problem:
