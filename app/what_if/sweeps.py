@@ -168,12 +168,9 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
 
 
 def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
-    try:
-        job = widgets.start_job_on(problem, "sweep", {"sweep": wanted})
-        state.set_study_job(_key(kind), job.id)
+    with failing.saying():
+        state.set_study_job(_key(kind), widgets.start_job_on(problem, "sweep", {"sweep": wanted}).id)
         st.rerun()
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
 
 
 def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
