@@ -160,16 +160,6 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
     assert field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
 
 
-def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
-    press(empty(app), "Training step")
-    enter(app, "Batch per GPU, sequences", 5)
-    for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
-        app.session_state["model"] = model_presets()[name].model
-        visit(app, "timeline")
-        usual = usual_step(model_presets()[name].model, 16)
-        assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
-
-
 def problem() -> Problem:
     model, cluster = model_presets()["GPT2-S-MoE"].model, cluster_presets()["lancet-p4de-2-nodes"].cluster
     return make_problem(balanced_load(model), cluster, model, Datasheet(), step=usual_step(model, 16))
@@ -192,7 +182,7 @@ def test_an_operator_graph_is_read_again_as_it_was_saved() -> None:
 BAD_GRAPHS = {
     "not valid JSON": b"{",
     "a JSON object": b"[]",
-    "operators": b'{"name": "x"}',
+    "operators": {"name": "x"},
     "belong together": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "dx", "layer": 0}]},
     "which is no operator": {
         "name": "x",
@@ -224,7 +214,7 @@ def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
         step_form._read_graph("operators.json", text, replace(problem(), cost=cost))
 
 
-def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> None:
+def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_step_of_its_own(app: AppTest) -> None:
     press(empty(app), "Training step")
     small = {
         "name": "<b>mine</b>",
@@ -240,6 +230,13 @@ def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> N
     assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
     press(app, "Remove the imported graph")
     assert "**371 operators**" in said(app.markdown)
+
+    enter(app, "Batch per GPU, sequences", 5)
+    for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
+        app.session_state["model"] = model_presets()[name].model
+        visit(app, "timeline")
+        usual = usual_step(model_presets()[name].model, 16)
+        assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
 
 
 def silicon_there() -> bool:
