@@ -13,7 +13,6 @@ import pytest
 
 from app.charts import cluster as cluster_chart
 from app.charts import gantt, stacks, theme
-from app.charts import gantt as waits_charts
 from app.charts import ranked as charts
 from app.charts import workload as workload_charts
 from app.tables import plain
@@ -145,7 +144,7 @@ def test_plain_leaves_no_markdown(text: str) -> None:
 def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_said() -> None:
     def title(seconds: list[float]) -> str:
         waits = pd.DataFrame({"model": 0, "layer": range(len(seconds)), "kind": "ffn", "gpu": 0, "seconds": seconds})
-        return waits_charts.by_layer(waits).layout.title.text
+        return gantt.by_layer(waits).layout.title.text
 
     assert title([1.0, 1.0, 1.01]) == "All layers take about as long: 1 s"
     assert title([1.0, 1.0, 1.5]) == "Layer 2 is slowest: 1.5 s, 1.29× mean"
