@@ -160,8 +160,41 @@ def totals(
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)
     places = np.arange(len(names))
     figure = go.Figure()
-    _add_predicted(figure, names, predicted, factor)
-    _add_measured(figure, names, passes, factor)
+    outlined, lows = {"color": TEAL, "width": 1.5}, np.array([min(times) for times in passes])
+    figure.add_bar(
+        x=np.array(predicted) / factor,
+        y=places - 0.19,
+        width=0.34,
+        orientation="h",
+        name="Predicted",
+        marker={"color": faint(TEAL), "line": outlined},
+        customdata=[
+            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    figure.add_bar(
+        x=medians / factor,
+        y=places + 0.19,
+        width=0.34,
+        orientation="h",
+        name="Measured, median pass",
+        marker={"color": TEAL, "line": outlined},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": (highs - medians) / factor,
+            "arrayminus": (medians - lows) / factor,
+            "color": NEUTRAL,
+            "thickness": 2,
+            "width": 6,
+        },
+        customdata=[
+            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
+            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
     for place, median, prediction in zip(places, medians, predicted, strict=True):
         figure.add_annotation(
             x=1,
@@ -184,47 +217,6 @@ def totals(
     height = 130 + 52 * len(names)
     layout = {"barmode": "overlay", "legend": legend_above(height), "margin": {"r": TIMES}}
     return finish(figure, title, height, top=70, **layout)
-
-
-def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:
-    figure.add_bar(
-        x=np.array(predicted) / factor,
-        y=np.arange(len(names)) - 0.19,
-        width=0.34,
-        orientation="h",
-        name="Predicted",
-        marker={"color": faint(TEAL), "line": {"color": TEAL, "width": 1.5}},
-        customdata=[
-            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-
-
-def _add_measured(figure: go.Figure, names: Sequence[str], passes: Sequence[Sequence[float]], factor: float) -> None:
-    medians, lows, highs = (np.array([pick(times) for times in passes]) for pick in (np.median, min, max))
-    figure.add_bar(
-        x=medians / factor,
-        y=np.arange(len(names)) + 0.19,
-        width=0.34,
-        orientation="h",
-        name="Measured, median pass",
-        marker={"color": TEAL, "line": {"color": TEAL, "width": 1.5}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": (highs - medians) / factor,
-            "arrayminus": (medians - lows) / factor,
-            "color": NEUTRAL,
-            "thickness": 2,
-            "width": 6,
-        },
-        customdata=[
-            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
-            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
 
 
 def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:

@@ -87,7 +87,14 @@ def front(
         hovertemplate="%{text}<extra></extra>",
     )
     if elsewhere:
-        _add_elsewhere(figure, elsewhere, where, across)
+        figure.add_scatter(
+            x=[across.factor * value for value, _ in elsewhere],
+            y=[balancedness for _, balancedness in elsewhere],
+            mode="markers",
+            name=f"on {plain(where)}",
+            marker={"size": 11, "symbol": "circle-open", "color": SECOND, "line": {"width": 2}},
+            hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
+        )
     if others:
         _add_others(figure, others, across)
     figure.update_xaxes(title=across.axis, autorange=True if across.better > 0 else "reversed")
@@ -100,17 +107,6 @@ def front(
             f"{across.written(best[across.key])} at {digits(best['balancedness'])}"
         )
     return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
-
-
-def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str, across: Across) -> None:
-    figure.add_scatter(
-        x=[across.factor * value for value, _ in elsewhere],
-        y=[balancedness for _, balancedness in elsewhere],
-        mode="markers",
-        name=f"on {plain(where)}",
-        marker={"size": 11, "symbol": "circle-open", "color": SECOND, "line": {"width": 2}},
-        hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
-    )
 
 
 def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], across: Across) -> None:
@@ -142,13 +138,6 @@ LEAST_SPAN = 0.05
 """Least span of the colours of scores: small differences are not to look like large ones."""
 
 
-def _worst_elsewhere(worst: float) -> str:
-    """Most that plans lose on recordings that they were not made from. worst: times that recording's own plan's time."""
-    if worst <= 1:
-        return "No plan is slower on another recording than that recording's own, within 0.1 %"
-    return f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
-
-
 def matrix(
     names: Sequence[str],
     table: list[list[float | None]],
@@ -172,7 +161,12 @@ def matrix(
         shown, label = np.divide(values, own, out=np.full_like(values, np.nan), where=own > 0), "× own plan's time"
         shown[np.abs(shown - 1) <= ALIKE] = 1.0
         text = [[f"{digits(cell / factor)} {unit}" if cell == cell else "…" for cell in row] for row in values]
-        title = _worst_elsewhere(float(np.nanmax(shown, initial=1.0)))
+        worst = float(np.nanmax(shown, initial=1.0))
+        title = "No plan is slower on another recording than that recording's own, within 0.1 %"
+        if worst > 1:
+            title = (
+                f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
+            )
         low = float(np.nanmin(shown, initial=1.0))
     else:
         shown, label, low = values, SCORES[what].lower(), 0.0
@@ -189,14 +183,6 @@ def matrix(
         [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}{_overload(more[i][j])}" for j in range(count)]
         for i in range(count)
     ]
-    figure = _cells(names, hover, scale, label)
-    write_numbers(figure, scale, text, dark)
-    return finish(figure, title, 160 + 60 * count)
-
-
-def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) -> go.Figure:
-    """A heatmap of recordings by themselves. scale: values and colours of `go.Heatmap`; label: title of its colour bar."""
-    count = len(names)
     across = np.arange(count)
     figure = go.Figure(
         go.Heatmap(
@@ -213,7 +199,8 @@ def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) ->
     ticks = {"tickvals": across, "ticktext": names, "showgrid": False}
     figure.update_xaxes(title="scored on", range=[-0.5, count - 0.5], **ticks)
     figure.update_yaxes(title="plan made from", range=[count - 0.5, -0.5], zeroline=False, **ticks)
-    return figure
+    write_numbers(figure, scale, text, dark)
+    return finish(figure, title, 160 + 60 * count)
 
 
 def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -> go.Figure:

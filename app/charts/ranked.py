@@ -55,12 +55,21 @@ def ranked(
     factor, unit = scale_of(max(times[at] for at in drawn), TIME)
     place = np.arange(len(drawn))
     figure = go.Figure()
-    tips = [_tip(names[at], times[at], bounds[at]) for at in drawn]
     bars = place + BELOW
     for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
         rows = [row for row in place if (drawn[row] == opened) is own]
         if rows:
-            _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour)
+            figure.add_bar(
+                x=[times[drawn[row]] / factor for row in rows],
+                y=bars[rows],
+                orientation="h",
+                width=BAR,
+                name=title,
+                showlegend=False,
+                marker={"color": colour},
+                customdata=[_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)],
+                hovertemplate="%{customdata}<extra></extra>",
+            )
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
         **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
@@ -94,23 +103,6 @@ def ranked(
     }
     title = _finding(names, times, order[0], deployed, len(drawn), so_far)
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)
-
-
-def _add_bars(
-    figure: go.Figure, rows: list[int], times: list[float], factor: float, tips: list[str], title: str, colour: str
-) -> None:
-    """Draw the bars of some rows, from the top. times: seconds; tips: text of each bar's tip."""
-    figure.add_bar(
-        x=[times[row] / factor for row in rows],
-        y=[row + BELOW for row in rows],
-        orientation="h",
-        width=BAR,
-        name=title,
-        showlegend=False,
-        marker={"color": colour},
-        customdata=[tips[row] for row in rows],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:

@@ -61,7 +61,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
-        title, colour, pattern = _style(key)
+        title, colour, pattern = PARTS[key] if key in PARTS else (KIND_TITLES[key], KIND_COLOURS[key], "")
         values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
@@ -309,19 +309,9 @@ def _tag(outlook: Outlook) -> str:
     return "simulated" if outlook.simulated else "bound"
 
 
-def _style(part: str) -> tuple[str, str, str]:
-    """Title, colour and pattern of a part of a total."""
-    return PARTS[part] if part in PARTS else (KIND_TITLES[part], KIND_COLOURS[part], "")
-
-
-def _short(name: str) -> str:
-    """A plan's name without its text in brackets."""
-    return name.split(" (")[0]
-
-
 def _named(name: str) -> str:
-    """A plan's short name, cut to the room next to a line, a bar or a patch of colour."""
-    return shortened(_short(name), NAME)
+    """A plan's name without its text in brackets, cut to the room next to a line, a bar or a patch of colour."""
+    return shortened(name.split(" (")[0], NAME)
 
 
 STYLES = {

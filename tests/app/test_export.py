@@ -134,9 +134,7 @@ def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_price
     assert not app.error and len(app.code) == codes, "a table has no line to add"
 
 
-def test_perfetto_has_the_measurement_as_a_second_group_once_there_is_one(
-    app: AppTest, warm_python, monkeypatch
-) -> None:
+def test_perfetto_has_the_measurement_as_a_second_group_once_there_is_one(app: AppTest, monkeypatch) -> None:
     take(opened(app), "Perfetto")
     assert "Once a launch of this plan has been measured" in said(app.caption)
     assert finish(request_of(wanted(app), store.data_folder()), 2.0, monkeypatch).state is State.DONE
