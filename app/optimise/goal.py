@@ -30,15 +30,8 @@ GOALS = {
 def choose_goal() -> str:
     """The goal, one of GOALS. Changes the open second model, training step and serving step."""
     st.subheader("Goal", anchor=False)
-    now = (
-        STEP
-        if state.session.step
-        else TWO
-        if state.session.second or state.visit.wants_two
-        else SERVE
-        if state.serving()
-        else ONE
-    )
+    chosen = {STEP: state.session.step, TWO: state.session.second or state.visit.wants_two, SERVE: state.serving()}
+    now = next((goal for goal, wanted in chosen.items() if wanted), ONE)
     with st.container(gap="xsmall"):
         for goal, text in GOALS.items():
             st.button(
