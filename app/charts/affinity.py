@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
+from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, plain, tips, write_numbers
 from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
@@ -290,11 +290,10 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         marker_color=TEAL,
         name="this placement",
         showlegend=False,
-        customdata=[
+        **tips(
             f"layer {pair} → {pair + 1}: {share(value)} of {unit} stay" if value == value else "no hops"
             for pair, value in enumerate(kept)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     if limit is not None:
         # A dash over each bar, with a break between them.

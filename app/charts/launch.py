@@ -17,6 +17,7 @@ from app.charts.theme import (
     finish,
     legend_above,
     plain,
+    tips,
 )
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
@@ -168,10 +169,7 @@ def totals(
         orientation="h",
         name="Predicted",
         marker={"color": faint(TEAL), "line": outlined},
-        customdata=[
-            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        **tips(f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)),
     )
     figure.add_bar(
         x=medians / factor,
@@ -189,11 +187,10 @@ def totals(
             "thickness": 2,
             "width": 6,
         },
-        customdata=[
+        **tips(
             f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
             for name, median, low, high in zip(names, medians, lows, highs, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     for place, median, prediction in zip(places, medians, predicted, strict=True):
         figure.add_annotation(
@@ -229,11 +226,10 @@ def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:
         marker={"color": TEAL},
         text=[digits(rate) for rate in rates],
         textposition="outside" if len(rates) <= 16 else "none",
-        customdata=[
+        **tips(
             f"rank {rank}: {digits(rate)} Mb/s each way<br>drawn {digits(full * 8 / 1e9)} Gb/s"
             for rank, (rate, full) in enumerate(zip(rates, drawn, strict=True))
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     figure.update_xaxes(title="rank", dtick=max(1, len(rates) // 16))
     figure.update_yaxes(title="Mb/s", range=[0, rates.max() * 1.25])

@@ -17,6 +17,7 @@ from app.charts.theme import (
     plain,
     shortened,
     strokes,
+    tips,
 )
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
@@ -67,8 +68,7 @@ def ranked(
                 name=title,
                 showlegend=False,
                 marker={"color": colour},
-                customdata=[_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)],
-                hovertemplate="%{customdata}<extra></extra>",
+                **tips(_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)),
             )
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(

@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes, tips
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -55,11 +55,10 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             showlegend=bool(max(shares) >= NAMED),
             width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
                 for name, value, part in zip(names, values, shares, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     _draw_lines(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])

@@ -22,6 +22,7 @@ from app.charts.theme import (
     range_bar,
     short,
     strokes,
+    tips,
 )
 from engine.compare.figures import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
@@ -65,11 +66,10 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             name=title,
             width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
                 for name, metrics, value in zip(names, figures, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_scatter(
         **strokes([metrics.order_bound / factor for metrics in figures], rows + stacks.BELOW, stacks.ACROSS),
@@ -286,11 +286,10 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         legendgroup=EXPOSED_TITLE,
         showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
-        customdata=[
+        **tips(
             f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
             for duration, start in zip(length, exposed[:, 0], strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     seen.add(EXPOSED_TITLE)
 

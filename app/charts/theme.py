@@ -1,7 +1,7 @@
 """One meaning, one colour, in every chart and in both themes."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,17 @@ def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
     if hatched:
         marker["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": edge, "size": 6, "solidity": 0.35}
     return marker
+
+
+def tips(texts: Iterable[str]) -> dict[str, Any]:
+    """The tips of a trace's points or bars, one text each, and nothing else in them."""
+    return {"customdata": list(texts), "hovertemplate": "%{customdata}<extra></extra>"}
+
+
+def styled(colour: str, dash: str, symbol: str) -> dict[str, Any]:
+    """The look of a line with points that is told from others by three signs."""
+    line = {"color": colour, "dash": dash, "width": 2}
+    return {"mode": "lines+markers", "line": line, "marker": {"symbol": symbol, "size": 8}}
 
 
 def range_bar(span: Sequence[float], height: float) -> dict[str, Any]:

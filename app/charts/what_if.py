@@ -20,6 +20,8 @@ from app.charts.theme import (
     plain,
     shortened,
     strokes,
+    styled,
+    tips,
 )
 from engine.compare.contention import MODES, ContentionPoint
 from engine.compare.what_if import Outlook
@@ -75,11 +77,10 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
                 "line": {"color": colour, "width": 1},
                 "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
             },
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
                 for (name, outlook, _), value in zip(rows, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_scatter(
         **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
@@ -162,11 +163,10 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             y=values / factor,
             name=title,
             marker={"color": colour, "opacity": 0.9},
-            customdata=[
+            **tips(
                 f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
                 for name, value in zip(names, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     if before is not None and len(before.resources) == len(names):
         _mark_now(figure, before, overlaps, factor, unit)
@@ -334,18 +334,14 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
         totals = [point.seconds[mode] for point in points if mode in point.seconds]
         if not totals:
             continue
-        colour, dash, symbol = STYLES[mode]
         figure.add_scatter(
             x=list(range(len(totals))),
             y=[total / factor for total in totals],
-            mode="lines+markers",
             name=title,
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*STYLES[mode]),
+            **tips(
                 f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     if pays_from is not None:
         figure.add_vline(

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, faint, finish, ink, legend_below, plain
+from app.charts.theme import (
+    KIND_COLOURS,
+    NEUTRAL,
+    SECOND,
+    SMALLEST,
+    TEAL,
+    faint,
+    finish,
+    ink,
+    legend_below,
+    plain,
+    styled,
+    tips,
+)
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.imprecision import ImprecisionPoint
@@ -50,11 +63,10 @@ def tornado(
             name=title,
             width=0.7,
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
-            customdata=[
+            **tips(
                 f"{plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
                 for point, value in zip(ordered, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
     figure.update_xaxes(
@@ -100,7 +112,6 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
     factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
     for system in dict.fromkeys(point.system for point in points):
-        colour, dash, symbol = STYLES[system]
         levels, drawn = _by_level([point for point in points if point.system == system])
         across = [100 * level for level in levels]
         low, high = ([pick(totals) / factor for totals in drawn] for pick in (min, max))
@@ -110,23 +121,20 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             fill="toself",
             mode="lines",
             line={"width": 0},
-            fillcolor=faint(colour, 0.12),
+            fillcolor=faint(STYLES[system][0], 0.12),
             hoverinfo="skip",
             showlegend=False,
         )
         figure.add_scatter(
             x=across,
             y=[np.median(totals) / factor for totals in drawn],
-            mode="lines+markers",
             name=plain(titles[system]),
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*STYLES[system]),
+            **tips(
                 f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(totals)))}, from "
                 f"{seconds(min(totals))} to {seconds(max(totals))} in {len(totals)} draw{'s' if len(totals) > 1 else ''}"
                 for level, totals in zip(across, drawn, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     _noise_axis(figure, points)
     figure.update_yaxes(title=f"time on the mixture, {unit} (simulated)", rangemode="tozero")
@@ -155,7 +163,6 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
     aurora = {(point.level, point.seed): point.total for point in points if point.system == "aurora"}
     figure, worst = go.Figure(), []
     for system in dict.fromkeys(point.system for point in points if point.system != "aurora"):
-        colour, dash, symbol = STYLES[system]
         ratios = [
             ImprecisionPoint(system, point.level, point.seed, point.total / aurora[point.level, point.seed])
             for point in points
@@ -167,10 +174,8 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
         figure.add_scatter(
             x=[100 * level for level in levels],
             y=median,
-            mode="lines+markers",
             name=f"over {plain(titles[system])}",
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
+            **styled(*STYLES[system]),
             hovertemplate=f"{plain(titles[system])} takes %{{y:.2f}}× as long at %{{x:.0f}} % noise<extra></extra>",
         )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": NEUTRAL})
@@ -284,12 +289,11 @@ def _add_sizes(
             "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
             "line": {"width": 2},
         },
-        customdata=[
+        **tips(
             f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
             f"{'meets' if point.meets(target) else 'misses'} the target"
             for point in sizes
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
 
 
@@ -376,18 +380,14 @@ def curve(
         points_of_plan = [point for point in points if point.series == name and point.total is not None]
         if not points_of_plan:
             continue
-        colour, dash, symbol = CURVE_STYLES[min(turn, 2) if name != ANEW else 2]
         figure.add_scatter(
             x=[point.value for point in points_of_plan],
             y=[point.total / factor for point in points_of_plan],
-            mode="lines+markers",
             name=plain(name),
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
+            **tips(
                 f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(
