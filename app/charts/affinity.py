@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, plain, tips, write_numbers
+from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, numbered, plain, tips
 from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
@@ -404,19 +404,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
         [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]
         for i, row in enumerate(rows)
     ]
-    figure = go.Figure(
-        go.Heatmap(
-            x=across,
-            y=down,
-            text=hover,
-            hovertemplate="%{text}<extra></extra>",
-            xgap=2,
-            ygap=2,
-            colorbar={"title": bar, "thickness": 12},
-            **scale,
-        )
-    )
-    write_numbers(figure, scale, text, dark)
+    figure = numbered(scale, hover, text, dark, {"title": bar, "thickness": 12})
     figure.update_xaxes(
         title="scored on the held-out half of",
         tickvals=across,

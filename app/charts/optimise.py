@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, numbered, plain
 from engine.compare.judge import CONFIDENCE
 from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs.scores import LinaRun
@@ -183,23 +183,10 @@ def matrix(
         [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}{_overload(more[i][j])}" for j in range(count)]
         for i in range(count)
     ]
-    across = np.arange(count)
-    figure = go.Figure(
-        go.Heatmap(
-            x=across,
-            y=across,
-            text=hover,
-            hovertemplate="%{text}<extra></extra>",
-            xgap=2,
-            ygap=2,
-            colorbar={"title": label},
-            **scale,
-        )
-    )
-    ticks = {"tickvals": across, "ticktext": names, "showgrid": False}
+    figure = numbered(scale, hover, text, dark, {"title": label})
+    ticks = {"tickvals": np.arange(count), "ticktext": names, "showgrid": False}
     figure.update_xaxes(title="scored on", range=[-0.5, count - 0.5], **ticks)
     figure.update_yaxes(title="plan made from", range=[count - 0.5, -0.5], zeroline=False, **ticks)
-    write_numbers(figure, scale, text, dark)
     return finish(figure, title, 160 + 60 * count)
 
 

@@ -165,6 +165,15 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
     )
 
 
+def numbered(scale: dict, hover: list[list[str]], text: list[list[str]], dark: bool, bar: dict) -> go.Figure:
+    """A heatmap of a few cells with their numbers in them. hover: tips; bar: of the colours; the rest: of `write_numbers`."""
+    rows, columns = np.shape(scale["z"])
+    look = {"xgap": 2, "ygap": 2, "colorbar": bar, "text": hover, "hovertemplate": "%{text}<extra></extra>"}
+    figure = go.Figure(go.Heatmap(x=np.arange(columns), y=np.arange(rows), **look, **scale))
+    write_numbers(figure, scale, text, dark)
+    return figure
+
+
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:
     """Give a figure the common look: a title that states the finding, tight margins, the page's own background.
 
