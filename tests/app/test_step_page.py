@@ -136,7 +136,8 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
         ("Tied embeddings", False),
         ("Routing", "recorded"),
     ):
-        enter(sample, label, value)
+        field(sample, label).set_value(value)
+    sample.run()
     step = sample.session_state["step"]
     assert step.model_dump(exclude={"batch"}) == {
         "sequence_length": 64,
