@@ -25,8 +25,9 @@ DEPLOYED = "deployed"
 
 def rows(problem: Problem) -> pd.DataFrame:
     """Figures of every candidate that fits, the deployed one on top, then fastest first; empty when there is none."""
-    entries, now = [], _baseline(problem)
-    for id, candidate in widgets.comparable(problem):
+    candidates = list(widgets.comparable(problem))
+    entries, now = [], _baseline(problem) if candidates else None
+    for id, candidate in candidates:
         try:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
