@@ -20,6 +20,7 @@ SURE = 3.0
 """Standard errors left of a share that counts as a finding: four tokens of four are none."""
 OUTLIER = 2
 """A largest cell this many times the 99.5th percentile of all is drawn in the colour of that percentile."""
+LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
 TOKENS, PAIRS = "tokens", "pairs of choices"
 """Units of a hop: a token if only first choices count, else a pair of its choices."""
 
@@ -311,8 +312,7 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         title = f"{share(kept[most])} stay from layer {most} to {most + 1}"
         if least != most:
             title += f", only {share(kept[least])} from {least} to {least + 1}"
-    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
-    return finish(figure, title, 300, top=64, bargap=0.2, legend=legend)
+    return finish(figure, title, 300, top=64, bargap=0.2, legend=LEGEND)
 
 
 HOLDS = 0.99
@@ -364,8 +364,7 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
         showgrid=False,
     )
     figure.update_yaxes(title="held-out hops kept on their GPU, %", range=[0, 108 * max(study.limit, study.linear)])
-    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
-    return finish(figure, _enough_title(study), 440, top=68, legend=legend)
+    return finish(figure, _enough_title(study), 440, top=68, legend=LEGEND)
 
 
 def _enough_title(study: TokensEnough) -> str:

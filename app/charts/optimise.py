@@ -21,8 +21,8 @@ SCHEMES = {
     "without_estimation": ("Without estimation", KIND_COLOURS["dispatch"], "/"),
     "without_fine_tuning": ("Without fine-tuning", KIND_COLOURS["combine"], "."),
 }
-
-
+HEIGHT = 380
+LEGEND = {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
 TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to-all time"}
 
 
@@ -106,7 +106,7 @@ def front(
             f"From {across.written(other[across.key])} {across.noun} at balancedness {digits(other['balancedness'])} to "
             f"{across.written(best[across.key])} at {digits(best['balancedness'])}"
         )
-    return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
+    return finish(figure, title, 460, legend=LEGEND)
 
 
 def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], across: Across) -> None:
@@ -212,13 +212,8 @@ def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -
     gain = getattr(figures["baseline"], f"median_{what}") / getattr(figures["lina"], f"median_{what}")
     verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
     figure.update_yaxes(title=f"{TIMES[what].lower()} / ideal", rangemode="tozero")
-    return finish(
-        figure,
-        f"Path length {length}: Lina {verdict} no scheduling (median)",
-        380,
-        barmode="group",
-        legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
-    )
+    title = f"Path length {length}: Lina {verdict} no scheduling (median)"
+    return finish(figure, title, HEIGHT, barmode="group", legend=LEGEND)
 
 
 def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
@@ -240,10 +235,9 @@ def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
     figure.update_xaxes(title="MoE layer", dtick=1)
     figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
     title = f"Path length {best.options.path_length} is right most often: {share(best.accuracy)}"
-    return finish(figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
+    return finish(figure, title, HEIGHT, legend=LEGEND)
 
 
-HEIGHT = 380
 BAND = "rgba(0,137,123,0.3)"
 """The teal of the curve, for its interval."""
 
