@@ -72,7 +72,7 @@ class _Grid:
 
 
 Drawn = tuple[list[dict], list[dict]]
-"""Shapes, and notes beside them."""
+"""Shapes, and notes at them."""
 
 
 def _fabric(grid: _Grid, latency: float) -> Drawn:
