@@ -45,10 +45,11 @@ def chart(figure: go.Figure, key: str) -> None:
     """
     title = html.unescape(figure.layout.title.text)
     picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
-    legible(figure, st.context.theme.type == "dark")
+    drawn = without_title(legible(figure, st.context.theme.type == "dark"))
+    unchecked = go.Figure(drawn, _validate=False)  # plotly has looked at every value once
     with st.container(gap=None, key=f"titled-{key}"):
         st.markdown(f"**{plain(title)}**")
-        st.plotly_chart(without_title(figure), key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
+        st.plotly_chart(unchecked, key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
 
 
 def gantt(figure: go.Figure, key: str) -> None:

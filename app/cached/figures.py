@@ -158,25 +158,23 @@ def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = 
     return engine_bound(plan, problem, first, last, straight, _loads(plan, problem))
 
 
-def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
-    """Cost of a move from the baseline to a plan; None for two models and a training step, of which nothing is known to be
-    in use. seconds: of the baseline and of the plan; None: as simulated."""
+def migration(plan: Plan, now: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
+    """Cost of a move from the baseline's plan to another; None for two models and a training step, of which nothing is known to
+    be in use. seconds: of the baseline and of the plan; None: as simulated."""
     if problem.goal is not Goal.INFERENCE:
         return None
-    now = baseline(problem).plan
-    seconds = seconds or (metrics(now, problem).total, metrics(plan, problem).total)
-    return _migration(plan.id, now.id, key_of(problem), seconds, plan, now, problem)
+    return _migration(plan, now, problem, seconds or (metrics(now, problem).total, metrics(plan, problem).total))
 
 
-@st.cache_resource(max_entries=256, show_spinner="Counting moves")
-def _migration(
-    id: str, now: str, key: tuple[str, ...], seconds: tuple[float, float], _plan: Plan, _now: Plan, _problem: Problem
-) -> Migration:
-    def move() -> Migration:
-        return engine_migration(_now.placement, _plan.placement, _problem, *seconds)
-
-    digests = (simulation_digest(plan, _problem) for plan in (_now, _plan))
-    return store.figures(Migration, move, *digests, *map(str, seconds))
+@st.cache_resource(max_entries=256, show_spinner="Counting moves", hash_funcs=BY_CONTENT)
+def _migration(plan: Plan, now: Plan, problem: Problem, seconds: tuple[float, float]) -> Migration:
+    digests = (simulation_digest(each, problem) for each in (now, plan))
+    return store.figures(
+        Migration,
+        lambda: engine_migration(now.placement, plan.placement, problem, *seconds),
+        *digests,
+        *map(str, seconds),
+    )
 
 
 FEW_EVENTS = 20_000
@@ -188,7 +186,7 @@ def standing(plan: Plan, problem: Problem) -> Standing:
     problem = travelling_like(plan, problem)
     now = baseline(problem).plan
     own, base = metrics(plan, problem), metrics(now, problem)
-    return standing_of(plan, own, now, base, problem, migration(plan, problem), _risks(plan, now, problem))
+    return standing_of(plan, own, now, base, problem, migration(plan, now, problem), _risks(plan, now, problem))
 
 
 def is_soon(plan: Plan, problem: Problem) -> bool:

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import streamlit as st
 
@@ -73,7 +74,7 @@ def candidates() -> dict[str, Candidate]:
     inputs.pop(state.session.workload, None)  # a plan is for the open recording unless its name says otherwise
     names = names_of(plans, state.session.plan_names, inputs)
     return {
-        id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
+        id: candidate if candidate.plan.name == names[id] else _named(names[id], candidate)
         for id, candidate in by_id.items()
     }
 
@@ -117,11 +118,11 @@ def _further() -> dict[str, Candidate]:
     return by_id
 
 
-@st.cache_resource(max_entries=512, show_spinner=False)
-def _named(id: str, name: str, runtime: float, _candidate: Candidate) -> Candidate:
-    plan = _candidate.plan.model_copy(update={"name": name})
-    vars(plan)["id"] = id  # the name is no part of it, and it takes long to compute
-    return replace(_candidate, plan=plan)
+@lru_cache(maxsize=512)  # every page asks for all of them many times, and Streamlit takes long to find one
+def _named(name: str, candidate: Candidate) -> Candidate:
+    plan = candidate.plan.model_copy(update={"name": name})
+    vars(plan)["id"] = candidate.plan.id  # the name is no part of it, and it takes long to compute
+    return replace(candidate, plan=plan)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)

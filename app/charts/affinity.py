@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
+from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, numbered, plain, tips
 from engine.compare.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
@@ -20,6 +20,7 @@ SURE = 3.0
 """Standard errors left of a share that counts as a finding: four tokens of four are none."""
 OUTLIER = 2
 """A largest cell this many times the 99.5th percentile of all is drawn in the colour of that percentile."""
+LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
 TOKENS, PAIRS = "tokens", "pairs of choices"
 """Units of a hop: a token if only first choices count, else a pair of its choices."""
 
@@ -75,13 +76,13 @@ def heatmap(
             },
         )
     )
-    _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
-    _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
-    figure.update_xaxes(range=[-0.5, experts - 0.5], showgrid=False, zeroline=False)
-    figure.update_yaxes(range=[experts - 0.5, -0.5], showgrid=False, zeroline=False)
-    if gpus is not None:
-        _draw_blocks(figure, *gpus)
-    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), HEATMAP_HEIGHT)
+    of_rows, of_columns = gpus or (None, None)
+    layout = {
+        "xaxis": _axis(f"expert of layer {last}", columns, of_columns) | {"range": [-0.5, experts - 0.5]},
+        "yaxis": _axis(f"expert of layer {first}", rows, of_rows) | {"range": [experts - 0.5, -0.5]},
+        "shapes": _blocks(*gpus) if gpus else None,
+    }
+    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), HEATMAP_HEIGHT, **layout)
 
 
 def _end_of_scale(value: np.ndarray) -> tuple[float, str]:
@@ -94,21 +95,19 @@ def _end_of_scale(value: np.ndarray) -> tuple[float, str]:
     return (usual, f", {digits(usual)} and more in one colour") if most > OUTLIER * usual > 0 else (most or 1.0, "")
 
 
-def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
+def _axis(title: str, order: np.ndarray, gpu: np.ndarray | None) -> dict:
     """Ticks by expert, or by GPU, with its experts if they are few."""
+    bare = {"showgrid": False, "zeroline": False}
     if gpu is None:
         step = 1 if len(order) <= LABELLED_EXPERTS else -(-len(order) // 16)
-        update(title=title, tickmode="linear", tick0=0, dtick=step)
-        return
+        return bare | {"title": title, "tickmode": "linear", "tick0": 0, "dtick": step}
     groups = _groups(gpu)
     few = all(len(experts) <= 4 for _, _, experts in groups) and len(groups) <= 16
     step = -(-len(groups) // 16)
     shown = groups[::step]
-    update(
-        title=f"{title}, by GPU",
-        tickvals=[start + (len(experts) - 1) / 2 for _, start, experts in shown],
-        ticktext=[f"GPU {gpu}" + (f"<br>{', '.join(map(str, experts))}" if few else "") for gpu, _, experts in shown],
-    )
+    names = [f"GPU {gpu}" + (f"<br>{', '.join(map(str, experts))}" if few else "") for gpu, _, experts in shown]
+    places = [start + (len(experts) - 1) / 2 for _, start, experts in shown]
+    return bare | {"title": f"{title}, by GPU", "tickvals": places, "ticktext": names}
 
 
 def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
@@ -121,31 +120,22 @@ def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
     return groups
 
 
-def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> None:
+def _blocks(rows: np.ndarray, columns: np.ndarray) -> list[dict]:
     """Thin lines between GPUs, and a frame round every block of hops that stay."""
     cells = len(rows)
     down, across = _groups(rows), {gpu: (start, len(experts)) for gpu, start, experts in _groups(columns)}
     many = len(down) > 16
     thin, frame = ({"color": NEUTRAL, "width": width} for width in ((0.25, 1.5) if many else (0.7, 3)))
-    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": cells - 0.5} for _, start, _ in down[1:]]
-    lines += [
-        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": cells - 0.5} for start, _ in [*across.values()][1:]
+
+    def box(left: float, width: float, top: float, height: float) -> dict:
+        return {"x0": left - 0.5, "x1": left + width - 0.5, "y0": top - 0.5, "y1": top + height - 0.5}
+
+    lines = [box(0, cells, start, 0) for _, start, _ in down[1:]]
+    lines += [box(start, 0, 0, cells) for start, _ in [*across.values()][1:]]
+    kept = [box(*across[gpu], start, len(experts)) for gpu, start, experts in down if gpu in across]
+    return [{"type": "line", "line": thin} | line for line in lines] + [
+        {"type": "rect", "line": frame} | block for block in kept
     ]
-    shapes = [{"type": "line", "line": thin} | line for line in lines]
-    for gpu, start, experts in down:
-        if gpu in across:
-            left, width = across[gpu]
-            shapes.append(
-                {
-                    "type": "rect",
-                    "line": frame,
-                    "x0": left - 0.5,
-                    "x1": left + width - 0.5,
-                    "y0": start - 0.5,
-                    "y1": start + len(experts) - 0.5,
-                }
-            )
-    figure.update_layout(shapes=shapes)
 
 
 def _heatmap_title(counts, chance, layers, probability: bool, unit: str, kept: float | None) -> str:
@@ -223,11 +213,16 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             },
         )
     )
-    _name_layers(figure, layers, first)
+    above = {"y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
+    sides = {0: "left", layers - 1: "right"}
+    names = [
+        above | {"x": at / (layers - 1), "text": f"layer {first + at}", "xanchor": sides.get(at, "center")}
+        for at in range(layers)
+    ]
     paths = np.count_nonzero(counts)
     which = f"{len(value)} strongest of {paths:,}" if len(value) < paths else f"All {paths}"
     title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
-    return finish(figure, title, 440, top=64)
+    return finish(figure, title, 440, top=64, annotations=names)
 
 
 def _nodes(through: np.ndarray, gpu_of_expert: np.ndarray) -> list[tuple[int, int]]:
@@ -239,19 +234,6 @@ def _nodes(through: np.ndarray, gpu_of_expert: np.ndarray) -> list[tuple[int, in
         for expert in np.lexsort((range(experts), gpu_of_expert[at]))
         if through[at, expert] > 0
     ]
-
-
-def _name_layers(figure: go.Figure, layers: int, first: int) -> None:
-    for at in range(layers):
-        figure.add_annotation(
-            x=at / (layers - 1),
-            y=1,
-            yanchor="bottom",
-            showarrow=False,
-            text=f"layer {first + at}",
-            font={"size": 12},
-            xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
-        )
 
 
 def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
@@ -290,11 +272,10 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         marker_color=TEAL,
         name="this placement",
         showlegend=False,
-        customdata=[
+        **tips(
             f"layer {pair} → {pair + 1}: {share(value)} of {unit} stay" if value == value else "no hops"
             for pair, value in enumerate(kept)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     if limit is not None:
         # A dash over each bar, with a break between them.
@@ -331,8 +312,7 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
         title = f"{share(kept[most])} stay from layer {most} to {most + 1}"
         if least != most:
             title += f", only {share(kept[least])} from {least} to {least + 1}"
-    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
-    return finish(figure, title, 300, top=64, bargap=0.2, legend=legend)
+    return finish(figure, title, 300, top=64, bargap=0.2, legend=LEGEND)
 
 
 HOLDS = 0.99
@@ -384,8 +364,7 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
         showgrid=False,
     )
     figure.update_yaxes(title="held-out hops kept on their GPU, %", range=[0, 108 * max(study.limit, study.linear)])
-    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
-    return finish(figure, _enough_title(study), 440, top=68, legend=legend)
+    return finish(figure, _enough_title(study), 440, top=68, legend=LEGEND)
 
 
 def _enough_title(study: TokensEnough) -> str:
@@ -424,19 +403,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
         [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]
         for i, row in enumerate(rows)
     ]
-    figure = go.Figure(
-        go.Heatmap(
-            x=across,
-            y=down,
-            text=hover,
-            hovertemplate="%{text}<extra></extra>",
-            xgap=2,
-            ygap=2,
-            colorbar={"title": bar, "thickness": 12},
-            **scale,
-        )
-    )
-    write_numbers(figure, scale, text, dark)
+    figure = numbered(scale, hover, text, dark, {"title": bar, "thickness": 12})
     figure.update_xaxes(
         title="scored on the held-out half of",
         tickvals=across,

@@ -22,22 +22,21 @@ NUMBERED_NODES, NAMED_NODES = 10, 24
 def picture(cluster: Cluster) -> go.Figure:
     """Nodes as boxes, GPUs as squares in the colour of their type, lines to the fabric as thick as their bandwidth."""
     figure, grid = go.Figure(), _Grid.of(cluster)
-    _draw_fabric(figure, grid, cluster.latency)
     fastest, slowest = (pick(gpu.send_bandwidth for gpu in cluster.gpus) for pick in (max, min))
-    for index, node in enumerate(cluster.nodes):
-        _draw_node(figure, grid, node, index, fastest)
+    # All shapes and notes at once: for every single one plotly looks through those before it.
+    parts = [_fabric(grid, cluster.latency)]
+    parts += [_node(grid, node, index, fastest) for index, node in enumerate(cluster.nodes)]
     _draw_gpus(figure, grid, cluster)
-    figure.update_xaxes(visible=False, range=[-0.5, grid.across * grid.step_x - 0.3])
-    figure.update_yaxes(visible=False, range=[FABRIC_Y - 0.5, grid.rows * grid.step_y])
     title = f"{len(cluster.gpus)} GPUs in {len(cluster.nodes)} nodes"
     title += f": the fastest port is {fastest / slowest:.3g}× the slowest" if fastest > slowest else ", all ports equal"
-    return finish(
-        figure,
-        title,
-        int(min(900, 120 + 62 * grid.rows * grid.step_y)),
-        dragmode="pan",
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-    )
+    layout = {
+        "xaxis": {"visible": False, "range": [-0.5, grid.across * grid.step_x - 0.3]},
+        "yaxis": {"visible": False, "range": [FABRIC_Y - 0.5, grid.rows * grid.step_y]},
+        "shapes": [shape for shapes, _ in parts for shape in shapes],
+        "annotations": [note for _, notes in parts for note in notes],
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+    }
+    return finish(figure, title, int(min(900, 120 + 62 * grid.rows * grid.step_y)), dragmode="pan", **layout)
 
 
 @dataclass(frozen=True)
@@ -72,60 +71,34 @@ class _Grid:
         return index % self.across * self.step_x, index // self.across * self.step_y
 
 
-def _draw_fabric(figure: go.Figure, grid: _Grid, latency: float) -> None:
-    figure.add_shape(
-        type="rect",
-        x0=-0.3,
-        x1=grid.across * grid.step_x - 0.5,
-        y0=FABRIC_Y - 0.35,
-        y1=FABRIC_Y + 0.15,
-        line={"color": NEUTRAL, "width": 1},
-        fillcolor="rgba(138,150,148,0.18)",
-    )
-    start_up = f" · {latency * 1e6:g} µs to start a send" if latency else ""
-    figure.add_annotation(
-        x=(grid.across * grid.step_x - 0.8) / 2,
-        y=FABRIC_Y - 0.1,
-        text=f"non-blocking fabric{start_up}",
-        showarrow=False,
-    )
+Drawn = tuple[list[dict], list[dict]]
+"""Shapes, and notes at them."""
 
 
-def _draw_node(figure: go.Figure, grid: _Grid, node: Node, index: int, fastest: float) -> None:
+def _fabric(grid: _Grid, latency: float) -> Drawn:
+    box = {"x0": -0.3, "x1": grid.across * grid.step_x - 0.5, "y0": FABRIC_Y - 0.35, "y1": FABRIC_Y + 0.15}
+    look = {"type": "rect", "line": {"color": NEUTRAL, "width": 1}, "fillcolor": "rgba(138,150,148,0.18)"}
+    text = "non-blocking fabric" + (f" · {latency * 1e6:g} µs to start a send" if latency else "")
+    middle = {"x": (grid.across * grid.step_x - 0.8) / 2, "y": FABRIC_Y - 0.1}
+    return [look | box], [{"text": text, "showarrow": False} | middle]
+
+
+def _node(grid: _Grid, node: Node, index: int, fastest: float) -> Drawn:
     """The box of a node, its name, and from the first row its line to the fabric. fastest: bytes/s, drawn thickest."""
     left, bottom = grid.corner(index)
-    figure.add_shape(
-        type="rect",
-        x0=left - 0.15,
-        x1=left + grid.widest + 0.15,
-        y0=bottom - 0.05,
-        y1=bottom + grid.deepest + 0.75,
-        line={"color": NEUTRAL, "width": 1.5 if node.link_bandwidth is None else 3},
-    )
-    link = "" if node.link_bandwidth is None else f" · {size(node.link_bandwidth)}/s links"
-    figure.add_annotation(
-        x=left,
-        y=bottom + grid.deepest + 0.4,
-        xanchor="left",
-        text=f"{plain(node.name)}{link}",
-        showarrow=False,
-        font_size=12,
-    )
+    top, middle = bottom + grid.deepest, left + grid.widest / 2
     rate = sum(gpu.send_bandwidth for gpu in node.gpus) / len(node.gpus)
-    middle = left + grid.widest / 2
+    box = {"x0": left - 0.15, "x1": left + grid.widest + 0.15, "y0": bottom - 0.05, "y1": top + 0.75}
+    edge = {"color": NEUTRAL, "width": 1.5 if node.link_bandwidth is None else 3}
+    shapes = [{"type": "rect", "line": edge} | box]
     if index < grid.across:
-        figure.add_shape(
-            type="line",
-            x0=middle,
-            x1=middle,
-            y0=FABRIC_Y + 0.15,
-            y1=bottom - 0.05,
-            layer="below",
-            line={"color": NEUTRAL, "width": 1 + 7 * rate / fastest},
-        )
-    figure.add_annotation(
-        x=middle + 0.1, y=bottom - 0.28, text=bandwidth(rate), showarrow=False, xanchor="left", font_size=SMALLEST
-    )
+        ends = {"x0": middle, "x1": middle, "y0": FABRIC_Y + 0.15, "y1": bottom - 0.05}
+        thick = {"color": NEUTRAL, "width": 1 + 7 * rate / fastest}
+        shapes.append({"type": "line", "layer": "below", "line": thick} | ends)
+    link = "" if node.link_bandwidth is None else f" · {size(node.link_bandwidth)}/s links"
+    plain_text = {"xanchor": "left", "showarrow": False, "font": {"size": SMALLEST}}
+    name = {"x": left, "y": top + 0.4, "text": f"{plain(node.name)}{link}"}
+    return shapes, [plain_text | name, plain_text | {"x": middle + 0.1, "y": bottom - 0.28, "text": bandwidth(rate)}]
 
 
 def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:

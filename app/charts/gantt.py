@@ -87,11 +87,25 @@ def gantt(
         path = _path(events, factor, ink(dark)) | {"showlegend": row == 1}
         traces += [trace | {"xaxis": x, "yaxis": y} for trace in (*bars, path)]
         top = 1 - (row - 1) * (lane * lanes + TITLE) / plot
-        length = f" · {_length(events['end'].max(), timelines[name].total)}" if len(events) else ""
-        layout["annotations"].append(_above_lanes(plain(name) + length, top))
+        shown, whole = seconds(events["end"].max()) if len(events) else "", seconds(timelines[name].total)
+        length = shown and f" · {whole if shown == whole else f'{shown} of {whole}'}"
+        left = {"x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom"}
+        layout["annotations"].append({"text": plain(name) + length, "showarrow": False, "font": {"size": 13}} | left)
         if bounds and name in bounds:
-            layout["shapes"].append(_bound(bounds[name] / factor, x, y))
-            layout["annotations"].append(_bound_in_words(bounds[name], x, y))
+            line, at = {"dash": "dash", "width": 1.5, "color": NEUTRAL}, bounds[name] / factor
+            ends = {"x0": at, "x1": at, "xref": x, "y0": 0, "y1": 1, "yref": f"{y} domain"}
+            layout["shapes"].append({"type": "line", "line": line} | ends)
+            # In words at the end of the plan's own row: at the line it would lie over a long name.
+            said = {"text": f"bound {seconds(bounds[name])}, dashed", "showarrow": False, "font": {"size": SMALLEST}}
+            end = {
+                "x": 1,
+                "xref": f"{x} domain",
+                "xanchor": "right",
+                "y": 1,
+                "yref": f"{y} domain",
+                "yanchor": "bottom",
+            }
+            layout["annotations"].append(said | end)
         lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
         layout[f"xaxis{row}"] = _time_axis(longest / factor, unit, plot, _axes(len(parts))[0], x) | {"anchor": y}
@@ -105,11 +119,6 @@ def _axes(row: int) -> tuple[str, str]:
     return (f"x{row}", f"y{row}") if row > 1 else ("x", "y")
 
 
-def _length(shown: float, whole: float) -> str:
-    """`359 µs of 1.44 ms` of a stretch, `1.44 ms` of a whole timeline."""
-    return seconds(whole) if seconds(shown) == seconds(whole) else f"{seconds(shown)} of {seconds(whole)}"
-
-
 def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
     events = timeline.events
     events = events[(events["layer"] >= first) & (events["layer"] <= last)]
@@ -121,10 +130,11 @@ def _bars(events: pd.DataFrame, timeline: Timeline, factor: float, named: set[st
     """A trace for each kind and model. named: entries that the legend has, to which these are added."""
     short = [name.split(" · ")[0] for name in timeline.resources]
     traces = []
+    places = events.groupby(["model", "kind"], observed=True).indices
     for model, kind in product(range(2), KINDS):
-        events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
-        if not len(events_of_kind):
+        if (model, kind) not in places:
             continue
+        events_of_kind = events.iloc[places[model, kind]]
         name = KIND_TITLES[kind] + second * model
         traces.append(
             {
@@ -158,48 +168,6 @@ def _path(events: pd.DataFrame, factor: float, colour: str) -> Drawn:
         "name": "Critical path",
         "legendgroup": "critical",
         "hoverinfo": "skip",
-    }
-
-
-def _above_lanes(text: str, top: float) -> Drawn:
-    return {
-        "text": text,
-        "x": 0,
-        "xref": "paper",
-        "xanchor": "left",
-        "y": top,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 13},
-    }
-
-
-def _bound(time: float, x: str, y: str) -> Drawn:
-    return {
-        "type": "line",
-        "x0": time,
-        "x1": time,
-        "xref": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": f"{y} domain",
-        "line": {"dash": "dash", "width": 1.5, "color": NEUTRAL},
-    }
-
-
-def _bound_in_words(bound: float, x: str, y: str) -> Drawn:
-    """Write the bound at the end of the plan's own row: at the line it would lie over a long name. bound: seconds."""
-    return {
-        "text": f"bound {seconds(bound)}, dashed",
-        "x": 1,
-        "xref": f"{x} domain",
-        "xanchor": "right",
-        "y": 1,
-        "yref": f"{y} domain",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": SMALLEST},
     }
 
 
@@ -254,16 +222,15 @@ def _lane_shift(events: pd.DataFrame) -> np.ndarray:
 
 def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:
     texts = []
-    for event in events.itertuples():
-        length = seconds(event.end - event.start)
-        where = names[event.resource]
-        if event.peer >= 0:
-            where = f"{where} → {names[event.peer]} · {size(event.bytes)}"
-        elif event.bytes:
-            where = f"{where} sends {size(event.bytes)}"
+    columns = ("kind", "model", "layer", "resource", "peer", "bytes", "start", "end")
+    for kind, model, layer, gpu, peer, sent, start, end in zip(*map(events.get, columns), strict=True):
+        where = names[gpu]
+        if peer >= 0:
+            where = f"{where} → {names[peer]} · {size(sent)}"
+        elif sent:
+            where = f"{where} sends {size(sent)}"
         texts.append(
-            f"{KIND_TITLES[event.kind]}{second * event.model}, layer {event.layer}<br>{where}<br>{length}, "
-            f"from {seconds(event.start)}"
+            f"{KIND_TITLES[kind]}{second * model}, layer {layer}<br>{where}<br>{seconds(end - start)}, from {seconds(start)}"
         )
     return texts
 
@@ -364,8 +331,8 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     title = f"{plain(names[worst])} finishes last for {share(times.iloc[0] / whole)} of the time"
     if len(times) > MOST:
         title += f" (the {MOST} longest of {len(times)} GPUs that others wait for)"
-    figure = _wait_bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
-    return figure.update_layout(showlegend=False)
+    shown = {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}
+    return _wait_bars(waits, "gpu", shown, worst, title, "", legend=False)
 
 
 def by_layer(waits: pd.DataFrame) -> go.Figure:
@@ -383,10 +350,12 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     return _wait_bars(waits, "layer", names, worst, title, "MoE layer")
 
 
-def _wait_bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str) -> go.Figure:
+def _wait_bars(
+    waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str, legend: bool = True
+) -> go.Figure:
     shown = waits[waits[by].isin(names)]
     factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
-    times = shown.pivot_table("seconds", ["model", "kind"], by, "sum", fill_value=0.0)[list(names)]
+    times = shown.groupby(["model", "kind", by], observed=True)["seconds"].sum().unstack(fill_value=0.0)[list(names)]
     traces = []
     for model, kind in product((0, 1), KINDS):
         if (model, kind) not in times.index:
@@ -407,16 +376,21 @@ def _wait_bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, 
                 "hovertemplate": f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
             }
         )
-    figure = go.Figure(traces)
-    figure.add_annotation(
-        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
-        y=names[worst],
-        text=f'<span style="color: {MARK}">◀</span> longest',
-        showarrow=False,
-        xanchor="left",
-        font={"size": SMALLEST},
-    )
-    figure.update_yaxes(autorange="reversed", title=axis)
-    figure.update_xaxes(title=f"time others wait, {unit}", rangemode="tozero")
+    longest = {
+        "x": shown.loc[shown[by] == worst, "seconds"].sum() / factor,
+        "y": names[worst],
+        "text": f'<span style="color: {MARK}">◀</span> longest',
+        "showarrow": False,
+        "xanchor": "left",
+        "font": {"size": SMALLEST},
+    }
     height = 24 * len(names) + 150
-    return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))
+    layout = {
+        "annotations": [longest],
+        "xaxis": {"title": f"time others wait, {unit}", "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "title": axis},
+        "barmode": "stack",
+        "bargap": 0.25,
+        "showlegend": None if legend else False,
+    }
+    return finish(go.Figure(traces), title, height, top=72, legend=legend_above(height), **layout)

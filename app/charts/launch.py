@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, finish, legend_above, plain
+from app.charts.theme import (
+    KIND_COLOURS,
+    KIND_TITLES,
+    MUTED,
+    NEUTRAL,
+    SMALLEST,
+    TEAL,
+    faint,
+    finish,
+    legend_above,
+    plain,
+    tips,
+)
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 TIMES = 136
@@ -139,11 +151,6 @@ def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str
     return [f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True)]
 
 
-def faint(colour: str) -> str:
-    """Return the fill of a predicted bar, inside its outline. colour: as #RRGGBB."""
-    return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.15)"
-
-
 def totals(
     names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str
 ) -> go.Figure:
@@ -154,8 +161,37 @@ def totals(
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)
     places = np.arange(len(names))
     figure = go.Figure()
-    _add_predicted(figure, names, predicted, factor)
-    _add_measured(figure, names, passes, factor)
+    outlined, lows = {"color": TEAL, "width": 1.5}, np.array([min(times) for times in passes])
+    figure.add_bar(
+        x=np.array(predicted) / factor,
+        y=places - 0.19,
+        width=0.34,
+        orientation="h",
+        name="Predicted",
+        marker={"color": faint(TEAL), "line": outlined},
+        **tips(f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)),
+    )
+    figure.add_bar(
+        x=medians / factor,
+        y=places + 0.19,
+        width=0.34,
+        orientation="h",
+        name="Measured, median pass",
+        marker={"color": TEAL, "line": outlined},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": (highs - medians) / factor,
+            "arrayminus": (medians - lows) / factor,
+            "color": NEUTRAL,
+            "thickness": 2,
+            "width": 6,
+        },
+        **tips(
+            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
+            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
+        ),
+    )
     for place, median, prediction in zip(places, medians, predicted, strict=True):
         figure.add_annotation(
             x=1,
@@ -176,49 +212,8 @@ def totals(
         zeroline=False,
     )
     height = 130 + 52 * len(names)
-    finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
-    return figure.update_layout(margin_r=TIMES)
-
-
-def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:
-    figure.add_bar(
-        x=np.array(predicted) / factor,
-        y=np.arange(len(names)) - 0.19,
-        width=0.34,
-        orientation="h",
-        name="Predicted",
-        marker={"color": faint(TEAL), "line": {"color": TEAL, "width": 1.5}},
-        customdata=[
-            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-
-
-def _add_measured(figure: go.Figure, names: Sequence[str], passes: Sequence[Sequence[float]], factor: float) -> None:
-    medians, lows, highs = (np.array([pick(times) for times in passes]) for pick in (np.median, min, max))
-    figure.add_bar(
-        x=medians / factor,
-        y=np.arange(len(names)) + 0.19,
-        width=0.34,
-        orientation="h",
-        name="Measured, median pass",
-        marker={"color": TEAL, "line": {"color": TEAL, "width": 1.5}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": (highs - medians) / factor,
-            "arrayminus": (medians - lows) / factor,
-            "color": NEUTRAL,
-            "thickness": 2,
-            "width": 6,
-        },
-        customdata=[
-            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
-            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+    layout = {"barmode": "overlay", "legend": legend_above(height), "margin": {"r": TIMES}}
+    return finish(figure, title, height, top=70, **layout)
 
 
 def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:
@@ -231,11 +226,10 @@ def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:
         marker={"color": TEAL},
         text=[digits(rate) for rate in rates],
         textposition="outside" if len(rates) <= 16 else "none",
-        customdata=[
+        **tips(
             f"rank {rank}: {digits(rate)} Mb/s each way<br>drawn {digits(full * 8 / 1e9)} Gb/s"
             for rank, (rate, full) in enumerate(zip(rates, drawn, strict=True))
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     figure.update_xaxes(title="rank", dtick=max(1, len(rates) // 16))
     figure.update_yaxes(title="Mb/s", range=[0, rates.max() * 1.25])

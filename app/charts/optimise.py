@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, numbered, plain
 from engine.compare.judge import CONFIDENCE
 from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.jobs.scores import LinaRun
@@ -21,8 +21,8 @@ SCHEMES = {
     "without_estimation": ("Without estimation", KIND_COLOURS["dispatch"], "/"),
     "without_fine_tuning": ("Without fine-tuning", KIND_COLOURS["combine"], "."),
 }
-
-
+HEIGHT = 380
+LEGEND = {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
 TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to-all time"}
 
 
@@ -87,7 +87,14 @@ def front(
         hovertemplate="%{text}<extra></extra>",
     )
     if elsewhere:
-        _add_elsewhere(figure, elsewhere, where, across)
+        figure.add_scatter(
+            x=[across.factor * value for value, _ in elsewhere],
+            y=[balancedness for _, balancedness in elsewhere],
+            mode="markers",
+            name=f"on {plain(where)}",
+            marker={"size": 11, "symbol": "circle-open", "color": SECOND, "line": {"width": 2}},
+            hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
+        )
     if others:
         _add_others(figure, others, across)
     figure.update_xaxes(title=across.axis, autorange=True if across.better > 0 else "reversed")
@@ -99,18 +106,7 @@ def front(
             f"From {across.written(other[across.key])} {across.noun} at balancedness {digits(other['balancedness'])} to "
             f"{across.written(best[across.key])} at {digits(best['balancedness'])}"
         )
-    return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
-
-
-def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str, across: Across) -> None:
-    figure.add_scatter(
-        x=[across.factor * value for value, _ in elsewhere],
-        y=[balancedness for _, balancedness in elsewhere],
-        mode="markers",
-        name=f"on {plain(where)}",
-        marker={"size": 11, "symbol": "circle-open", "color": SECOND, "line": {"width": 2}},
-        hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
-    )
+    return finish(figure, title, 460, legend=LEGEND)
 
 
 def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], across: Across) -> None:
@@ -142,13 +138,6 @@ LEAST_SPAN = 0.05
 """Least span of the colours of scores: small differences are not to look like large ones."""
 
 
-def _worst_elsewhere(worst: float) -> str:
-    """Most that plans lose on recordings that they were not made from. worst: times that recording's own plan's time."""
-    if worst <= 1:
-        return "No plan is slower on another recording than that recording's own, within 0.1 %"
-    return f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
-
-
 def matrix(
     names: Sequence[str],
     table: list[list[float | None]],
@@ -172,7 +161,12 @@ def matrix(
         shown, label = np.divide(values, own, out=np.full_like(values, np.nan), where=own > 0), "× own plan's time"
         shown[np.abs(shown - 1) <= ALIKE] = 1.0
         text = [[f"{digits(cell / factor)} {unit}" if cell == cell else "…" for cell in row] for row in values]
-        title = _worst_elsewhere(float(np.nanmax(shown, initial=1.0)))
+        worst = float(np.nanmax(shown, initial=1.0))
+        title = "No plan is slower on another recording than that recording's own, within 0.1 %"
+        if worst > 1:
+            title = (
+                f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
+            )
         low = float(np.nanmin(shown, initial=1.0))
     else:
         shown, label, low = values, SCORES[what].lower(), 0.0
@@ -189,31 +183,11 @@ def matrix(
         [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}{_overload(more[i][j])}" for j in range(count)]
         for i in range(count)
     ]
-    figure = _cells(names, hover, scale, label)
-    write_numbers(figure, scale, text, dark)
-    return finish(figure, title, 160 + 60 * count)
-
-
-def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) -> go.Figure:
-    """A heatmap of recordings by themselves. scale: values and colours of `go.Heatmap`; label: title of its colour bar."""
-    count = len(names)
-    across = np.arange(count)
-    figure = go.Figure(
-        go.Heatmap(
-            x=across,
-            y=across,
-            text=hover,
-            hovertemplate="%{text}<extra></extra>",
-            xgap=2,
-            ygap=2,
-            colorbar={"title": label},
-            **scale,
-        )
-    )
-    ticks = {"tickvals": across, "ticktext": names, "showgrid": False}
+    figure = numbered(scale, hover, text, dark, {"title": label})
+    ticks = {"tickvals": np.arange(count), "ticktext": names, "showgrid": False}
     figure.update_xaxes(title="scored on", range=[-0.5, count - 0.5], **ticks)
     figure.update_yaxes(title="plan made from", range=[count - 0.5, -0.5], zeroline=False, **ticks)
-    return figure
+    return finish(figure, title, 160 + 60 * count)
 
 
 def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -> go.Figure:
@@ -238,13 +212,8 @@ def lina(figures: Mapping[str, Figures], length: int, what: str = "inference") -
     gain = getattr(figures["baseline"], f"median_{what}") / getattr(figures["lina"], f"median_{what}")
     verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
     figure.update_yaxes(title=f"{TIMES[what].lower()} / ideal", rangemode="tozero")
-    return finish(
-        figure,
-        f"Path length {length}: Lina {verdict} no scheduling (median)",
-        380,
-        barmode="group",
-        legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
-    )
+    title = f"Path length {length}: Lina {verdict} no scheduling (median)"
+    return finish(figure, title, HEIGHT, barmode="group", legend=LEGEND)
 
 
 def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
@@ -266,10 +235,9 @@ def accuracy(runs: Sequence[LinaRun]) -> go.Figure:
     figure.update_xaxes(title="MoE layer", dtick=1)
     figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
     title = f"Path length {best.options.path_length} is right most often: {share(best.accuracy)}"
-    return finish(figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
+    return finish(figure, title, HEIGHT, legend=LEGEND)
 
 
-HEIGHT = 380
 BAND = "rgba(0,137,123,0.3)"
 """The teal of the curve, for its interval."""
 

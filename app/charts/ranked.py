@@ -17,6 +17,7 @@ from app.charts.theme import (
     plain,
     shortened,
     strokes,
+    tips,
 )
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
@@ -55,12 +56,20 @@ def ranked(
     factor, unit = scale_of(max(times[at] for at in drawn), TIME)
     place = np.arange(len(drawn))
     figure = go.Figure()
-    tips = [_tip(names[at], times[at], bounds[at]) for at in drawn]
     bars = place + BELOW
     for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
         rows = [row for row in place if (drawn[row] == opened) is own]
         if rows:
-            _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour)
+            figure.add_bar(
+                x=[times[drawn[row]] / factor for row in rows],
+                y=bars[rows],
+                orientation="h",
+                width=BAR,
+                name=title,
+                showlegend=False,
+                marker={"color": colour},
+                **tips(_tip(names[at], times[at], bounds[at]) for at in (drawn[row] for row in rows)),
+            )
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
         **strokes([bounds[drawn[row]] / factor for row in proven], bars[proven], TICK),
@@ -77,42 +86,23 @@ def ranked(
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},
             hoverinfo="skip",
         )
-    for row, at in enumerate(drawn):  # in a column of their own, where no line crosses them
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="left",
-            y=bars[row],
-            text=f" {seconds(times[at])}",
-            showarrow=False,
-            font={"size": SMALLEST, "color": ink(dark)},
-        )
+    notes = []
+    font = {"size": SMALLEST, "color": ink(dark)}
+    right = {"x": 1, "xref": "paper", "xanchor": "left", "showarrow": False, "font": font}
+    for at, bar in zip(drawn, bars, strict=True):
         label = _label(names[at], at == deployed, at == opened)
-        name_above_bar(figure, label, bars[row] - BAR / 2, dark)
+        # Times stand in a column of their own, where no line crosses them.
+        notes += [right | {"y": bar, "text": f" {seconds(times[at])}"}, name_above_bar(label, bar - BAR / 2, dark)]
     longest = max(times[at] for at in drawn) / factor
-    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.02 or 1])
-    figure.update_yaxes(range=[len(drawn) - 0.4, -0.6], visible=False)
     height = 138 + ROW * len(drawn)
+    layout = {
+        "xaxis": {"title": f"time, {unit} (simulated)", "range": [0, longest * 1.02 or 1]},
+        "yaxis": {"range": [len(drawn) - 0.4, -0.6], "visible": False},
+        "margin": {"r": TIMES},
+        "annotations": notes,
+    }
     title = _finding(names, times, order[0], deployed, len(drawn), so_far)
-    finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
-    return figure.update_layout(margin_r=TIMES)
-
-
-def _add_bars(
-    figure: go.Figure, rows: list[int], times: list[float], factor: float, tips: list[str], title: str, colour: str
-) -> None:
-    """Draw the bars of some rows, from the top. times: seconds; tips: text of each bar's tip."""
-    figure.add_bar(
-        x=[times[row] / factor for row in rows],
-        y=[row + BELOW for row in rows],
-        orientation="h",
-        width=BAR,
-        name=title,
-        showlegend=False,
-        marker={"color": colour},
-        customdata=[tips[row] for row in rows],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+    return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height), **layout)
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:

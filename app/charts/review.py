@@ -37,20 +37,15 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
     load = np.concatenate(loads)
     row, gpu = np.unravel_index(load.argmax(), load.shape)
     names = [plain(name) for name in problem.cluster.gpu_names]
-    figure = go.Figure(
-        go.Heatmap(
-            z=load,
-            x=np.arange(load.shape[1]),
-            y=np.arange(load.shape[0]),
-            colorscale=SEQUENTIAL,
-            zmin=0,
-            zmax=max(float(load.max()), 1.0),
-            colorbar={"title": "× mean"},
-            xgap=_gap(load),
-            ygap=_gap(load),
-            text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
-            hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
-        )
+    figure = _cells(
+        "MoE layer",
+        load,
+        colorscale=SEQUENTIAL,
+        zmin=0,
+        zmax=max(float(load.max()), 1.0),
+        colorbar={"title": "× mean"},
+        text=np.array([[f"{row}<br>{name}" for name in names] for row in rows]),
+        hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
     )
     balanced = load.max() < 1.005
     if not balanced:
@@ -59,10 +54,6 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
         )
     if pointed_at is not None and pointed_at < load.shape[1]:
         figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
-    figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, load.shape[1] // 16))
-    figure.update_yaxes(
-        title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5], dtick=max(1, len(load) // 16)
-    )
     if len(parts) == 2:
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
@@ -72,8 +63,16 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
     return finish(figure, title, int(min(620, 130 + 22 * len(load))))
 
 
-def _gap(cells: np.ndarray) -> int:
-    return int(cells.size <= SPARSE)
+def _cells(title: str, cells: np.ndarray, **look) -> go.Figure:
+    """A heatmap over GPUs, its first row on top. title: of its rows; look: of `go.Heatmap`."""
+    rows, gpus = cells.shape
+    gap = int(cells.size <= SPARSE)
+    axes = {
+        "xaxis": {"title": "GPU", "showgrid": False, "dtick": max(1, gpus // 16)},
+        "yaxis": {"title": title, "showgrid": False, "zeroline": False, "range": [rows - 0.5, -0.5]},
+    }
+    axes["yaxis"]["dtick"] = max(1, rows // 16)
+    return go.Figure(go.Heatmap(z=cells, x=np.arange(gpus), y=np.arange(rows), xgap=gap, ygap=gap, **look), axes)
 
 
 def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer: int | None = None) -> go.Figure:
@@ -85,23 +84,14 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
     change = theirs.share - ours.share
     shown = change.mean(axis=0) if layer is None else change[layer]
     far = max(float(np.abs(shown).max()), 1e-9)
-    figure = go.Figure(
-        go.Heatmap(
-            z=shown,
-            x=np.arange(shown.shape[1]),
-            y=np.arange(shown.shape[0]),
-            colorscale=DIVERGING,
-            zmin=-far,
-            zmax=far,
-            colorbar={"title": "share of the<br>expert's tokens"},
-            xgap=_gap(shown),
-            ygap=_gap(shown),
-            hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
-        )
-    )
-    figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, shown.shape[1] // 16))
-    figure.update_yaxes(
-        title="expert", showgrid=False, zeroline=False, range=[len(shown) - 0.5, -0.5], dtick=max(1, len(shown) // 16)
+    figure = _cells(
+        "expert",
+        shown,
+        colorscale=DIVERGING,
+        zmin=-far,
+        zmax=far,
+        colorbar={"title": "share of the<br>expert's tokens"},
+        hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
     )
     fresh = (theirs.share > 0) & (ours.share == 0)
     part = fresh if layer is None else fresh[layer]

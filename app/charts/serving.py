@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import stacks
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, ink, plain, short, strokes, tips
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -55,15 +55,17 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             showlegend=bool(max(shares) >= NAMED),
             width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
                 for name, value, part in zip(names, values, shares, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     _draw_lines(figure, figures, factor, ink(dark))
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
-    labels = [stacks.label(name, f"{_total(served)}, bound {seconds(served.bound)}") for name, served in plans.items()]
+    labels = []
+    for name, served in plans.items():
+        hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
+        labels.append(stacks.label(name, f"{seconds(served.seconds)}{hidden}, bound {seconds(served.bound)}"))
     return stacks.arrange(figure, _finding(plans), labels, rows, dark)
 
 
@@ -89,11 +91,6 @@ def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float,
         line={"dash": "dash", "width": 1.5, "color": colour},
         hoverinfo="skip",
     )
-
-
-def _total(served: ServingFigures) -> str:
-    hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
-    return f"{seconds(served.seconds)}{hidden}"
 
 
 def _finding(plans: dict[str, ServingFigures]) -> str:

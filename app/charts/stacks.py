@@ -31,12 +31,10 @@ def arrange(figure: go.Figure, title: str, labels: Sequence[str], rows: Sequence
     labels: text above each bar
     dark: the page's theme
     """
-    for label, row in zip(labels, rows, strict=True):
-        name_above_bar(figure, label, row + BELOW - BAR / 2, dark)
-    figure.update_yaxes(range=[max(rows) + 0.6, -0.6], visible=False)
+    names = [name_above_bar(said, row + BELOW - BAR / 2, dark) for said, row in zip(labels, rows, strict=True)]
     entries = [len(trace.name) for trace in figure.data if trace.showlegend is not False]
     below = AXIS + ENTRIES * (-(-len(entries) // 2) if max(entries) <= ENTRY else len(entries))
     height = TOP + round(ROW * (max(rows) + 1.2)) + below
-    finish(figure, title, height, TOP, barmode="stack", legend=legend_at_foot())
     # As wide as it can be: a legend is given no more than the plot, and two of the longest entries just fit a narrow window.
-    return figure.update_layout(margin_b=below, margin_l=6, margin_r=0)
+    layout = {"margin": {"b": below, "l": 6, "r": 0}, "yaxis": {"range": [max(rows) + 0.6, -0.6], "visible": False}}
+    return finish(figure, title, height, TOP, barmode="stack", legend=legend_at_foot(), annotations=names, **layout)

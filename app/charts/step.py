@@ -22,6 +22,7 @@ from app.charts.theme import (
     range_bar,
     short,
     strokes,
+    tips,
 )
 from engine.compare.figures import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
@@ -65,11 +66,10 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             name=title,
             width=stacks.BAR,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
                 for name, metrics, value in zip(names, figures, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_scatter(
         **strokes([metrics.order_bound / factor for metrics in figures], rows + stacks.BELOW, stacks.ACROSS),
@@ -210,15 +210,17 @@ def step_gantt(
     longest = max((part.length for part in parts.values()), default=0.0)
     factor, unit = scale_of(longest, TIME)
     figure, seen, ticks, y = go.Figure(), set(), {}, 0.0
+    notes: list[dict] = []
+    lines: list[dict] = []
     for name, part in parts.items():
         top, names = y, timelines[name].resources
         alone = len(part.lanes) == 1
         text = f"{plain(name)} · {seconds(part.length)}" + (f" · {plain(names[part.lanes[0]])}" if alone else "")
-        _write(figure, 0, y + 0.22, text, 13, "left")
+        notes.append(_text(0, y + 0.22, text, 13, "left"))
         y += TITLE
         for lane, exposed, backward in zip(part.lanes, part.exposed, part.backward, strict=True):
             if not alone:
-                _write(figure, 0, y + NAME / 2, plain(names[lane]), SMALLEST, "left")
+                notes.append(_text(0, y + NAME / 2, plain(names[lane]), SMALLEST, "left"))
                 y += NAME
             own = part.events[part.events["resource"] == lane]
             places = _places(y)
@@ -226,13 +228,15 @@ def step_gantt(
             _draw_lane(figure, own, exposed, places, factor, timelines[name].source == "simulated", seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
-                first = lane == part.lanes[0]
-                text = "forward | backward" if first else ""
-                _mark(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot", text)
+                begins = top + TITLE if lane == part.lanes[0] else y
+                lines.append(_upright(backward / factor, begins, y + THIN + 3 * LANE, "dot"))
+                if lane == part.lanes[0]:
+                    notes.append(_text(backward / factor, begins - 0.16, "forward | backward", SMALLEST, "center"))
             y += THIN + 3 * LANE + GAP
         if bounds and name in bounds:
-            text = f"bound {seconds(bounds[name])}"
-            _mark(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash", text)
+            at, text = bounds[name] / factor, f"bound {seconds(bounds[name])}"
+            lines.append(_upright(at, top + TITLE, y - GAP, "dash"))
+            notes.append(_text(at, top + TITLE - 0.16, text, SMALLEST, "center"))
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
     figure.update_xaxes(ticksuffix=f" {unit}", range=span, rangeslider=range_bar(span, height - 190))
@@ -244,11 +248,18 @@ def step_gantt(
         showgrid=False,
         zeroline=False,
     )
-    return finish(figure, title, height, top=94, barmode="overlay", legend=legend_above(height))
+    drawn = {"annotations": notes, "shapes": lines}
+    return finish(figure, title, height, top=94, barmode="overlay", legend=legend_above(height), **drawn)
 
 
-def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: str) -> None:
-    figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"size": size}, xanchor=anchor, yanchor="middle")
+def _text(x: float, y: float, text: str, size: int, anchor: str) -> dict:
+    look = {"showarrow": False, "font": {"size": size}, "xanchor": anchor, "yanchor": "middle"}
+    return {"x": x, "y": y, "text": text} | look
+
+
+def _upright(x: float, top: float, bottom: float, dash: str) -> dict:
+    line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
+    return {"type": "line", "x0": x, "x1": x, "y0": top, "y1": bottom, "line": line}
 
 
 def _places(y: float) -> dict[str, float]:
@@ -259,14 +270,6 @@ def _places(y: float) -> dict[str, float]:
         "all-reduce": y + THIN + 1.5 * LANE,
         "compute": y + THIN + 2.5 * LANE,
     }
-
-
-def _mark(figure: go.Figure, x: float, top: float, bottom: float, dash: str, text: str) -> None:
-    """Draw an upright line, with a text above it if there is one."""
-    line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
-    figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
-    if text:
-        _write(figure, x, top - 0.16, text, SMALLEST, "center")
 
 
 def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:
@@ -283,11 +286,10 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         legendgroup=EXPOSED_TITLE,
         showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
-        customdata=[
+        **tips(
             f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
             for duration, start in zip(length, exposed[:, 0], strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
     seen.add(EXPOSED_TITLE)
 

@@ -150,14 +150,13 @@ def _colour_bar(scale: dict, column: int) -> dict:
 
 def _numbers(pairs: PairCluster, column: int) -> list[list[str]]:
     if column == 3:
-        return [["" if np.isnan(cell) else _whole_percent(cell) for cell in row] for row in pairs.difference]
+        percents = [[None if np.isnan(cell) else round(100 * cell) for cell in row] for row in pairs.difference]
+        return [
+            ["" if cell is None else f"{cell:+d}".replace("-", "−").replace("+0", "0") for cell in row]
+            for row in percents
+        ]
     rates = pairs.measured if column == 1 else pairs.drawn
     return [["" if np.isnan(rate) else digits(rate * 8e-9).replace(",", "") for rate in row] for row in rates]
-
-
-def _whole_percent(difference: float) -> str:
-    rounded = round(100 * difference)
-    return f"{rounded:+d}".replace("-", "−") if rounded else "0"
 
 
 def _mark_unmeasured(figure: go.Figure, pairs: PairCluster, column: int) -> None:

@@ -20,6 +20,8 @@ from app.charts.theme import (
     plain,
     shortened,
     strokes,
+    styled,
+    tips,
 )
 from engine.compare.contention import MODES, ContentionPoint
 from engine.compare.what_if import Outlook
@@ -61,7 +63,7 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
-        title, colour, pattern = _style(key)
+        title, colour, pattern = PARTS[key] if key in PARTS else (KIND_TITLES[key], KIND_COLOURS[key], "")
         values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
@@ -75,11 +77,10 @@ def totals(cases: Sequence[Case], change: str, dark: bool = False) -> go.Figure:
                 "line": {"color": colour, "width": 1},
                 "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
             },
-            customdata=[
+            **tips(
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
                 for (name, outlook, _), value in zip(rows, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_scatter(
         **strokes([outlook.bound / factor for _, outlook, _ in rows], bars, stacks.ACROSS),
@@ -162,11 +163,10 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             y=values / factor,
             name=title,
             marker={"color": colour, "opacity": 0.9},
-            customdata=[
+            **tips(
                 f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
                 for name, value in zip(names, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     if before is not None and len(before.resources) == len(names):
         _mark_now(figure, before, overlaps, factor, unit)
@@ -309,19 +309,9 @@ def _tag(outlook: Outlook) -> str:
     return "simulated" if outlook.simulated else "bound"
 
 
-def _style(part: str) -> tuple[str, str, str]:
-    """Title, colour and pattern of a part of a total."""
-    return PARTS[part] if part in PARTS else (KIND_TITLES[part], KIND_COLOURS[part], "")
-
-
-def _short(name: str) -> str:
-    """A plan's name without its text in brackets."""
-    return name.split(" (")[0]
-
-
 def _named(name: str) -> str:
-    """A plan's short name, cut to the room next to a line, a bar or a patch of colour."""
-    return shortened(_short(name), NAME)
+    """A plan's name without its text in brackets, cut to the room next to a line, a bar or a patch of colour."""
+    return shortened(name.split(" (")[0], NAME)
 
 
 STYLES = {
@@ -344,18 +334,14 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
         totals = [point.seconds[mode] for point in points if mode in point.seconds]
         if not totals:
             continue
-        colour, dash, symbol = STYLES[mode]
         figure.add_scatter(
             x=list(range(len(totals))),
             y=[total / factor for total in totals],
-            mode="lines+markers",
             name=title,
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*STYLES[mode]),
+            **tips(
                 f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     if pays_from is not None:
         figure.add_vline(

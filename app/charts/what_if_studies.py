@@ -6,7 +6,20 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, legend_below, plain
+from app.charts.theme import (
+    KIND_COLOURS,
+    NEUTRAL,
+    SECOND,
+    SMALLEST,
+    TEAL,
+    faint,
+    finish,
+    ink,
+    legend_below,
+    plain,
+    styled,
+    tips,
+)
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, hardware, smallest
 from engine.compare.imprecision import ImprecisionPoint
@@ -50,11 +63,10 @@ def tornado(
             name=title,
             width=0.7,
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
-            customdata=[
+            **tips(
                 f"{plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
                 for point, value in zip(ordered, values, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
     figure.update_xaxes(
@@ -83,7 +95,8 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
     first = ordered[0]
     gain = 1 - min(first.less, first.more) / total
     which = "less" if first.less < first.more else "more"
-    title = f"{_capital(plain(first.title))} counts most: {share(change)} {which} saves {share(gain)} of the time"
+    about = plain(first.title)
+    title = f"{about[:1].upper()}{about[1:]} counts most: {share(change)} {which} saves {share(gain)} of the time"
     idle = [point.title for point in ordered if point.reach <= 1e-6 * total]
     if complete and idle:
         title += f"; {plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
@@ -99,7 +112,6 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
     factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
     for system in dict.fromkeys(point.system for point in points):
-        colour, dash, symbol = STYLES[system]
         levels, drawn = _by_level([point for point in points if point.system == system])
         across = [100 * level for level in levels]
         low, high = ([pick(totals) / factor for totals in drawn] for pick in (min, max))
@@ -109,23 +121,20 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             fill="toself",
             mode="lines",
             line={"width": 0},
-            fillcolor=_faint(colour),
+            fillcolor=faint(STYLES[system][0], 0.12),
             hoverinfo="skip",
             showlegend=False,
         )
         figure.add_scatter(
             x=across,
             y=[np.median(totals) / factor for totals in drawn],
-            mode="lines+markers",
             name=plain(titles[system]),
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*STYLES[system]),
+            **tips(
                 f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(totals)))}, from "
                 f"{seconds(min(totals))} to {seconds(max(totals))} in {len(totals)} draw{'s' if len(totals) > 1 else ''}"
                 for level, totals in zip(across, drawn, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     _noise_axis(figure, points)
     figure.update_yaxes(title=f"time on the mixture, {unit} (simulated)", rangemode="tozero")
@@ -154,7 +163,6 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
     aurora = {(point.level, point.seed): point.total for point in points if point.system == "aurora"}
     figure, worst = go.Figure(), []
     for system in dict.fromkeys(point.system for point in points if point.system != "aurora"):
-        colour, dash, symbol = STYLES[system]
         ratios = [
             ImprecisionPoint(system, point.level, point.seed, point.total / aurora[point.level, point.seed])
             for point in points
@@ -166,10 +174,8 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
         figure.add_scatter(
             x=[100 * level for level in levels],
             y=median,
-            mode="lines+markers",
             name=f"over {plain(titles[system])}",
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
+            **styled(*STYLES[system]),
             hovertemplate=f"{plain(titles[system])} takes %{{y:.2f}}× as long at %{{x:.0f}} % noise<extra></extra>",
         )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": NEUTRAL})
@@ -283,12 +289,11 @@ def _add_sizes(
             "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
             "line": {"width": 2},
         },
-        customdata=[
+        **tips(
             f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
             f"{'meets' if point.meets(target) else 'misses'} the target"
             for point in sizes
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
+        ),
     )
 
 
@@ -343,15 +348,6 @@ def _hardware(part: Sequence[Node], point: CapacityPoint) -> str:
     return f"{point.gpus} GPUs of {len(types)} types" if len(types) > 2 else plain(hardware(part, point.parts))
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.12)"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 CURVE_STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
     "network": "network bandwidth, × today's",
@@ -384,18 +380,14 @@ def curve(
         points_of_plan = [point for point in points if point.series == name and point.total is not None]
         if not points_of_plan:
             continue
-        colour, dash, symbol = CURVE_STYLES[min(turn, 2) if name != ANEW else 2]
         figure.add_scatter(
             x=[point.value for point in points_of_plan],
             y=[point.total / factor for point in points_of_plan],
-            mode="lines+markers",
             name=plain(name),
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            customdata=[
+            **styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
+            **tips(
                 f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+            ),
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(

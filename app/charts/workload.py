@@ -30,48 +30,44 @@ def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
         return _popularity_map(load, of, title)
     columns = min(4, layers)
     rows = -(-layers // columns)
-    figure = make_subplots(
-        rows,
-        columns,
-        shared_xaxes=True,
-        shared_yaxes="all",
-        horizontal_spacing=0.02,
-        vertical_spacing=min(0.09, 0.5 / rows),
-        subplot_titles=[f"Layer {layer} · {ratio(value)}" for layer, value in enumerate(skew)],
-    )
-    bars, means = [], []
-    for layer in range(layers):
-        colours = np.where(load[layer] == load[layer].max(), MARK, TEAL)
-        bars.append(
-            go.Bar(
-                x=np.arange(experts),
-                y=load[layer],
-                marker={"color": colours, "line": {"width": 0}},
-                showlegend=False,
-                hovertemplate=f"layer {layer}, {of} %{{x}}: %{{y:,.0f}} copies<extra></extra>",
-            )
+    wide, high = 0.02, min(0.09, 0.5 / rows)  # between bar charts, and between rows of them
+    width, height = (1 - wide * (columns - 1)) / columns, (1 - high * (rows - 1)) / rows
+    bars, means, titles, axes = [], [], [], {}
+    # Dictionaries, not `make_subplots`, which looks through all axes for every single one.
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        left, bottom = column * (width + wide), (rows - 1 - row) * (height + high)
+        own, lowest, first = (
+            str(at + 1) if at else "" for at in (place, (rows - 1) * columns + column, (rows - 1) * columns)
         )
-        axis = str(layer + 1) if layer else ""
-        means.append(
+        across = {"anchor": f"y{own}", "domain": [left, min(left + width, 1)], "dtick": 1 if experts <= FEW else None}
+        upright = {"anchor": f"x{own}", "domain": [bottom, min(bottom + height, 1)]}
+        across |= {"title": of} if own == lowest else {"matches": f"x{lowest}", "showticklabels": False}
+        upright |= {} if own == first else {"matches": f"y{first}"}
+        upright |= {"showticklabels": False} if column else {"title": "token copies", "nticks": 4}
+        axes |= {f"xaxis{own}": across, f"yaxis{own}": upright}
+        if place >= layers:
+            continue
+        bars.append(
             {
-                "type": "line",
-                "xref": f"x{axis} domain",
-                "x0": 0,
-                "x1": 1,
-                "yref": f"y{axis}",
-                "y0": mean[layer],
-                "y1": mean[layer],
-                "line": {"dash": "dot", "width": 1, "color": NEUTRAL},
+                "type": "bar",
+                "x": np.arange(experts),
+                "y": load[place],
+                "xaxis": f"x{own}",
+                "yaxis": f"y{own}",
+                "marker": {"color": np.where(load[place] == load[place].max(), MARK, TEAL), "line": {"width": 0}},
+                "showlegend": False,
+                "hovertemplate": f"layer {place}, {of} %{{x}}: %{{y:,.0f}} copies<extra></extra>",
             }
         )
-    # All at once: for every single one plotly looks through all axes and shapes.
-    at = np.arange(layers)
-    figure.add_traces(bars, rows=(at // columns + 1).tolist(), cols=(at % columns + 1).tolist())
-    figure.update_annotations(font_size=12)
-    figure.update_yaxes(title="token copies", col=1, nticks=4)
-    figure.update_xaxes(dtick=1 if experts <= FEW else None)
-    figure.update_xaxes(title=of, row=rows)
-    return finish(figure, title, 130 * rows + 110, bargap=0.15, shapes=means)
+        line = {"dash": "dot", "width": 1, "color": NEUTRAL}
+        ends = {"xref": f"x{own} domain", "x0": 0, "x1": 1, "yref": f"y{own}", "y0": mean[place], "y1": mean[place]}
+        means.append({"type": "line", "line": line} | ends)
+        top = {"x": left + width / 2, "xanchor": "center", "y": bottom + height, "yanchor": "bottom"}
+        said = {"text": f"Layer {place} · {ratio(skew[place])}", "font": {"size": 12}, "showarrow": False}
+        titles.append(said | top | {"xref": "paper", "yref": "paper"})
+    figure = go.Figure(bars, axes)
+    return finish(figure, title, 130 * rows + 110, bargap=0.15, shapes=means, annotations=titles)
 
 
 def _popularity_map(load: np.ndarray, of: str, title: str) -> go.Figure:

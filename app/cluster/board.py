@@ -11,7 +11,6 @@ from app.charts.cluster import svg
 from app.components.cluster_canvas import Bottleneck, OnGpu, Overlay, cluster_canvas, edit_of
 from app.tables import plain
 from engine import catalogue, units
-from engine.catalogue.nvidia import Drawn
 from engine.cluster import Cluster
 from engine.costs import choice
 from engine.errors import InputError
@@ -105,7 +104,9 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
     )
     tokens = served / served.sum() if served.sum() else served
     gpus = []
+    layers = list(enumerate(plan.placement.model_layers))
     for gpu, part in enumerate(tokens):
+        by_layer = {name: " + ".join(_ids(placement, gpu, at) for _, placement in parts) for at, name in layers}
         text = " + ".join(_short(placement, gpu, layer) for _, placement in parts)
         gpus.append(
             OnGpu(
@@ -113,7 +114,7 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
                 tokens=units.share(float(part)),
                 label=f"{text}, {units.share(float(part))} of the tokens",
                 share=float(part / tokens.max()) if tokens.max() else 0.0,
-                layers=_by_layer(parts, gpu),
+                layers=tuple(f"layer {name}: {experts}" for name, experts in by_layer.items()),
             )
         )
     return Overlay(tuple(gpus), _bottleneck(traffic, problem))
@@ -129,14 +130,6 @@ def _short(placement: Placement, gpu: int, layer: int | None) -> str:
 
 def _ids(placement: Placement, gpu: int, layer: int) -> str:
     return " ".join(map(str, sorted(placement.experts_of_gpu[layer][gpu]))) or "none"
-
-
-def _by_layer(parts: list[tuple[Problem, Placement]], gpu: int) -> tuple[str, ...]:
-    _, first = parts[0]
-    return tuple(
-        f"layer {name}: {' + '.join(_ids(placement, gpu, layer) for _, placement in parts)}"
-        for layer, name in enumerate(first.model_layers)
-    )
 
 
 def _bottleneck(traffic: np.ndarray, problem: Problem) -> Bottleneck | None:
@@ -226,14 +219,9 @@ def _detect(kind: str | None) -> None:
         st.warning(f"{plain(devices.summary)}: {plain(str(error))}{notes}", icon=":material/info:")
         return
     st.markdown(plain(devices.summary))
-    _tell(drawn)
-    st.button("Open these GPUs", icon=":material/folder_open:", on_click=_open_imported, args=(drawn.cluster,))
-
-
-def _tell(drawn: Drawn) -> None:
-    """Say what was drawn, and what was assumed for it."""
     gpus = f"{len(drawn.cluster.gpus)} GPU{'s' if len(drawn.cluster.gpus) > 1 else ''}"
     st.success(f"{plain(drawn.cluster.name)}: {gpus}. {plain('; '.join(drawn.notes))}.", icon=":material/memory:")
+    st.button("Open these GPUs", icon=":material/folder_open:", on_click=_open_imported, args=(drawn.cluster,))
 
 
 def _open_imported(cluster: Cluster) -> None:

@@ -13,11 +13,10 @@ from app.visitor import people
 from engine import catalogue, store, units
 from engine.catalogue.nvidia import type_of
 from engine.cluster import Cluster
-from engine.compare.trust import SECTIONS, Prediction, Summary, summaries
+from engine.compare.trust import SECTIONS, Prediction, summaries
 from engine.compare.trust.deepep import OLD_PRICING
 from engine.costs import CostModel, Datasheet, Profiled, choice, combine
 from engine.costs.device_profile import DeviceProfile
-from engine.costs.pair_cluster import PairCluster
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.launches import table_of
@@ -236,19 +235,16 @@ def show_pairs() -> None:
     else:
         st.caption(f"Matrices of more than {charts.MOST_GPUS} GPUs are not drawn.")
     with st.expander("Pairs with the largest error"):
-        tables.show(_worst(pairs), hide_index=True)
-
-
-def _worst(pairs: PairCluster) -> list[dict[str, str]]:
-    return [
-        {
-            "Pair": f"{pairs.names[first]} with {pairs.names[second]}",
-            "Measured": bandwidth(pairs.measured[first, second]),
-            "Drawn": bandwidth(pairs.drawn[first, second]),
-            "Difference": signed(pairs.difference[first, second]),
-        }
-        for first, second in pairs.worst(WORST)
-    ]
+        rows = [
+            {
+                "Pair": f"{pairs.names[first]} with {pairs.names[second]}",
+                "Measured": bandwidth(pairs.measured[first, second]),
+                "Drawn": bandwidth(pairs.drawn[first, second]),
+                "Difference": signed(pairs.difference[first, second]),
+            }
+            for first, second in pairs.worst(WORST)
+        ]
+        tables.show(rows, hide_index=True)
 
 
 def show_trust() -> None:
@@ -275,22 +271,21 @@ def show_trust() -> None:
         f"how tokens travel DeepEP's would be {units.share(sum(abs(point.error) for point in old) / len(old))} off"
     )
     widgets.chart(charts.predicted_measured(held_out, old, title), "trust")
-    rows = summaries(point for points in sections.values() for point in points)
-    tables.show(pd.DataFrame([_row(row) for row in rows]), hide_index=True)
+    rows = [
+        {
+            "Predicted": row.of,
+            "On": row.hardware,
+            "Nodes": row.nodes,
+            "Mean error": units.share(row.mean),
+            "Worst": units.share(row.worst),
+            "Points held out": row.points,
+            "Points fitted": row.fitted,
+        }
+        for row in summaries(point for points in sections.values() for point in points)
+    ]
+    tables.show(pd.DataFrame(rows), hide_index=True)
 
 
 @st.cache_resource(max_entries=1, show_spinner="Predicting what was measured")
 def _sections() -> dict[str, list[Prediction]]:
     return {name: list(section()) for name, section in SECTIONS.items()}
-
-
-def _row(row: Summary) -> dict[str, str | int]:
-    return {
-        "Predicted": row.of,
-        "On": row.hardware,
-        "Nodes": row.nodes,
-        "Mean error": units.share(row.mean),
-        "Worst": units.share(row.worst),
-        "Points held out": row.points,
-        "Points fitted": row.fitted,
-    }

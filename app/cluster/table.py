@@ -44,8 +44,9 @@ def show(cluster: Cluster) -> None:
                 f"Ports to the fabric belong to the machine and stand in no GPU's datasheet. At the assumed default: {ports}."
             )
         )
+    base, latency_before = _base()
     edited = st.data_editor(
-        base_frame(),
+        base,
         key=f"cluster-table-{state.visit.edit_round}",
         num_rows="dynamic",
         hide_index=True,
@@ -56,13 +57,13 @@ def show(cluster: Cluster) -> None:
         "Latency per send over the fabric, µs",
         0.0,
         1e6,
-        base_latency(),
+        latency_before,
         step=1.0,
         key=f"cluster-latency-{state.visit.edit_round}",
         width=320,
     )
     try:
-        changed = to_cluster(edited, cluster, latency, base_frame())
+        changed = to_cluster(edited, cluster, latency, base)
     except InputError as error:
         st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
         return
@@ -85,24 +86,14 @@ def usual_ports(cluster: Cluster) -> list[str]:
     return list(sentences.values())
 
 
-def base_frame() -> pd.DataFrame:
-    """The table of the cluster that was last opened from outside the table.
+def _base() -> tuple[pd.DataFrame, float]:
+    """The table of the cluster that was last opened from outside the table, and its latency in µs.
 
     It stays the same object while the table is edited: a data editor drops every second edit if its input changes.
     """
-    return _base(state.visit.edit_round, state.session.cluster)[0]
-
-
-def base_latency() -> float:
-    """Latency of `base_frame`, in µs."""
-    return _base(state.visit.edit_round, state.session.cluster)[1]
-
-
-def _base(edit_round: int, cluster: Cluster) -> tuple[pd.DataFrame, float]:
-    kept = state.visit.table_base
-    if kept is None or kept[0] != edit_round:
-        kept = (edit_round, to_frame(cluster), cluster.latency * 1e6)
-        state.visit.table_base = kept
+    kept, cluster = state.visit.table_base, state.session.cluster
+    if kept is None or kept[0] != state.visit.edit_round:
+        kept = state.visit.table_base = (state.visit.edit_round, to_frame(cluster), cluster.latency * 1e6)
     return kept[1], kept[2]
 
 
@@ -172,17 +163,24 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
     nodes = []
     for place, (name, members) in enumerate(gpus.items()):
         old = _node_before(before, name, place, set(gpus))
-        link, link_latency = _link(links[name], old), old.link_latency if old else 0.0
+        # A value typed into a row counts for the whole node, a GPU that came from another node takes the links that it finds,
+        # and a new node has the fastest that its GPUs had.
+        link = old.link_bandwidth if old else max((own for own, _ in links[name] if own is not None), default=None)
+        if typed := [own for own, edited in links[name] if edited]:
+            link = typed[-1]
+        link_latency = old.link_latency if old else 0.0
         usual = usual_links([gpu.type for gpu in members])
         # As on the board, the second GPU brings the links that its type comes with; an emptied cell means none.
-        untouched = not any(edited for _, edited in links[name]) and (old is None or len(old.gpus) < 2)
+        untouched = not typed and (old is None or len(old.gpus) < 2)
         if link is None and usual and untouched:
             link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
     # As on the board, a changed cluster is no preset any more.
     title = f"{before.name}, changed" if before.name in cluster_presets() else before.name
     cluster = Cluster(name=title, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
-    return before if _alike(cluster, before) else cluster
+    # Units converted back and forth differ by rounding.
+    alike = _words(cluster) == _words(before)
+    return before if alike and np.allclose(_numbers(cluster), _numbers(before), rtol=1e-12, atol=0.0) else cluster
 
 
 def shows(frame: pd.DataFrame, cluster: Cluster) -> bool:
@@ -212,24 +210,6 @@ def _node_before(before: Cluster, name: str, place: int, names: set[str]) -> Nod
             return node
     there = before.nodes[place] if place < len(before.nodes) else None
     return there if there and there.name not in names else None
-
-
-def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | None:
-    """Link bandwidth of a node: a value typed into a row counts for the whole node, a GPU that came from another node takes the
-    links that it finds, and a new node has the fastest that its GPUs had."""
-    typed = [link for link, edited in rows if edited]
-    if typed:
-        return typed[-1]
-    if old is not None:
-        return old.link_bandwidth
-    return max((link for link, _ in rows if link is not None), default=None)
-
-
-def _alike(cluster: Cluster, before: Cluster) -> bool:
-    """True if two clusters differ only by the rounding of units converted back and forth."""
-    if _words(cluster) != _words(before):
-        return False
-    return bool(np.allclose(_numbers(cluster), _numbers(before), rtol=1e-12, atol=0.0))
 
 
 def _words(cluster: Cluster) -> list:
@@ -280,7 +260,8 @@ def totals(cluster: Cluster) -> None:
         widgets.download(
             "Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json"
         )
-    models = [model for model in (state.session.model, _second()) if model is not None]
+    second = state.session.model_of.get(state.session.second or "")
+    models = [model for model in (state.session.model, second) if model is not None]
     for text, fits in memory_fit(cluster, models):
         (st.success if fits else st.error)(plain(text), icon=":material/memory:")
     for sentence in without_fp8(cluster, models):
@@ -306,10 +287,6 @@ def speeds(cluster: Cluster) -> None:
         return
     widgets.chart(charts.link_speeds(cluster, st.context.theme.type == "dark"), "link-speeds")
     st.caption("Gb/s from all GPUs of a node (row) to all of another (column) at once; on the diagonal inside it.")
-
-
-def _second() -> MoEModel | None:
-    return state.session.model_of.get(state.session.second) if state.session.second else None
 
 
 def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:

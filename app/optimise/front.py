@@ -200,16 +200,8 @@ def show_matrix(problem: Problem, options: dict[str, dict]) -> None:
             studies.start(
                 "matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen}
             )
-    score = (
-        kept.segments(
-            "Score",
-            list(charts.SCORES),
-            default="seconds",
-            format_func=lambda name: charts.SCORES[name],
-            key="matrix-score",
-            label_visibility="collapsed",
-        )
-        or "seconds"
+    score = kept.segments(
+        "Score", charts.SCORES, charts.SCORES.get, default="seconds", key="matrix-score", label_visibility="collapsed"
     )
 
     def show_scores(answer: MatrixAnswer) -> None:

@@ -30,15 +30,8 @@ GOALS = {
 def choose_goal() -> str:
     """The goal, one of GOALS. Changes the open second model, training step and serving step."""
     st.subheader("Goal", anchor=False)
-    now = (
-        STEP
-        if state.session.step
-        else TWO
-        if state.session.second or state.visit.wants_two
-        else SERVE
-        if state.serving()
-        else ONE
-    )
+    chosen = {STEP: state.session.step, TWO: state.session.second or state.visit.wants_two, SERVE: state.serving()}
+    now = next((goal for goal, wanted in chosen.items() if wanted), ONE)
     with st.container(gap="xsmall"):
         for goal, text in GOALS.items():
             st.button(
@@ -97,15 +90,11 @@ def _choose_second() -> None:
     if chosen == state.session.second:
         return
     if chosen in shipped:
-        chosen = _open_sample(shipped[chosen])
+        model = formats.read_model(samples.FOLDER / shipped[chosen].model)
+        workload = formats.read_workload(samples.FOLDER / chosen, num_experts=model.experts)
+        chosen = state.add_recording(workload, model)
     state.change(second=chosen)
     st.rerun()
-
-
-def _open_sample(sample: samples.Sample) -> str:
-    model = formats.read_model(samples.FOLDER / sample.model)
-    workload = formats.read_workload(samples.FOLDER / sample.file, num_experts=model.experts)
-    return state.add_recording(workload, model)
 
 
 def choose_context(problem: Problem) -> None:
@@ -150,24 +139,11 @@ HELP = (
 )
 
 
-REPLICAS = {"in turn": None, "fewest": "fewest"}
+REPLICAS: dict[str, Replicas | None] = {"in turn": None, "fewest": "fewest"}
 REPLICAS_HELP = (
     "Where an expert has copies. In turn: each serves as many tokens as the others. Fewest: each token goes to the copies that "
     "touch fewest GPUs or nodes, which the engine has to be able to do."
 )
-
-
-def _replicas(now: Travel) -> Replicas | None:
-    ways = list(REPLICAS)
-    way = st.selectbox(
-        "Copies of an expert",
-        ways,
-        list(REPLICAS.values()).index(now.replicas),
-        width=160,
-        key="travel-replicas",
-        help=REPLICAS_HELP,
-    )
-    return REPLICAS[way]
 
 
 def travel_inputs(problem: Problem) -> None:
@@ -191,8 +167,17 @@ def travel_inputs(problem: Problem) -> None:
         formats[way] = None if dtype == own else dtype
     if problem.model.dtype == "fp8" and formats["combine"] is None:
         st.caption(":material/info: DeepSeek's engines combine in bf16, twice as many bytes as counted here.")
-    unit = unit or now.unit
-    replicas = None if unit == "copies" else _replicas(now)
+    replicas = None
+    if unit != "copies":
+        way = st.selectbox(
+            "Copies of an expert",
+            REPLICAS,
+            list(REPLICAS.values()).index(now.replicas),
+            width=160,
+            key="travel-replicas",
+            help=REPLICAS_HELP,
+        )
+        replicas = REPLICAS[way]
     chosen = Travel(unit=unit, replicas=replicas, **formats)
     if chosen != now:
         state.update(travel=None if chosen == Travel() else chosen)

@@ -108,16 +108,8 @@ def _show(answer: LinaAnswer) -> None:
     if not runs:
         return
     middle = runs[len(runs) // 2]
-    what = (
-        kept.segments(
-            "Times",
-            list(charts.TIMES),
-            default="inference",
-            format_func=lambda kind: charts.TIMES[kind],
-            key="lina-times",
-            label_visibility="collapsed",
-        )
-        or "inference"
+    what = kept.segments(
+        "Times", charts.TIMES, charts.TIMES.get, default="inference", key="lina-times", label_visibility="collapsed"
     )
     left, right = st.columns(2)
     with left:

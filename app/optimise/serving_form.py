@@ -56,39 +56,24 @@ def form() -> None:
 
 def _sizes_form(step: ServingStep, key: str) -> dict[str, int]:
     """Work of a GPU at once; values by field."""
-    values = {
-        "sequences": st.number_input(
+    inputs = {
+        "sequences": (
             "Sequences per GPU" if step.phase == "decode" else "Prompts per GPU",
-            1,
-            MOST_SEQUENCES,
-            step.sequences,
-            key=f"{key}-sequences",
-            width=150,
-            help="Attention is data-parallel: every GPU has sequences of its own, all experts are shared by all GPUs.",
+            *(MOST_SEQUENCES, 1),
+            "Attention is data-parallel: every GPU has sequences of its own, all experts are shared by all GPUs.",
         ),
-        "context": st.number_input(
-            "Context, tokens in",
-            1,
-            MOST_TOKENS,
-            step.context,
-            500,
-            key=f"{key}-context",
-            width=150,
-            help="tokens of a prompt",
+        "context": ("Context, tokens in", MOST_TOKENS, 500, "tokens of a prompt"),
+        "output": (
+            *("Output, tokens", MOST_TOKENS, 100),
+            "Tokens generated for a prompt; the step is timed half-way through, memory holds them all.",
         ),
     }
-    if step.phase == "decode":
-        values["output"] = st.number_input(
-            "Output, tokens",
-            1,
-            MOST_TOKENS,
-            step.output,
-            100,
-            key=f"{key}-output",
-            width=150,
-            help="Tokens generated for a prompt; the step is timed half-way through, memory holds them all.",
-        )
-    return values
+    if step.phase != "decode":
+        del inputs["output"]
+    return {
+        field: st.number_input(label, 1, most, getattr(step, field), by, key=f"{key}-{field}", width=150, help=help)
+        for field, (label, most, by, help) in inputs.items()
+    }
 
 
 def _kernels(step: ServingStep, key: str) -> dict[str, str]:

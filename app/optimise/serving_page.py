@@ -62,11 +62,12 @@ def _operators(problem: Problem, step: ServingStep, beside: ModelBeside) -> tupl
     return simulations.operators(problem, Path(beside.config), beside.sizes, step)
 
 
-def _key_of_serving(serving: Serving) -> tuple[str, ...]:
-    return serving.step.digest, serving.beside.sizes.digest, serving.source.source
+BY_CONTENT = cached.BY_CONTENT | {
+    Serving: lambda serving: (serving.step.digest, serving.beside.sizes.digest, serving.source.source)
+}
 
 
-@cached.kept_with_refusal(128, "Simulating a serving step", cached.BY_CONTENT | {Serving: _key_of_serving})
+@cached.kept_with_refusal(128, "Simulating a serving step", BY_CONTENT)
 def served(plan: Plan, problem: Problem, serving: Serving) -> ServedStep:
     """A plan in the step. Raises InputError if it cannot be served, as one that is executed context-coherently."""
     return simulations.served(plan, problem, serving.step, serving.source, serving.beside.sizes)
@@ -144,9 +145,13 @@ def memory(row: Row) -> None:
         "values. A tenth of every GPU is kept for activations, buffers and the runtime."
     )
     if not memory.fits:
+        most = memory.most_sequences(step)
+        advice = "Not even one sequence does: add GPUs or take larger ones."
+        if most:
+            advice = f"At most {most:,} sequences per GPU do."
         st.warning(
-            f"It does not fit: {units.size(memory.total)} on a GPU with room for {units.size(memory.room)}. "
-            f"{_most(memory.most_sequences(step))} The times hold as if it did.",
+            f"It does not fit: {units.size(memory.total)} on a GPU with room for {units.size(memory.room)}. {advice} The "
+            "times hold as if it did.",
             icon=":material/memory:",
         )
 
@@ -154,7 +159,7 @@ def memory(row: Row) -> None:
 def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
     """The plan's figures in the step. It has no risks on other recordings: a step has the tokens that it has."""
     figures, baseline = row.figures, comparison.baseline
-    move = cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds))
+    move = cached.migration(row.plan, baseline.plan, problem, (baseline.figures.seconds, figures.seconds))
     return standing_of(row.plan, figures, baseline.plan, baseline.figures, problem, move)
 
 
@@ -165,12 +170,6 @@ def step_in_words(step: ServingStep) -> str:
     else:
         words = f"decode of {step.sequences:,} sequences per GPU, {step.context:,} tokens in, {step.output:,} out"
     return words + (", two batches" if step.overlap == "two-batch" else "")
-
-
-def _most(sequences: int) -> str:
-    if not sequences:
-        return "Not even one sequence does: add GPUs or take larger ones."
-    return f"At most {sequences:,} sequences per GPU do."
 
 
 def show(comparison: Comparison) -> None:

@@ -114,15 +114,18 @@ class _Inputs:
         return values
 
     def _routing(self) -> str:
-        recording = _fitting_recording()
-        options = {"balanced": "balanced (assumed)"} | ({"recorded": f"as in {recording}"} if recording else {})
+        recording, options = cached.workload(), {"balanced": "balanced (assumed)"}
+        # Only one that says how often this model's experts are chosen.
+        known = recording is not None and not isinstance(recording, TrafficMatrix)
+        if known and cached.model_fault(recording, state.session.model) is None:
+            options["recorded"] = f"as in {recording.name}"
         at = list(options).index(self.step.routing) if self.step.routing in options else 0
         return st.selectbox(
             "Routing",
             list(options),
             at,
             options.get,
-            key=f"{self.keys['routing']}-{bool(recording)}",
+            key=f"{self.keys['routing']}-{len(options) > 1}",
             width=230,
             help="Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
             "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
@@ -160,18 +163,6 @@ def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
     state.open_step(usual)
     for key in [key for key in st.session_state if any(str(key).startswith(prefix) for prefix in keys.values())]:
         del st.session_state[key]
-
-
-def _fitting_recording() -> str | None:
-    """Name of the open recording if it says how often the open model's experts are chosen."""
-    recording, model = cached.workload(), state.session.model
-    if recording is None or isinstance(recording, TrafficMatrix):
-        return None
-    try:
-        model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
-    except InputError:
-        return None
-    return recording.name
 
 
 def summary(problem: Problem) -> None:

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from app import cached, state, tables, verdict_line, widgets
@@ -26,14 +25,15 @@ DEPLOYED = "deployed"
 
 def rows(problem: Problem) -> pd.DataFrame:
     """Figures of every candidate that fits, the deployed one on top, then fastest first; empty when there is none."""
-    entries = []
-    for id, candidate in widgets.comparable(problem):
+    candidates = list(widgets.comparable(problem))
+    entries, now = [], _baseline(problem) if candidates else None
+    for id, candidate in candidates:
         try:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
             continue  # follows tokens, but the open recording has none
         proof = proof_of_plan(candidate.plan, figures)
-        move = cached.migration(candidate.plan, problem)
+        move = now and cached.migration(candidate.plan, now.plan, problem)
         parts = figures.decomposition or {}
         entries.append(
             {
@@ -66,9 +66,10 @@ def rows(problem: Problem) -> pd.DataFrame:
         )
     if not entries:
         return pd.DataFrame()
-    table, now = pd.DataFrame(entries), _baseline(problem)
+    table = pd.DataFrame(entries)
     table["deployed"] = False if now is None else table["id"] == now.plan.id
-    table["Gain"] = math.nan if now is None else speedups(now, table["Time"], problem)
+    deployed = now and cached.metrics(now.plan, problem).total
+    table["Gain"] = math.nan if now is None else [speedup(deployed, time) for time in table["Time"]]
     table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
     return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
 
@@ -81,12 +82,6 @@ def _baseline(problem: Problem) -> cached.Baseline | None:
     except InputError:
         return None
     return now
-
-
-def speedups(now: cached.Baseline, times: pd.Series, problem: Problem) -> list[float]:
-    """Speed-up over the baseline of each time in seconds."""
-    deployed = cached.metrics(now.plan, problem).total
-    return [speedup(deployed, time) for time in times]
 
 
 def show(table: pd.DataFrame) -> None:
@@ -138,14 +133,15 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     """The figures as text with units, the open plan marked."""
     factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
     memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    over_any = {"Above any placement's bound": table["Any placement"].map(units.share, na_action="ignore")}
     text = {
-        "": _marks(table),
+        "": table["open"].map(mark),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
         **_against(table),
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
         "Above the bound": table["Gap"].map(units.share),
-        **_over_placements(table),
+        **({} if table["Any placement"].isna().all() else over_any),  # none if no optimiser claims such a bound
         "Proof": table["Proof"],
         "Balancedness": table["Balancedness"].map(units.digits),
         tables.COLUMN: table["Overload"].map(tables.balance_cell),
@@ -170,7 +166,7 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
     factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
     memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
     times = {
-        "": _marks(table),
+        "": table["open"].map(mark),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
         **_against(table),
@@ -194,13 +190,8 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _marks(table: pd.DataFrame) -> list[str]:
-    """The mark of the open plan; the deployed one is named in its gain's place."""
-    return [mark(is_open) for is_open in table["open"]]
-
-
 def mark(is_open: bool) -> str:
-    """The mark of a plan in a table."""
+    """The mark of a plan in a table; the deployed one is named in its gain's place."""
     return "▸" * is_open
 
 
@@ -210,13 +201,6 @@ def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
         return {}
     factors = table["Gain"].map(units.ratio)
     return {f"Against {table['against'].iloc[0]}": factors.where(~table["deployed"], DEPLOYED)}
-
-
-def _over_placements(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """Distance of plans from the bound of any placement, as a column; none if no optimiser claims one."""
-    if table["Any placement"].isna().all():
-        return {}
-    return {"Above any placement's bound": table["Any placement"].map(units.share, na_action="ignore")}
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:
@@ -259,7 +243,11 @@ def show_candidates(problem: Problem, aim: str) -> None:
     if aim == goal.STEP:
         decomposition(table, problem)
     else:
-        widgets.chart(_ranked(table, running), "plans-ranked")
+        deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+        columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
+        dark = st.context.theme.type == "dark"
+        figure = charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, dark, running)
+        widgets.chart(figure, "plans-ranked")
     if len(shown):
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
         verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
@@ -281,9 +269,3 @@ def show_candidates(problem: Problem, aim: str) -> None:
             st.page_link(
                 "../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:"
             )
-
-
-def _ranked(table: pd.DataFrame, running: bool) -> go.Figure:
-    deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
-    columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
-    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark", running)

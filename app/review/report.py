@@ -230,8 +230,7 @@ def chart(figure: go.Figure) -> dict[str, Markup | str | int]:
         plot_bgcolor="#FFFFFF",
     )
     figure.update_yaxes(ticklabelstandoff=6, title_standoff=10)
-    legible(figure, dark=False)
-    text = plotly.io.to_json(figure, engine="json")
+    text = plotly.io.to_json(legible(figure, dark=False), validate=False, engine="json")
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return {"json": Markup(text), "title": unescape(figure.layout.title.text), "height": figure.layout.height}

@@ -9,7 +9,7 @@ import streamlit as st
 from app import cached, kept, state, studies, tables, widgets
 from app.charts import what_if_studies as charts
 from app.tables import plain
-from app.what_if.live import outlooks_of, plan_to_study
+from app.what_if.live import outlooks_of, plan_to_study, run_button
 from engine import units
 from engine.cluster import Node
 from engine.compare.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace, TrafficMatrix
 
 
 def capacity(problem: Problem) -> None:
-    """Search the number of GPUs for a target time, and show the sizes tried."""
+    """Search the number of GPUs for a target time, and show the sizes tried. Raises InputError as `plan_to_study`."""
     st.caption(
         "Finds the smallest cluster of equal parts that meets a target time. Every size gets a plan of its own: first sizes "
         "around the open cluster, then all between the smallest that meets the target and the next one below it."
@@ -34,12 +34,8 @@ def capacity(problem: Problem) -> None:
             icon=":material/info:",
         )
         return
-    try:
-        plan, is_open = plan_to_study(problem)
-        now = outlooks_of(problem, [plan])[plan.id].total
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-        return
+    plan, is_open = plan_to_study(problem)
+    now = outlooks_of(problem, [plan])[plan.id].total
     part = _form(
         problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
     )
@@ -84,12 +80,7 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             "System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
         )
         limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
-        if st.button(
-            "Find the number of GPUs",
-            icon=":material/play_arrow:",
-            type="primary",
-            disabled=not target or not sizes or studies.is_running("capacity"),
-        ):
+        if run_button("Find the number of GPUs", "capacity", bool(target and sizes)):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             studies.start_and_rerun(
                 "capacity",
@@ -216,9 +207,12 @@ def _of_smaller(points: list[CapacityPoint], fewest: CapacityPoint, target: floa
     """A sentence on smaller sizes than the smallest found: if one of them could meet the target."""
     smaller = [point for point in points if point.gpus < fewest.gpus]
     undecided = [point for point in smaller if not point.cannot_meet(target)]
-    untried, sentences = _untried(points, fewest), []
+    tried, own, sentences = {point.parts for point in points}, fewest.gpus // fewest.parts, []
+    untried = [parts * own for parts in range(1, fewest.parts) if parts not in tried]
     if undecided:
-        sentences.append(f"No plan found for {_either(undecided)} GPUs meets it; a better plan might.")
+        *others, last = (str(point.gpus) for point in undecided)
+        sizes = f"{', '.join(others)} or {last}" if others else last
+        sentences.append(f"No plan found for {sizes} GPUs meets it; a better plan might.")
     elif smaller:
         sentences.append(
             f"No smaller size{' tried' if untried else ''} can meet it without replicas and with equal slots per GPU: its "
@@ -241,18 +235,6 @@ def _of_larger(points: list[CapacityPoint], fewest: CapacityPoint, target: float
     if larger:
         return [f"The larger sizes tried also meet it; beyond {most} GPUs nothing was tried."]
     return [f"Beyond {most} GPUs nothing was tried."]
-
-
-def _either(points: Sequence[CapacityPoint]) -> str:
-    """`32, 64 or 96`."""
-    *others, last = (str(point.gpus) for point in points)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
-    """GPUs of the sizes below one that were not tried."""
-    tried, own = {point.parts for point in points}, fewest.gpus // fewest.parts
-    return [parts * own for parts in range(1, fewest.parts) if parts not in tried]
 
 
 BOUNDS = {"order": "Bound for this placement", "placement and order": "Bound for any placement"}

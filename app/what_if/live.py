@@ -99,7 +99,10 @@ def panel(problem: Problem) -> None:
             left, right = st.container(width=FORM), st.container()
         with left:
             change = choose(problem)
-            beside = _choose_baseline(others)
+            names = {id: other.name for id, other in others.items()}
+            beside = None
+            if others:
+                beside = others[kept.selectbox("Compare with", names, format_func=names.get, key="what-if-beside")]
             replanned = _replan(problem, plan, change)
         with right:
             _show(problem, {"open": plan, "beside": beside, "replanned": replanned}, change, is_open)
@@ -191,14 +194,6 @@ def _key(field: str) -> str:
 
 def _reset(sliders: list[Slider]) -> None:
     state.forget_choices(*(_key(field) for field in (*(slider.field for slider in sliders), "dtype", "noise")))
-
-
-def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
-    if not others:
-        return None
-    return others[
-        kept.selectbox("Compare with", list(others), format_func=lambda id: others[id].name, key="what-if-beside")
-    ]
 
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
@@ -349,41 +344,36 @@ def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
     return _Kept()
 
 
+def run_button(label: str, kind: str, ready: bool = True) -> bool:
+    """The button that starts a study; none is started beside another of its kind."""
+    return st.button(
+        label, icon=":material/play_arrow:", type="primary", disabled=not ready or studies.is_running(kind)
+    )
+
+
 def contention(problem: Problem) -> None:
-    """A plan's placement with all sends at once and with its sends in order, over the range of the slider."""
+    """A plan's placement with all sends at once and with its sends in order, over the range of the slider. Raises InputError as
+    `plan_to_study`."""
     st.caption(
         "At what contention ordering starts to pay: the plan's placement with all sends at once, and with orders in which few "
         "or none meet at a port."
     )
-    try:
-        plan, _ = plan_to_study(problem)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-        return
+    plan, _ = plan_to_study(problem)
     wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
-    if st.button(
-        "Run the contention study",
-        icon=":material/play_arrow:",
-        type="primary",
-        disabled=studies.is_running("contention"),
-    ):
+    if run_button("Run the contention study", "contention"):
         studies.start_and_rerun("contention", problem, wanted)
 
     def show(answer: ContentionAnswer, complete: bool) -> None:
         points = answer.points
         if points:
             widgets.chart(charts.contention(points, answer.pays_from, complete), "what-if-pays")
-            st.caption(f"{plain(answer.plan)}. {_saved(problem, answer)} Costs: {plain(answer.cost_source)}.")
+            now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
+            st.caption(
+                f"{plain(answer.plan)}. {now} no order of this placement can save more than {units.share(answer.most_saved)} "
+                f"of all at once (bound). Costs: {plain(answer.cost_source)}."
+            )
             studies.download(points, "contention")
 
     studies.watch_for_problem(
         "contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
-    )
-
-
-def _saved(problem: Problem, answer: ContentionAnswer) -> str:
-    """The most that orders can save as things are."""
-    now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
-    return (
-        f"{now} no order of this placement can save more than {units.share(answer.most_saved)} of all at once (bound)."
     )

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app import kept, state, studies, widgets
+from app import failing, kept, state, studies, widgets
 from app.charts import what_if_studies
 from app.tables import plain
 from app.what_if.capacity import capacity
-from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, sliders_of, system_for
+from app.what_if.live import MOST_NOISE, contention, others_of, plan_to_study, run_button, sliders_of, system_for
 from app.what_if.sweeps import synthetic_panel
 from engine import units
 from engine.compare.imprecision import (
@@ -42,33 +42,20 @@ def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
     newest = max(KINDS, key=lambda kind: state.session.study_jobs.get(kind) or "")
-    kind = (
-        kept.segments(
-            "Study",
-            list(KINDS),
-            default=newest,
-            format_func=KINDS.get,
-            key="what-if-study",
-            label_visibility="collapsed",
-        )
-        or newest
-    )
+    kind = kept.segments("Study", KINDS, KINDS.get, default=newest, key="what-if-study", label_visibility="collapsed")
     if kind == "synthetic":
         synthetic_panel()
     else:
         shown = {"curve": curve, "sensitivity": sensitivity, "contention": contention, "imprecision": imprecision}
-        (shown | {"capacity": capacity})[kind](problem)
+        with failing.saying():
+            (shown | {"capacity": capacity})[kind](problem)
 
 
 def curve(problem: Problem) -> None:
-    """One slider over its whole range."""
+    """One slider over its whole range. Raises InputError as `plan_to_study`."""
     st.caption("One slider over its whole range: the plan and a baseline as they are, and plans made for each value.")
-    try:
-        plan, _ = plan_to_study(problem)
-        others = others_of(problem, plan)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-        return
+    plan, _ = plan_to_study(problem)
+    others = others_of(problem, plan)
     sliders = {slider.field: slider for slider in sliders_of(problem)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         field = kept.selectbox(
@@ -91,9 +78,7 @@ def curve(problem: Problem) -> None:
             f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
-        if st.button(
-            "Run the sweep", icon=":material/play_arrow:", type="primary", disabled=studies.is_running("curve")
-        ):
+        if run_button("Run the sweep", "curve"):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
             studies.start_and_rerun(
                 "curve",
@@ -134,27 +119,18 @@ def _how(answer: CurveAnswer | SensitivityAnswer) -> str:
 
 
 def sensitivity(problem: Problem) -> None:
-    """The parameters that the plan's time depends on, as a tornado."""
+    """The parameters that the plan's time depends on, as a tornado. Raises InputError as `plan_to_study`."""
     st.caption(
         "What the plan's time depends on: one quantity at a time is lowered and raised by a share, with the plan unchanged."
     )
-    try:
-        plan, _ = plan_to_study(problem)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-        return
+    plan, _ = plan_to_study(problem)
     if plan is None:
         st.caption("Open a plan first.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         percent = kept.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
         wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
-        if st.button(
-            "Run the sensitivity study",
-            icon=":material/play_arrow:",
-            type="primary",
-            disabled=studies.is_running("sensitivity"),
-        ):
+        if run_button("Run the sensitivity study", "sensitivity"):
             studies.start_and_rerun("sensitivity", problem, wanted | {"share": percent / 100})
 
     def show(answer: SensitivityAnswer, complete: bool) -> None:
@@ -193,12 +169,7 @@ def imprecision(problem: Problem) -> None:
             levels = levels_of(text)
         except InputError as error:
             levels, complaint = None, str(error)
-        if st.button(
-            "Run the imprecision study",
-            icon=":material/play_arrow:",
-            type="primary",
-            disabled=levels is None or studies.is_running("imprecision"),
-        ):
+        if run_button("Run the imprecision study", "imprecision", levels is not None):
             studies.start_and_rerun(
                 "imprecision",
                 problem,

@@ -61,16 +61,9 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
 def panel(problem: Problem) -> None:
     """Choose a sweep, run it, and show its points."""
-    kind = (
-        kept.segments(
-            "Sweep",
-            list(KINDS),
-            default="micro_op",
-            format_func=lambda kind: KINDS[kind][0],
-            key="sweep-kind",
-            label_visibility="collapsed",
-        )
-        or "micro_op"
+    titles = {kind: title for kind, (title, _) in KINDS.items()}
+    kind = kept.segments(
+        "Sweep", titles, titles.get, default="micro_op", key="sweep-kind", label_visibility="collapsed"
     )
     st.caption(KINDS[kind][1])
     wanted = _wanted(kind, problem)
@@ -78,7 +71,8 @@ def panel(problem: Problem) -> None:
     running = job is not None and not job.state.finished
     if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
         _start(kind, problem, wanted)
-    if job is not None and not _is_about(job, problem):
+    then = {} if job is None else job.request.arguments
+    if job is not None and {name: then[name] for name in then if name != "sweep"} != problem_arguments(problem):
         st.info(
             "The last sweep is for another training step, model, cluster or cost source: run it again for what is open.",
             icon=":material/info:",
@@ -118,10 +112,8 @@ def _key(kind: Kind) -> str:
 
 
 def _usual(kind: Kind, problem: Problem) -> str:
-    if kind == "micro_op":
-        return MICRO_OPS
-    if kind == "degree":
-        return "1-16"
+    if kind != "range":
+        return MICRO_OPS if kind == "micro_op" else "1-16"
     forward = len(operators_of(problem).of_phase("forward"))
     return ", ".join(str(length) for length in (*(length for length in RANGES if length < forward), forward))
 
@@ -176,18 +168,9 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
 
 
 def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
-    try:
-        job = widgets.start_job_on(problem, "sweep", {"sweep": wanted})
-        state.set_study_job(_key(kind), job.id)
+    with failing.saying():
+        state.set_study_job(_key(kind), widgets.start_job_on(problem, "sweep", {"sweep": wanted}).id)
         st.rerun()
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-
-
-def _is_about(job: runner.Job, problem: Problem) -> bool:
-    """True if a sweep was of the open problem."""
-    then = job.request.arguments
-    return {name: then[name] for name in then if name != "sweep"} == problem_arguments(problem)
 
 
 def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
@@ -198,29 +181,16 @@ def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
         return
     above, aside = st.columns(SPLIT, gap="medium")
     with above:
-        what = (
-            kept.segments(
-                "Time",
-                list(charts.WHATS),
-                default="total",
-                format_func=lambda what: charts.WHATS[what].capitalize(),
-                label_visibility="collapsed",
-                key=f"sweep-what-{kind}",
-            )
-            or "total"
+        titles = {what: title.capitalize() for what, title in charts.WHATS.items()}
+        what = kept.segments(
+            "Time", titles, titles.get, default="total", key=f"sweep-what-{kind}", label_visibility="collapsed"
         )
     shown = series[0]
     if len(series) > 1:
         with aside:
-            shown = (
-                kept.segments(
-                    "Spent on, of",
-                    series,
-                    default=best_of(points, what).series,
-                    label_visibility="collapsed",
-                    key=f"sweep-series-{job.id}",
-                )
-                or series[0]
+            best = best_of(points, what).series
+            shown = kept.segments(
+                "Spent on, of", series, default=best, key=f"sweep-series-{job.id}", label_visibility="collapsed"
             )
     left, right = st.columns(SPLIT, gap="medium")
     with left:
@@ -249,9 +219,12 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
         named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
         how = "" if picked else ", the best; select a row for another"
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
-        widgets.download(
-            "Points as CSV", lambda: _as_csv(points), f"sweep-{kind}-{job.id}.csv", key=f"sweep-csv-{kind}"
-        )
+
+        def as_csv() -> str:
+            rows = [point.to_dict() for point in points]
+            return tables.as_csv(pd.DataFrame([row | row.pop("decomposition") for row in rows]))
+
+        widgets.download("Points as CSV", as_csv, f"sweep-{kind}-{job.id}.csv", key=f"sweep-csv-{kind}")
 
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
@@ -275,15 +248,6 @@ def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
         text["All-reduces"] = [f"{point.pieces:,}" for point in points]
         text[f"Longest all-reduce, {unit}"] = column(lambda point: point.longest)
     return pd.DataFrame(text)
-
-
-def _as_csv(points: list[SweepPoint]) -> str:
-    """All figures in full, times in seconds."""
-    rows = [
-        {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
-        for point in points
-    ]
-    return tables.as_csv(pd.DataFrame(rows))
 
 
 TOKENS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -318,7 +282,8 @@ def synthetic_panel() -> None:
                 state.remember_model(trace.digest, model)
                 state.visit.notice = f"opened {trace.name}: it was not recorded"
                 st.rerun()
-            shown = _preview(model, recipe)
+            few = max(256, PREVIEW // (len(model.moe_layers) * model.experts))
+            shown = _drawn(model.digest, replace(recipe, tokens=min(recipe.tokens, few)), model)
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")
             return
@@ -328,10 +293,12 @@ def synthetic_panel() -> None:
 
 def _recipe() -> Recipe | ImbalanceRecipe:
     """The recipe in the form."""
+    titles = {kind: preset.name.replace("_", " ") for kind, preset in PRESETS.items()}
+    titles = {POWER_LAW: "Power law and affinity"} | titles
     kind = kept.selectbox(
         "Recipe",
-        [POWER_LAW, *PRESETS],
-        format_func=_title,
+        list(titles),
+        format_func=titles.get,
         key="synthetic-recipe",
         help="a power law with affinity, or one of the imbalance workloads W0 to W7 of NVIDIA/Megatron-LM pull request #7488",
     )
@@ -380,16 +347,6 @@ def _recipe() -> Recipe | ImbalanceRecipe:
 
 def _seed() -> int:
     return int(kept.number_input("Seed", 0, 2**31 - 1, 0, key="synthetic-seed"))
-
-
-def _title(kind: str) -> str:
-    """`W1 hot expert set`."""
-    return "Power law and affinity" if kind == POWER_LAW else PRESETS[kind].name.replace("_", " ")
-
-
-def _preview(model: MoEModel, recipe: Recipe | ImbalanceRecipe) -> RoutingTrace:
-    few = max(256, PREVIEW // (len(model.moe_layers) * model.experts))
-    return _drawn(model.digest, replace(recipe, tokens=min(recipe.tokens, few)), model)
 
 
 @st.cache_resource(max_entries=16, show_spinner="Drawing tokens")

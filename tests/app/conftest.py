@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
-from streamlit.testing.v1 import AppTest, local_script_runner
+from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
 from app import failing, simulations
@@ -41,7 +41,8 @@ def scripts_are_compiled_once() -> Iterator[None]:
     for every run."""
     compiled = ScriptCache()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_script_runner, "ScriptCache", lambda: compiled)
+        for module in (app_test, local_script_runner):
+            patch.setattr(module, "ScriptCache", lambda: compiled)
         for option in ("browser.gatherUsageStats", "runner.magicEnabled"):
             config.set_option(option, False)
         yield

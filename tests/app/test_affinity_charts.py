@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from app.charts import affinity as charts
-from app.charts import affinity as study_charts
 from app.charts import theme
 from engine.compare.affinity import OutOfDistribution, SamplePoint, TokensEnough
 
@@ -103,16 +102,16 @@ def curve(*kept: float, linear: float = 0.1, complete: bool = True) -> TokensEno
 
 def test_the_curve_of_tokens_says_how_many_are_enough() -> None:
     title = "1,000 tokens get 98 % of what all 10,000 gain"
-    assert study_charts.tokens_enough(curve(0.2, 0.49, 0.5)).layout.title.text == title
-    assert "All 10,000 tokens are needed" in study_charts.tokens_enough(curve(0.2, 0.3, 0.5)).layout.title.text
-    assert "gain as much as all 10,000" in study_charts.tokens_enough(curve(0.2, 0.51, 0.5)).layout.title.text
-    assert "beats linear" in study_charts.tokens_enough(curve(0.1, 0.1, 0.09)).layout.title.text
-    figure = study_charts.tokens_enough(curve(0.2, 0.49, complete=False))
+    assert charts.tokens_enough(curve(0.2, 0.49, 0.5)).layout.title.text == title
+    assert "All 10,000 tokens are needed" in charts.tokens_enough(curve(0.2, 0.3, 0.5)).layout.title.text
+    assert "gain as much as all 10,000" in charts.tokens_enough(curve(0.2, 0.51, 0.5)).layout.title.text
+    assert "beats linear" in charts.tokens_enough(curve(0.1, 0.1, 0.09)).layout.title.text
+    figure = charts.tokens_enough(curve(0.2, 0.49, complete=False))
     assert figure.layout.title.text == "2 plans so far"
     text = " ".join(annotation.text for annotation in figure.layout.annotations)
     assert "at most (proven), 60 %" in text and "linear blocks, 10 %" in text and "itself, 50 %" in text
     bare = TokensEnough(8, True, "tokens", 1000, 900, 0.1, 0.6)
-    assert study_charts.tokens_enough(bare).layout.title.text == "0 plans so far"
+    assert charts.tokens_enough(bare).layout.title.text == "0 plans so far"
 
 
 def moved(kept: tuple, names: tuple[str, ...] = ("one", "<b>two</b>")) -> OutOfDistribution:
@@ -122,20 +121,20 @@ def moved(kept: tuple, names: tuple[str, ...] = ("one", "<b>two</b>")) -> OutOfD
 
 def test_the_matrix_shows_every_number_in_every_view() -> None:
     study = moved(((0.4, 0.2), (0.3, 0.25)))
-    shown = study_charts.out_of_distribution(study)
+    shown = charts.out_of_distribution(study)
     assert shown.data[1].text == ("40 %", "20 %", "30 %", "25 %", "10 %", "10 %")
     assert shown.layout.title.text == "Plans from elsewhere keep 0.75× to 0.8× the own plan's"
     assert "<b>" not in str(shown.to_dict())
-    assert study_charts.out_of_distribution(study, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
-    assert study_charts.out_of_distribution(study, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
+    assert charts.out_of_distribution(study, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
+    assert charts.out_of_distribution(study, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
     same = moved(((0.4, 0.2), (0.4, 0.2)))
-    assert "holds everywhere" in study_charts.out_of_distribution(same).layout.title.text
+    assert "holds everywhere" in charts.out_of_distribution(same).layout.title.text
 
 
 @pytest.mark.parametrize("view", ["share", "own", "row"])
 @pytest.mark.parametrize("kept", [(), ((0.4, 0.2),), ((0.0, 0.0), (0.0, 0.0))])
 def test_a_matrix_that_is_not_full_or_keeps_nothing_can_be_drawn(view: str, kept: tuple) -> None:
-    figure = study_charts.out_of_distribution(moved(kept), view, dark=True)
+    figure = charts.out_of_distribution(moved(kept), view, dark=True)
     json.loads(figure.to_json())
     if len(kept) < 2:
         assert figure.layout.title.text == f"{len(kept)} of 2 plans made so far"
@@ -145,7 +144,7 @@ def test_colours_begin_at_nothing() -> None:
     """Plotly ignores one end of a scale unless the other is given too."""
     for figure in (
         charts.heatmap(COUNTS + 5, (0, 1), False),
-        study_charts.out_of_distribution(moved(((0.4, 0.3), (0.3, 0.4)))),
+        charts.out_of_distribution(moved(((0.4, 0.3), (0.3, 0.4)))),
     ):
         assert figure.data[0].zmin == 0 and figure.data[0].zmax == pytest.approx(np.max(figure.data[0].z))
 
@@ -154,7 +153,7 @@ def test_numbers_can_be_read_on_either_theme() -> None:
     assert theme.readable((0, 137, 123, 0.0), dark=False) == "#16201F"
     assert theme.readable((0, 137, 123, 0.0), dark=True) == "#FFFFFF"
     assert theme.readable((0, 137, 123, 1.0), dark=False) == theme.readable((0, 137, 123, 1.0), dark=True)
-    pale = study_charts.out_of_distribution(moved(((0.4, 0.02), (0.03, 0.4))), dark=True).data[1].textfont.color
+    pale = charts.out_of_distribution(moved(((0.4, 0.02), (0.03, 0.4))), dark=True).data[1].textfont.color
     assert pale[1] == "#FFFFFF"
 
 

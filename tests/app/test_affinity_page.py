@@ -6,10 +6,10 @@ from streamlit.testing.v1 import AppTest
 
 from engine import store
 from engine.catalogue import cluster_presets
-from engine.model import MoEModel
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.cases.pages import buttons, pick, press, run_the_job, said, titles, visit
 from tests.cases.sessions import open_plan, open_recording
+from tests.strategies import make_model
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -26,18 +26,11 @@ def metrics(app: AppTest) -> list[tuple[str, str]]:
 
 def open_fitting(app: AppTest, workload: Workload) -> None:
     """Open a recording and a model that fits it."""
-    app.session_state["model"] = MoEModel(
-        name="fits",
-        layers=workload.layers,
-        experts=workload.num_experts,
-        experts_per_token=workload.k or 1,
-        d_model=64,
-        d_ff=64,
-    )
+    app.session_state["model"] = make_model(workload.layers, workload.num_experts, workload.k or 1)
     open_recording(app, workload)
 
 
-def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
+def test_the_sample_under_the_linear_placement_any_two_layers_and_play(app: AppTest) -> None:
     visit(app, "affinity")
     assert metrics(app) == [
         ("On GPU", "11 %"),
@@ -53,12 +46,7 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
     assert titles(app)[0].startswith("The busiest path, expert ")
     pick(app, "affinity-order", "Grouped by GPU")
     assert titles(app)[0].endswith("of tokens stay on their GPU (layers 0 and 1)")
-
-
-def test_any_two_layers_and_play(app: AppTest) -> None:
-    visit(app, "affinity")
     app.slider[0].set_range(2, 5).run()
-    pick(app, "affinity-order", "Grouped by GPU")
     assert "on one GPU in both layers (layers 2 and 5)" in titles(app)[0]
     app.toggle(key="affinity-play").set_value(True).run()
     assert "layers 3 and 6" in titles(app)[0]
@@ -77,20 +65,10 @@ def test_an_exflow_plan_keeps_more_and_its_own_note_is_shown(app: AppTest) -> No
     visit(app, "affinity")
     kept, limit, chance = (float(value.rstrip(" %")) for _, value in metrics(app)[:3])
     assert chance < 30 < kept <= limit
-    assert any(f"the open plan, {plan.name}" in caption.value for caption in app.caption)
-    assert any("of hops stay on their GPU" in caption.value.replace("\\", "") for caption in app.caption)
+    assert f"the open plan, {plan.name}" in said(app.caption) and "of hops stay on their GPU" in said(app.caption)
 
 
-def test_a_plan_that_does_not_fit_gives_way_to_the_linear_placement(app: AppTest) -> None:
-    open_plan(app, "random", {})
-    app.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
-    visit(app, "affinity")
-    text = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
-    assert "a linear placement: " in text and "is for 8 GPUs, but there are 16" in text
-    assert metrics(app)[2] == ("By chance", "6.2 %")
-
-
-def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
+def test_a_plan_with_replicas_is_scored_by_expectation_and_one_that_does_not_fit_gives_way(app: AppTest) -> None:
     plan = open_plan(app, "eplb", {})
     assert not plan.placement.single
     visit(app, "affinity")
@@ -100,39 +78,50 @@ def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
     kept = [share[pair, trace[:, pair]] * share[pair + 1, trace[:, pair + 1]] for pair in range(7)]
     assert metrics(app)[0] == ("On GPU", f"{np.sum(kept) / (7 * len(trace)):.0%}".replace("%", " %"))
 
+    app.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
+    text = next(line for line in said(app.run().caption).split(" | ") if "Grouped and scored" in line)
+    assert "a linear placement: " in text and "is for 8 GPUs, but there are 16" in text
+    assert metrics(app)[2] == ("By chance", "6.2 %")
 
-def test_a_recording_without_tokens_says_what_to_open(app: AppTest) -> None:
+    app.session_state["cluster"] = cluster_presets()["hgx-h100-4-nodes"].cluster
+    assert "16 experts do not divide by 32 GPUs" in said(app.run().info)
+    assert ("Upper bound", "45 %") not in metrics(app) and "Run the study" not in buttons(app)
+
+
+def test_recordings_without_hops_say_what_to_open_and_two_layers_need_no_slider(app: AppTest) -> None:
     press(visit(app, "workload"), "Traffic 8 × 8")
     visit(app, "affinity")
     assert "not the path of each token" in app.info[0].value and not titles(app)
-    open_fitting(app, ExpertLoad("loads", np.ones((4, 16)), (0, 1, 2, 3)))
-    visit(app, "affinity")
-    assert "not the path of each token" in app.info[0].value
-
-
-def test_one_layer_and_padding_have_no_hops(app: AppTest) -> None:
-    open_fitting(app, RoutingTrace("one", np.zeros((64, 1, 1), dtype=np.int16), 16))
-    visit(app, "affinity")
-    assert "single MoE layer" in app.info[0].value and not titles(app)
-    open_fitting(app, RoutingTrace("blank", np.full((64, 3, 1), -1, dtype=np.int16), 16))
-    visit(app, "affinity")
-    assert "no hops" in app.info[0].value and not titles(app)
-
-
-def test_two_layers_need_no_slider(app: AppTest) -> None:
     rng = np.random.default_rng(0)
-    open_fitting(app, RoutingTrace("two", rng.integers(0, 16, (64, 2, 1)).astype(np.int16), 16))
-    visit(app, "affinity")
-    assert not app.slider and not app.toggle and len(titles(app)) == 3
+    for recording, reason in (
+        (ExpertLoad("loads", np.ones((4, 16)), (0, 1, 2, 3)), "not the path of each token"),
+        (RoutingTrace("one", np.zeros((64, 1, 1), dtype=np.int16), 16), "single MoE layer"),
+        (RoutingTrace("blank", np.full((64, 3, 1), -1, dtype=np.int16), 16), "no hops"),
+        (RoutingTrace("two", rng.integers(0, 16, (64, 2, 1)).astype(np.int16), 16), None),
+    ):
+        open_fitting(app, recording)
+        app.run()
+        assert not app.exception and (reason is None or reason in app.info[0].value)
+        assert len(titles(app)) == (3 if reason is None else 0)
+    assert not app.slider and not app.toggle
 
 
-def test_choices_of_top_k_count_singly_or_in_pairs(app: AppTest) -> None:
+def test_choices_of_top_k_count_singly_or_in_pairs_and_of_two_models_the_first_is_shown(app: AppTest) -> None:
+    first = app.session_state["workload"]
     press(visit(app, "workload"), "Beta on prose")
+    second, model = app.session_state["workload"], app.session_state["model"]
     visit(app, "affinity")
-    first = metrics(app)
+    singly = metrics(app)
     assert "tokens to expert" in titles(app)[0]
     pick(app, "affinity-hops", "All choices")
-    assert "pairs of choices to expert" in titles(app)[0] and metrics(app) != first
+    assert "pairs of choices to expert" in titles(app)[0] and metrics(app) != singly
+    pick(app, "affinity-hops", "First choices")
+    press(visit(app, "workload"), "Alpha on code")
+    app.session_state["second"] = second
+    app.session_state["model_of"] = {second: model}
+    visit(app, "affinity")
+    assert app.session_state["workload"] == first and not app.error
+    assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
 
 
 def test_choices_sorted_by_id_all_count_unless_a_person_insists(app: AppTest) -> None:
@@ -144,26 +133,6 @@ def test_choices_sorted_by_id_all_count_unless_a_person_insists(app: AppTest) ->
     assert "All choices count because" in said(app.caption)
     pick(app, "affinity-hops", "First choices")
     assert "tokens" in titles(app)[0]
-
-
-def test_experts_that_do_not_divide_have_no_bound_and_no_study(app: AppTest) -> None:
-    app.session_state["cluster"] = cluster_presets()["hgx-h100-4-nodes"].cluster
-    visit(app, "affinity")
-    assert ("Upper bound", "45 %") not in metrics(app)
-    assert "16 experts do not divide by 32 GPUs" in said(app.info)
-    assert "Run the study" not in buttons(app)
-
-
-def test_with_two_models_open_the_first_is_shown(app: AppTest) -> None:
-    first = app.session_state["workload"]
-    press(visit(app, "workload"), "Beta on prose")
-    second, model = app.session_state["workload"], app.session_state["model"]
-    press(app, "Alpha on code")
-    app.session_state["second"] = second
-    app.session_state["model_of"] = {second: model}
-    visit(app, "affinity")
-    assert app.session_state["workload"] == first and not app.error
-    assert titles(app)[0] == "Expert 5 sends 59 % of its 229 tokens to expert 6"
 
 
 def test_a_study_runs_with_samples_and_is_not_shown_for_other_recordings(app: AppTest) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from app.charts import cluster as cluster_chart
 from app.charts import gantt, stacks, theme
-from app.charts import gantt as waits_charts
 from app.charts import ranked as charts
 from app.charts import workload as workload_charts
 from app.tables import plain
@@ -38,19 +37,24 @@ def test_names_in_titles_are_no_markup_and_keep_their_quotes():
     assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
 
 
-def test_gantt_draws_every_event_of_the_chosen_layers_once() -> None:
-    figure = gantt.gantt({"one": timeline(3)}, 1, 1, "title")
+def test_gantt_draws_every_event_of_the_chosen_layers_once_with_bounds_and_without_markup() -> None:
+    figure = gantt.gantt({"<i>one</i>": timeline(3)}, 1, 1, "title", {"<i>one</i>": 12.0})
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert sum(len(trace.x) for trace in bars) == 5
     assert min(min(trace.base) for trace in bars) == 0
     assert {trace.marker.color for trace in bars} == {theme.KIND_COLOURS[kind] for kind in ("gate", "dispatch", "ffn")}
+    assert any("12 s" in (annotation.text or "") for annotation in figure.layout.annotations)
+    text = str(figure.to_dict())
+    assert "<i>" not in text and "<b>" not in text
 
 
-def test_the_critical_path_is_as_long_as_the_timeline_and_follows_the_slowest() -> None:
-    figure = gantt.gantt({"one": timeline(1)}, 0, 0, "title")
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_critical_path_follows_the_slowest_in_a_colour_that_no_bar_has(dark: bool) -> None:
+    figure = gantt.gantt({"one": timeline(1)}, 0, 0, "title", dark=dark)
     path = next(trace for trace in figure.data if trace.name == "Critical path")
     assert list(path.x) == [0, 2, 2, 5, 5, 9]
     assert [round(lane) for lane in path.y] == [1, 1, 0, 0, 0, 0]
+    assert path.line.color == theme.ink(dark) not in theme.KIND_COLOURS.values() and path.line.width < 2
 
 
 def test_bars_equal_their_legend_and_only_what_was_predicted_is_outlined() -> None:
@@ -60,13 +64,6 @@ def test_bars_equal_their_legend_and_only_what_was_predicted_is_outlined() -> No
         predicted, solid = (trace.marker for trace in figure.data if trace.name == theme.KIND_TITLES[kind])
         assert predicted.color == solid.color == theme.KIND_COLOURS[kind] and predicted.opacity in (None, 1)
         assert (predicted.line.width, solid.line.width) == (1, 0)
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_critical_path_has_a_colour_that_no_bar_has(dark: bool) -> None:
-    figure = gantt.gantt({"one": timeline()}, 0, 1, "title", dark=dark)
-    path = next(trace for trace in figure.data if trace.name == "Critical path")
-    assert path.line.color == theme.ink(dark) not in theme.KIND_COLOURS.values() and path.line.width < 2
 
 
 @pytest.mark.parametrize(("plans", "gpus"), [(1, 2), (1, 16), (3, 16), (3, 64)])
@@ -96,18 +93,6 @@ def test_folded_lanes_last_from_the_first_of_their_gpus_to_the_last() -> None:
     assert gantt.gantt({"one": folded}, 0, 0, "title").data[0].customdata[0].split("<br>")[1] == "both"
 
 
-def test_bounds_carry_their_value() -> None:
-    figure = gantt.gantt({"one": timeline()}, 0, 1, "title", {"one": 12.0})
-    assert any("12 s" in (annotation.text or "") for annotation in figure.layout.annotations)
-
-
-def test_names_are_not_markup_in_plotly() -> None:
-    figure = gantt.gantt({"<i>plan</i>": timeline()}, 0, 1, "title")
-    text = str(figure.to_dict())
-    assert "<i>" not in text
-    assert "<b>" not in text
-
-
 def test_a_long_timeline_is_cut_to_what_a_browser_can_draw() -> None:
     long = timeline(5000)
     fits = gantt.layers_that_fit([long])
@@ -130,14 +115,9 @@ def test_columns_of_a_traffic_matrix_are_gpus_with_whole_numbers() -> None:
 
 def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> None:
     matrix = np.array([[9e9, 1.0, 5.0], [1.0, 9e9, 5.0], [1.0, 1.0, 9e9]])
-    figure = workload_charts.traffic(matrix, ("GPU 0 · A", "GPU 1 · A", "GPU 2 · A"))
+    figure = workload_charts.traffic(matrix, ("GPU 0 · <a href='x'>", "GPU 1 · A", "GPU 2 · A"))
     assert figure.layout.title.text.startswith("GPU 2 receives 2.14×")
-    assert np.isnan(figure.data[0].z.diagonal()).all()
-
-
-def test_a_gpu_type_is_not_markup_in_the_traffic_chart() -> None:
-    figure = workload_charts.traffic(np.ones((2, 2)), ("GPU 0 · <a href='x'>", "GPU 1 · B"))
-    assert "<a" not in str(figure.to_dict())
+    assert np.isnan(figure.data[0].z.diagonal()).all() and "<a" not in str(figure.to_dict())
 
 
 def test_every_preset_cluster_can_be_drawn() -> None:
@@ -164,7 +144,7 @@ def test_plain_leaves_no_markdown(text: str) -> None:
 def test_layers_that_take_about_as_long_are_no_finding_and_what_is_not_drawn_is_said() -> None:
     def title(seconds: list[float]) -> str:
         waits = pd.DataFrame({"model": 0, "layer": range(len(seconds)), "kind": "ffn", "gpu": 0, "seconds": seconds})
-        return waits_charts.by_layer(waits).layout.title.text
+        return gantt.by_layer(waits).layout.title.text
 
     assert title([1.0, 1.0, 1.01]) == "All layers take about as long: 1 s"
     assert title([1.0, 1.0, 1.5]) == "Layer 2 is slowest: 1.5 s, 1.29× mean"
@@ -257,12 +237,12 @@ def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
 def test_what_is_written_beside_a_plot_is_read(name):
     dark = name == "dark"
     figure = go.Figure(go.Heatmap(z=[[1]], colorbar={"title": "unit"})).add_annotation(text="note", font_size=14)
-    theme.legible(figure, dark)
-    fonts = [figure.layout.xaxis.tickfont, figure.layout.yaxis.title.font, figure.layout.legend.font]
-    fonts += [figure.data[0].colorbar.tickfont, figure.layout.annotations[0].font]
+    drawn = go.Figure(theme.legible(figure, dark))
+    fonts = [drawn.layout.xaxis.tickfont, drawn.layout.yaxis.title.font, drawn.layout.legend.font]
+    fonts += [drawn.data[0].colorbar.tickfont, drawn.layout.annotations[0].font]
     for font in fonts:
         assert font.size >= 12 and contrast(font.color, TOKENS[name]["backgroundColor"]) >= TEXT
-    assert figure.layout.annotations[0].font.size == 14
+    assert drawn.layout.annotations[0].font.size == 14
     theme.legible(go.Figure(go.Bar(y=[1])).add_scatter(y=[1]), dark)
 
 

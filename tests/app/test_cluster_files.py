@@ -15,7 +15,7 @@ from app.charts.trust import MOST_GPUS, NUMBERED_GPUS, pair_rates
 from engine.cluster import Cluster, Node
 from engine.costs.pair_cluster import PairCluster, held_against
 from tests.cases.files import NODES, everywhere, pair_log, printed, two_nodes
-from tests.cases.pages import answers, complaints, enter, press, studio, upload, visit
+from tests.cases.pages import answers, complaints, enter, press, said, studio, upload, visit
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 from tests.strategies import make_gpu
 
@@ -44,16 +44,19 @@ def test_no_gpu(page, monkeypatch):
     (warning,) = page.warning
     assert "no GPU attached" in warning.value and "preset" in warning.value
     assert not page.error and gpus(page) is None
-    assert any("Choose a preset" in info.value for info in page.info), "the empty page still says what to do"
+    assert "Choose a preset" in said(page.info), "the empty page still says what to do"
 
 
-def test_gpus_are_drawn(page, monkeypatch):
+def test_gpus_are_drawn_once_asked_for_and_garbage_leaves_them_open(page, monkeypatch):
     plug_in(monkeypatch, switched("NVIDIA H200", 8, links=18, memory=140 * GIB))
     press(page, DETECT)
     assert not page.warning and not page.error and "450 GB/s" in page.success[0].value
     assert gpus(page) is None, "nothing is opened before it is asked for"
     press(page, OPEN)
     assert gpus(page) == "8" and not page.error
+    for name, text in (("dgx.txt", "what a fine day"), ("dgx.txt", ""), ("cluster.json", '{"nodes": 3}')):
+        drop(page, {name: text})
+        assert name.split(".")[0] in page.error[0].value and gpus(page) == "8"
 
 
 def test_a_name_that_is_not_known_needs_a_type(page, monkeypatch):
@@ -65,34 +68,16 @@ def test_a_name_that_is_not_known_needs_a_type(page, monkeypatch):
     assert gpus(page) == "2" and all("H100 NVL" not in warning.value for warning in page.warning)
 
 
-def test_a_topology_that_names_its_gpus(page):
+def test_a_topology_names_its_gpus_or_their_type_is_chosen_which_draws_it_again_and_nothing_else_does(page):
     drop(page, {"dgx.txt": LISTED + printed(everywhere("NV18", 8), nics=8)})
-    assert gpus(page) == "8" and not page.error
-    assert any("8 network cards" in caption.value for caption in page.caption)
-
-
-def test_a_topology_whose_type_is_chosen(page):
+    assert gpus(page) == "8" and not page.error and "8 network cards" in said(page.caption)
     drop(page, {"dgx.txt": printed(everywhere("NV12", 4))})
-    assert "choose their type" in page.error[0].value and gpus(page) is None
+    assert "choose their type" in page.error[0].value and gpus(page) == "8", "nothing is opened"
     enter(page, TYPE, "L40S")
-    assert "no NVLinks" in page.error[0].value and gpus(page) is None
-    enter(page, TYPE, "A100-80")
-    assert gpus(page) == "4" and not page.error
-
-
-def test_garbage_leaves_the_open_cluster(page, monkeypatch):
-    plug_in(monkeypatch, switched("NVIDIA H200", 2, links=18))
-    press(page, DETECT)
-    press(page, OPEN)
-    for name, text in (("dgx.txt", "what a fine day"), ("dgx.txt", ""), ("cluster.json", '{"nodes": 3}')):
-        drop(page, {name: text})
-        assert name.split(".")[0] in page.error[0].value and gpus(page) == "2"
-
-
-def test_another_type_draws_the_file_again_and_nothing_else_does(page):
-    drop(page, {"dgx.txt": printed(everywhere("NV12", 4))})
+    assert "no NVLinks" in page.error[0].value and gpus(page) == "8"
     for kind, memory in (("A100-80", "320 GiB"), ("A100-40", "160 GiB")):
         enter(page, TYPE, kind)
+        assert gpus(page) == "4" and not page.error
         assert next(metric.value for metric in page.metric if metric.label == "Memory") == memory
     page.button(key="preset-mixed-8").click().run()
     assert gpus(page) == "8", "the file is still in its widget, but what was opened last counts"
@@ -119,12 +104,12 @@ def shows_pairs(app: AppTest) -> bool:
 
 def test_a_set_is_drawn_on_any_page_and_shown_beside_its_cluster(app):
     drop(app, set_of_logs(), "recordings")
-    (said,) = answers(app)
-    assert said.startswith("opened the cluster node2 and 1 more host: ") and "one pair ran at a time" in said
+    (answer,) = answers(app)
+    assert answer.startswith("opened the cluster node2 and 1 more host: ") and "one pair ran at a time" in answer
     assert not complaints(app) and not app.session_state["sources"]
     visit(app, "cluster")
     assert gpus(app) == "4" and shows_pairs(app)
-    assert any("Mean difference 0 %" in text.value or "Mean difference < 0.1 %" in text.value for text in app.caption)
+    assert any(f"Mean difference {off} %" in said(app.caption) for off in ("0", "< 0.1"))
     (worst,) = [table.value for table in app.dataframe if "Pair" in table.value]
     assert list(worst["Measured"]).count("320 Gb/s") == 4 and list(worst["Measured"]).count("2.4 Tb/s") == 2
     app.button(key="preset-mixed-8").click().run()
@@ -139,20 +124,22 @@ def test_an_archive_with_a_folder_a_pair(app):
         archive.writestr("notes.md", "measured in March")
     drop(visit(app, "cluster"), {"runs.zip": packed.getvalue()})
     assert gpus(app) == "4" and shows_pairs(app) and len(answers(app)) == 1
+    app.session_state["pairs"] = "0" * 64  # the data folder has lost them
+    app.run()
+    assert not app.exception and gpus(app) == "4" and not shows_pairs(app)
 
 
 def test_one_log_is_times_until_another_pair_is_dropped_beside_it(app):
     logs = set_of_logs()
     first = {"0.log": logs["0.log"]}
     drop(visit(app, "cluster"), first)
-    (said,) = answers(app)
-    assert said.startswith("read 0: choose it") and "with the logs of other pairs they are a cluster" in said
+    (answer,) = answers(app)
+    assert answer.startswith("read 0: choose it") and "with the logs of other pairs they are a cluster" in answer
     assert gpus(app) is None
     drop(app, first | {"1.log": logs["1.log"]})
     assert gpus(app) == "3"
-    (said,) = answers(app)
-    assert "1 of the 3 pairs of these 3 GPUs were not measured" in said
-    assert any("crossed out or empty" in text.value for text in app.caption)
+    assert "1 of the 3 pairs of these 3 GPUs were not measured" in answers(app)[0]
+    assert "crossed out or empty" in said(app.caption)
 
 
 def test_other_tests_among_them_go_their_own_way(app):
@@ -189,13 +176,6 @@ def test_a_type_that_no_log_names_is_asked_for(app):
     assert "'AMD Instinct MI300X' is not in the catalogue" in complaints(app)[0] and gpus(app) is None
     enter(app, TYPE, "H200")
     assert gpus(app) == "4" and not complaints(app) and shows_pairs(app)
-
-
-def test_pairs_that_the_data_folder_has_lost_are_not_shown(app):
-    drop(visit(app, "cluster"), set_of_logs())
-    app.session_state["pairs"] = "0" * 64
-    app.run()
-    assert not app.exception and gpus(app) == "4" and not shows_pairs(app)
 
 
 def pairs_of(hosts: int, gpus_of_a_host: int, measured: np.ndarray) -> PairCluster:

@@ -104,21 +104,15 @@ def test_an_edited_table_keeps_what_ports_reach() -> None:
     assert to_cluster(frame, cluster, 0.0).efficiency == cluster.efficiency
 
 
-def test_a_new_type_brings_its_own_numbers() -> None:
+@pytest.mark.parametrize("name", ["B200", pytest.param("GB200", marks=needs_tables)])
+def test_a_new_type_also_one_that_only_the_package_has_brings_its_own_numbers(name: str) -> None:
     cluster = PRESETS["mixed-8"].cluster
     frame = to_frame(cluster)
-    frame.loc[0, "type"] = "B200"
+    frame.loc[0, "type"] = name
     changed = to_cluster(frame, cluster, 0.0)
-    assert changed.gpus[0].memory == pytest.approx(180 * 2**30)
+    memory = 180 * 2**30 if name == "B200" else packaged_gpu_types()[name].memory
+    assert changed.gpus[0].memory == pytest.approx(memory)
     assert changed.gpus[0].send_bandwidth == cluster.gpus[0].send_bandwidth
-
-
-@needs_tables
-def test_a_type_that_only_the_package_has_brings_its_own_numbers_too() -> None:
-    cluster = PRESETS["mixed-8"].cluster
-    frame = to_frame(cluster)
-    frame.loc[0, "type"] = "GB200"
-    assert to_cluster(frame, cluster, 0.0).gpus[0].memory == packaged_gpu_types()["GB200"].memory
 
 
 @pytest.mark.parametrize(
@@ -133,19 +127,14 @@ def test_a_row_that_cannot_be_is_named(column: str, value: object, reason: str) 
         to_cluster(frame, cluster, 0.0)
 
 
-def test_a_table_without_rows_is_no_cluster() -> None:
-    cluster = PRESETS["mixed-8"].cluster
-    with pytest.raises(InputError, match="at least one GPU"):
-        to_cluster(to_frame(cluster).iloc[:0], cluster, 0.0)
-
-
-def test_a_row_added_in_the_browser_needs_only_a_node_and_a_type() -> None:
+def test_a_table_without_rows_is_no_cluster_and_a_row_added_needs_only_a_node_and_a_type() -> None:
     cluster = PRESETS["mixed-8"].cluster
     frame = to_frame(cluster)
-    frame.loc[len(frame)] = {**dict.fromkeys(frame, np.nan), "node": "new", "type": "H100"}
+    with pytest.raises(InputError, match="at least one GPU"):
+        to_cluster(frame.iloc[:0], cluster, 0.0)
+    frame.loc[len(frame)] = rows(("new", "H100"))[0]
     changed = to_cluster(frame, cluster, 0.0)
-    assert changed.nodes[-1].name == "new"
-    assert changed.gpus[-1].type == "H100"
+    assert (changed.nodes[-1].name, changed.gpus[-1].type) == ("new", "H100")
 
 
 def test_a_table_that_nobody_edited_is_the_cluster_itself_whatever_its_numbers() -> None:
@@ -205,18 +194,14 @@ def test_links_belong_to_the_node_whichever_row_they_are_typed_into(
     assert shows(again, changed)
 
 
-def test_a_row_added_to_a_linked_node_has_its_links() -> None:
+def test_a_row_added_to_a_linked_node_has_its_links_and_a_renamed_one_keeps_what_is_not_shown() -> None:
     base = to_frame(LINKED)
     frame = base.copy()
-    frame.loc[len(frame)] = {**dict.fromkeys(frame, np.nan), "node": "a", "type": "H100"}
+    frame.loc[len(frame)] = rows(("a", "H100"))[0]
     changed = to_cluster(frame, LINKED, 0.0, base)
     grown = changed.nodes[0]
     assert (grown.name, len(grown.gpus), grown.link_bandwidth) == ("a", 4, 450e9)
     assert not shows(frame, changed)
-
-
-def test_a_renamed_node_keeps_what_the_table_does_not_show() -> None:
-    base = to_frame(LINKED)
     frame = base.replace({"node": {"b": "renamed"}})
     changed = to_cluster(frame, LINKED, 0.0, base)
     assert [(node.name, node.link_latency) for node in changed.nodes] == [("a", 1e-6), ("renamed", 1e-6), ("c", 1e-6)]
@@ -291,11 +276,9 @@ def test_two_nodes_that_send_evenly_take_as_long_as_their_rate_says(name: str) -
 
 
 def test_inside_a_node_its_own_links_count() -> None:
-    gpu = make_gpu()
-    nodes = (Node(name="a", gpus=(gpu, gpu, gpu), link_bandwidth=5e9), Node(name="b", gpus=(gpu,)))
+    nodes = (Node(name="a", gpus=(make_gpu(),) * 3, link_bandwidth=5e9), Node(name="b", gpus=(make_gpu(),)))
     rates = node_rates(Cluster(name="c", nodes=nodes))
-    assert rates[0, 0] == 15e9
-    assert np.isnan(rates[1, 1])
+    assert rates[0, 0] == 15e9 and np.isnan(rates[1, 1])
 
 
 def test_the_title_names_the_slowest_pair_and_no_name_is_markup() -> None:
@@ -330,9 +313,7 @@ def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: s
         *(make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories)
     )
     (text, placeable), *others = memory_fit(cluster, [model])
-    assert placeable is fits
-    assert reason in text
-    assert not others
+    assert placeable is fits and reason in text and not others
 
 
 def test_gpus_without_8_bit_units_are_named_where_the_model_is_in_fp8() -> None:

@@ -41,20 +41,17 @@ def drawn(name: str = "mixed-8") -> dict:
     return cluster_presets()[name].cluster.model_dump(mode="json")
 
 
-def test_an_edit_becomes_the_open_cluster_and_a_new_table(session) -> None:
+def test_an_edit_becomes_the_open_cluster_and_a_new_table_but_not_one_that_was_answered_already(session) -> None:
     before = state.visit.edit_round
-    session(1, drawn())
-    assert state.session.cluster == cluster_presets()["mixed-8"].cluster
-    assert state.visit.edit_round == before + 1
-    assert state.visit.drawn == (1, None)
-
-
-def test_an_edit_that_was_answered_already_is_ignored(session) -> None:
     session(4, drawn())
+    assert state.visit.edit_round == before + 1
     for serial in (4, 3):
         session(serial, drawn("exflow-4-nodes"))
-        assert state.session.cluster.name == "mixed-8"
+        assert state.session.cluster == cluster_presets()["mixed-8"].cluster
         assert state.visit.drawn == (4, None)
+    session(7, None)
+    assert board.edit_of(board.KEY) == Edit(7, None) and state.session.cluster is None, "an emptied board closes it"
+    assert json.loads(store.load_session(TOKEN))["cluster"] is None
 
 
 @pytest.mark.parametrize(
@@ -75,23 +72,9 @@ def test_a_drawing_that_cannot_be_is_refused_with_its_reason_and_the_last_one_st
     session(2, wrong)
     assert state.session.cluster == cluster_presets()["exflow-4-nodes"].cluster
     serial, complaint = state.visit.drawn
-    assert serial == 2
-    assert complaint.startswith("the drawing: ")
-    assert reason in complaint
+    assert serial == 2 and complaint.startswith("the drawing: ") and reason in complaint
     state.open_cluster(cluster_presets()["mixed-8"].cluster)
     assert state.visit.drawn == (2, None)
-
-
-def test_clearing_the_board_closes_the_cluster(session) -> None:
-    session(1, drawn())
-    session(2, None)
-    assert state.session.cluster is None
-    assert json.loads(store.load_session(TOKEN))["cluster"] is None
-
-
-def test_the_number_of_an_edit_is_read_as_it_was_sent(session) -> None:
-    session(7, None)
-    assert board.edit_of(board.KEY) == Edit(7, None)
 
 
 def mixed_cluster(link: float | None) -> Cluster:

@@ -12,11 +12,10 @@ from app.export import PERFETTO, TAKERS, exported, file_name, without_flags
 from engine import store
 from engine.formats.placements import TARGETS
 from engine.jobs.runner import State
-from engine.launch.preparation.launch import Launch
 from engine.plan import Plan
 from tests.cases.launched import finish, request_of
 from tests.cases.pages import chooser, said, visit
-from tests.cases.sessions import problem_of
+from tests.cases.sessions import wanted
 
 EXPERTS, GPUS = 16, 8
 
@@ -69,29 +68,28 @@ def test_flags_of_the_command_line_are_left_out() -> None:
     assert without_flags("needs a copy (--mtp); export it (--even), please") == "needs a copy; export it, please"
 
 
-def test_nothing_is_written_before_it_is_asked_for(app: AppTest) -> None:
+def test_each_engine_has_its_lines_and_notes(app: AppTest) -> None:
     visit(app, "launch")
-    assert all(box.label != "Engine" for box in app.selectbox)
-
-
-@pytest.mark.parametrize(
-    ("title", "line", "note"),
-    [
+    assert all(box.label != "Engine" for box in app.selectbox), "nothing is written before it is asked for"
+    opened(app)
+    for title, line, note in (
         ("SGLang, JSON", "--ep-num-redundant-experts 0", "enable"),
         ("SGLang, .pt", ".pt", "enable"),
-        ("TensorRT-LLM", "enable_attention_dp: true", "architecture"),
         ("vLLM", "--enable-eplb", "41141"),
         ("vLLM-Ascend", "--additional-config", "first model runner"),
         ("Megatron-Core, DeepSpeed", "--expert-model-parallel-size 8", "checkpoint"),
-    ],
-)
-def test_each_engine_has_its_lines_and_notes(app: AppTest, title: str, line: str, note: str) -> None:
-    take(opened(app), title)
-    assert any(line in typed for typed in lines(app)), lines(app)
-    text = said(app.markdown)
-    assert note in text and "Not carried: the order of its sends" in text and "(--" not in text
-    assert button(app).proto.label.endswith(next(taker.suffix for taker in TAKERS if taker.title == title))
-    assert not app.error
+        ("TensorRT-LLM", "enable_attention_dp: true", "architecture"),
+    ):
+        take(app, title)
+        assert any(line in typed for typed in lines(app)), lines(app)
+        text = said(app.markdown)
+        assert note in text and "Not carried: the order of its sends" in text and "(--" not in text
+        assert button(app).proto.label.endswith(next(taker.suffix for taker in TAKERS if taker.title == title))
+        ticks = [box for box in app.checkbox if "MTP" in box.label]
+        assert len(ticks) == (title == "TensorRT-LLM") and not app.error
+    assert "add a copy" in text
+    ticks[0].check().run()
+    assert "MTP layer's, a copy of layer" in said(app.markdown)
 
 
 def test_the_files_hold_the_plan(app: AppTest) -> None:
@@ -111,25 +109,14 @@ def test_the_files_hold_the_plan(app: AppTest) -> None:
     layers = list(model.moe_layers)
     assignments = yaml.safe_load(content("TensorRT-LLM"))["initial_global_assignments"]
     assert [assignments[layer] for layer in layers] == wanted
-    assert set(yaml.safe_load(content("TensorRT-LLM", mtp=True))["initial_global_assignments"]) == {
-        *layers,
-        model.layers,
-    }
+    with_mtp = yaml.safe_load(content("TensorRT-LLM", mtp=True))["initial_global_assignments"]
+    assert set(with_mtp) == {*layers, model.layers}
 
 
-def test_the_layer_for_mtp_is_a_tick_of_tensorrt_llm_alone(app: AppTest) -> None:
-    def ticks() -> list[str]:
-        return [box.label for box in app.checkbox if "MTP" in box.label]
-
-    take(opened(app), "SGLang, JSON")
-    assert not ticks()
-    take(app, "TensorRT-LLM")
-    assert ticks() and "add a copy" in said(app.markdown)
-    next(box for box in app.checkbox if "MTP" in box.label).check().run()
-    assert "MTP layer's, a copy of layer" in said(app.markdown)
-
-
-def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced(app: AppTest) -> None:
+def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced_where_there_is_one(
+    app: AppTest,
+) -> None:
+    codes = len(visit(app, "launch").code)
     take(open_uneven(app), "SGLang, JSON")
     refusal = app.error[-1].value.replace("\\", "")
     assert "SGLang needs as many slots on every GPU" in refusal and "3 on GPU 7" in refusal and "--even" not in refusal
@@ -141,25 +128,16 @@ def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_price
     assert figures["Slots on every GPU"].value == "3"
     assert f"--ep-num-redundant-experts {3 * GPUS - EXPERTS}" in lines(app)
     assert "even" in button(app).proto.label
-
-
-def test_replicas_that_an_engine_has_not_are_refused_without_a_projection(app: AppTest) -> None:
-    take(open_uneven(app), "Megatron-Core, DeepSpeed")
+    take(app, "Megatron-Core, DeepSpeed")
     assert "has no replicas" in app.error[-1].value and all("even" not in toggle.label for toggle in app.toggle)
-
-
-def test_a_table_has_no_line_to_add(app: AppTest) -> None:
-    codes = len(visit(app, "launch").code)
-    take(open_uneven(app), "Table (CSV)")
-    assert not app.error and len(app.code) == codes
+    take(app, "Table (CSV)")
+    assert not app.error and len(app.code) == codes, "a table has no line to add"
 
 
 def test_perfetto_has_the_measurement_as_a_second_group_once_there_is_one(app: AppTest, monkeypatch) -> None:
     take(opened(app), "Perfetto")
     assert "Once a launch of this plan has been measured" in said(app.caption)
-    problem = problem_of(app)
-    launch = Launch(tuple(app.plans), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
-    assert finish(request_of(launch, store.data_folder()), 2.0, monkeypatch).state is State.DONE
+    assert finish(request_of(wanted(app), store.data_folder()), 2.0, monkeypatch).state is State.DONE
     app.run()
     run = chooser(app, "Measurement as a second group")
     assert "this machine, 2 ranks" in run.options[0] and run.options[-1].startswith("none")

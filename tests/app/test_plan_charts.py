@@ -19,6 +19,7 @@ from engine.simulate.two_phase import Figures
 from engine.systems import TRAINING, run
 from engine.timeline import COLUMNS, Timeline
 from engine.training import balanced_load, usual_step
+from engine.units import share
 
 EVENTS = [
     (0, "compute", 0.0, 2.0, "dense", 0, 0, -1, 0.0),
@@ -68,54 +69,33 @@ def drawn(figure, title: str) -> list[tuple[float, float]]:
     ]
 
 
-def test_bars_of_a_plan_add_up_to_its_time_and_the_title_says_what_was_hidden(plans) -> None:
+def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_what_was_hidden(plans) -> None:
     figures = {name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()}
     lancet, deepspeed = figures["Lancet"], figures["DeepSpeed (no overlap)"]
     figure = step_charts.decomposition(figures, "DeepSpeed (no overlap)")
     total = np.sum([trace.x for trace in figure.data if trace.type == "bar"], axis=0)
     assert total == pytest.approx([lancet.total * 1e3, deepspeed.total * 1e3])
     assert bars(figure, step_charts.EXPOSED_TITLE)[0].x[1] == pytest.approx(deepspeed.exposed_communication * 1e3)
-    hidden = 1 - lancet.exposed_communication / deepspeed.exposed_communication
-    assert figure.layout.title.text == f"Lancet hides {hidden:.0%} of DeepSpeed's exposed communication".replace(
-        "%", " %"
-    )
-
-
-def test_every_bar_has_its_own_bound_and_says_how_far_above_it_is(plans) -> None:
-    figures = {name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()}
-    figure = step_charts.decomposition(figures)
+    hidden = share(1 - lancet.exposed_communication / deepspeed.exposed_communication)
+    assert figure.layout.title.text == f"Lancet hides {hidden} of DeepSpeed's exposed communication"
     trace = next(trace for trace in figure.data if trace.name.startswith("Bound"))
-    assert trace.line.dash == "dash"
-    assert [position for position in trace.x if position is not None] == pytest.approx(
-        [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
-    )
+    bounds = [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
+    assert trace.line.dash == "dash" and [at for at in trace.x if at is not None] == pytest.approx(bounds)
     above = [annotation.text for annotation in figure.layout.annotations]
     assert above[0] == "Lancet: 90.8 ms, bound 75 ms, +21 %"
     assert above[1].startswith("DeepSpeed (no overlap): ") and len(above) == 2
+    alone = step_charts.decomposition(figures)
+    assert alone.layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
 
 
-def test_without_a_baseline_the_title_tells_the_fastest_plans_own_waiting(plans) -> None:
-    figure = step_charts.decomposition({name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()})
-    assert figure.layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
-
-
-def test_what_stayed_exposed_is_marked_on_its_own_lane(timeline: Timeline) -> None:
+def test_lanes_of_network_and_compute_are_apart_in_their_colours_and_what_stayed_exposed_has_its_own(
+    timeline: Timeline,
+) -> None:
     figure = step_charts.step_gantt({"one": timeline}, {"one": step_charts.stretch(timeline)}, "title")
     assert drawn(figure, step_charts.EXPOSED_TITLE) == [(2, 4), (5, 5.5), (1, 4)]
     marks = bars(figure, step_charts.EXPOSED_TITLE)
     assert all(trace.marker.pattern.shape for trace in marks) and len({y for trace in marks for y in trace.y}) == 2
-
-
-def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: Timeline) -> None:
-    figure = step_charts.step_gantt({"one": timeline}, {"one": step_charts.stretch(timeline)}, "title")
-    where = {
-        what: [
-            y
-            for y, text in zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True)
-            if text == what
-        ]
-        for what in ("all-to-all", "all-reduce", "compute")
-    }
+    ticks = list(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     for kind, title, lane in (
         ("dispatch", "Dispatch all-to-all", "all-to-all"),
         ("all_reduce", "All-reduce", "all-reduce"),
@@ -123,32 +103,28 @@ def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: 
     ):
         for trace in bars(figure, title):
             assert trace.marker.color == KIND_COLOURS[kind]
-            assert set(trace.y) <= set(where[lane])
+            assert set(trace.y) <= {y for y, text in ticks if text == lane}
     assert sum(len(trace.x) for trace in figure.data if trace.name != step_charts.EXPOSED_TITLE) == len(EVENTS)
 
 
 def test_what_was_predicted_is_outlined_and_all_is_opaque(timeline: Timeline) -> None:
     both = {"one": timeline, "two": replace(timeline, source="measured")}
-    figure = step_charts.step_gantt(
-        both, {name: step_charts.stretch(timeline) for name, timeline in both.items()}, "title"
-    )
+    figure = step_charts.step_gantt(both, dict.fromkeys(both, step_charts.stretch(timeline)), "title")
     dispatches = [trace.marker for trace in bars(figure, "Dispatch all-to-all")]
     assert [marker.line.width for marker in dispatches] == [1, 1, 0, 0]
     assert all(marker.color == KIND_COLOURS["dispatch"] != marker.line.color for marker in dispatches)
     assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
 
 
-def test_hover_names_operator_bytes_and_what_was_hidden_without_markup(timeline: Timeline) -> None:
-    figure = step_charts.step_gantt({"<i>p</i>": timeline}, {"<i>p</i>": step_charts.stretch(timeline)}, "title")
+def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(
+    timeline: Timeline,
+) -> None:
+    part = step_charts.stretch(timeline)
+    figure = step_charts.step_gantt({"<i>p</i>": timeline}, {"<i>p</i>": part}, "title", {"<i>p</i>": 6.0})
     text = bars(figure, "Dispatch all-to-all")[0].customdata[0]
     assert "&lt;b&gt;0.dispatch" in text and "8 MB · 3 s, from 1 s" in text and "exposed for 2 s" in text
     assert "exposed for 500 ms" in bars(figure, "All-reduce")[0].customdata[0]
     assert "<i>" not in str(figure.to_dict())
-
-
-def test_bound_and_the_begin_of_the_backward_pass_are_lines(timeline: Timeline) -> None:
-    part = step_charts.stretch(timeline)
-    figure = step_charts.step_gantt({"one": timeline}, {"one": part}, "title", {"one": 6.0})
     lines = {(shape.x0, shape.line.dash) for shape in figure.layout.shapes}
     assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
     assert {"bound 6 s", "forward | backward"} <= {annotation.text for annotation in figure.layout.annotations}
@@ -176,14 +152,11 @@ def test_exposed_seconds_of_events_add_up_to_the_timelines_own(plans) -> None:
         assert each[alone].sum() <= figures.exposed_communication * (1 + 1e-9) <= each.sum() * (1 + 1e-9)
 
 
-def test_long_steps_are_cut_to_what_a_browser_can_draw() -> None:
+def test_of_long_steps_and_many_lanes_only_what_a_browser_can_draw() -> None:
     rows = [(0, "compute", i, i + 1, "dense", i // 500, 0, -1, 0.0) for i in range(8000)]
     long = Timeline(pd.DataFrame(rows, columns=list(COLUMNS)), ("GPU 0",), "simulated", "test", ("x",) * 8000)
     assert step_charts.last_that_fits([long], "forward", 0, 15) == step_charts.MOST_BARS // 500 - 1
     assert step_charts.last_that_fits([long, long], "forward", 3, 15) == 3 + step_charts.MOST_BARS // 1000 - 1
-
-
-def test_only_the_busiest_lanes_of_many_are_drawn() -> None:
     rows = [(gpu, "compute", 0.0, 1.0 + gpu, "dense", 0, 0, -1, 0.0) for gpu in range(9)]
     names = tuple(f"GPU {gpu}" for gpu in range(9))
     many = Timeline(pd.DataFrame(rows, columns=list(COLUMNS)), names, "simulated", "test", ("x",) * 9)
@@ -253,11 +226,11 @@ def figures(**median: float) -> dict[str, Figures]:
     return {name: Figures(median.get(name, 1.5), 2.0, **rest) for name in plan_charts.SCHEMES}
 
 
-def test_lina_says_who_wins():
-    assert "is 1.5× as fast as no scheduling" in plan_charts.lina(figures(baseline=1.8, lina=1.2), 3).layout.title.text
-    assert (
-        "takes 2× the time of no scheduling" in plan_charts.lina(figures(baseline=1.2, lina=2.4), 3).layout.title.text
-    )
+@pytest.mark.parametrize(
+    ("baseline", "lina", "said"), [(1.8, 1.2, "is 1.5× as fast as no"), (1.2, 2.4, "takes 2× the time of no")]
+)
+def test_lina_says_who_wins(baseline: float, lina: float, said: str) -> None:
+    assert f"{said} scheduling" in plan_charts.lina(figures(baseline=baseline, lina=lina), 3).layout.title.text
 
 
 def test_accuracy_names_the_best_path_length():

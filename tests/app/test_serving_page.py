@@ -120,7 +120,7 @@ def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(app: AppTest) -> N
     assert app.dataframe[0].value[""].tolist() == ["▸"]
 
 
-def test_what_cannot_be_is_said_and_the_last_step_stays(app: AppTest) -> None:
+def test_what_cannot_be_is_said_the_last_step_stays_and_every_model_has_its_own(app: AppTest) -> None:
     serving(app)
     enter(app, "Overlap", "two-batch")
     assert app.session_state["serving"].overlap == "two-batch"
@@ -131,29 +131,19 @@ def test_what_cannot_be_is_said_and_the_last_step_stays(app: AppTest) -> None:
     assert not app.error and app.session_state["serving"].sequences == 32
     enter(app, "Sequences per GPU", 100_000)
     assert "It does not fit" in said(app.warning) and "At most" in said(app.warning)
-
-
-def test_prefill_has_prompts_and_a_time_to_the_first_token(app: AppTest) -> None:
-    serving(app)
-    enter(app, "Step", "prefill")
-    assert app.session_state["serving"] == usual_serving("prefill")
-    assert "Simulated time to first token" in metrics(app) and not any(
-        box.label == "Output, tokens" for box in app.number_input
-    )
-
-
-def test_every_model_has_a_step_of_its_own(app: AppTest) -> None:
-    enter(serving(app), "Sequences per GPU", 16)
+    enter(app, "Sequences per GPU", 16)
     alpha = app.session_state["model"]
-    app.session_state["model"] = model_presets()["Qwen3-30B-A3B"].model
-    app.run()
-    assert app.session_state["serving"].sequences == 64
-    app.session_state["model"] = alpha
-    app.run()
-    assert app.session_state["serving"].sequences == 16
+    for model, sequences in ((model_presets()["Qwen3-30B-A3B"].model, 64), (alpha, 16)):
+        app.session_state["model"] = model
+        app.run()
+        assert app.session_state["serving"].sequences == sequences
+    enter(app, "Step", "prefill")
+    assert app.session_state["serving"].phase == "prefill" and "Simulated time to first token" in metrics(app)
+    assert app.session_state["serving"].sequences == usual_serving("prefill").sequences
+    assert not any(box.label == "Output, tokens" for box in app.number_input)
 
 
-def test_an_uploaded_config_tells_the_sizes(app: AppTest) -> None:
+def test_an_uploaded_config_tells_the_sizes_and_may_be_of_another_model(app: AppTest) -> None:
     serving(app)
     assert "beside its experts are assumed" in said(app.info)
     assumed = metrics(app)["Simulated time per token"]
@@ -172,10 +162,7 @@ def test_an_uploaded_config_tells_the_sizes(app: AppTest) -> None:
     path.unlink()
     app.run()
     assert "no longer in the data folder; upload it again" in said(app.error)
-
-
-def test_a_config_of_another_model_than_the_recordings_may_be_uploaded(app: AppTest) -> None:
-    visit(serving(app), "workload")
+    visit(app, "workload")
     other = json.dumps(ALPHA | {"num_experts": 32, "_name_or_path": "other"}).encode()
     app.file_uploader[0].set_value([("other.json", other, "application/json")])
     app.run()

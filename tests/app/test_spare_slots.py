@@ -8,10 +8,10 @@ from streamlit.testing.v1 import AppTest
 
 from app.charts import optimise as charts
 from app.optimise import spare
-from engine import store
 from engine.compare.redundancy import Knee, RedundancyPoint
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.pages import enter, field, press, run_the_job, said, visit
+from tests.cases.sessions import open_recording
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -41,19 +41,12 @@ def points(*gains: float) -> list[RedundancyPoint]:
     ]
 
 
-def lop_sided(app: AppTest) -> str:
-    """Open a recording in which one expert of every layer gets most tokens; its digest."""
-    rng = np.random.default_rng(1)
-    experts = rng.choice(16, (8192, 8, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
-    digest = store.save_workload(trace := RoutingTrace("lop-sided", experts, 16))
-    app.session_state["workloads"] = {**app.session_state["workloads"], digest: trace.name}
-    app.session_state["workload"] = digest
-    app.run()
-    return digest
-
-
 def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: AppTest) -> None:
-    digest = lop_sided(app)
+    rng = np.random.default_rng(1)
+    # One expert of every layer gets most tokens.
+    experts = rng.choice(16, (8192, 8, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    digest = open_recording(app, RoutingTrace("lop-sided", experts, 16))
+    app.run()
     enter(app, "Show", "Spare slots")
     assert "No curve yet" in said(app.info)
     field(app, "Judged on").set_value([])
@@ -78,27 +71,20 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
     assert field(app, "Spare slots per GPU").value == number
 
 
-def test_loads_alone_are_judged_in_sample_and_that_is_said(app: AppTest) -> None:
-    load = np.tile([40.0, 40.0, *[5.0] * 14], (8, 1))
-    digest = store.save_workload(ExpertLoad("loads", load, tuple(range(8))))
-    app.session_state["workloads"] = {digest: "loads"}
-    app.session_state["workload"] = digest
+def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
+    app: AppTest,
+) -> None:
+    open_recording(app, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (8, 1)), tuple(range(8))), alone=True)
     app.run()
     enter(app, "Show", "Spare slots")
-    assert not run_the_job(app, "Advise", "redundancy").result["held_out"]
-    assert "which is in sample" in said(app.caption)
-
-
-def test_a_curve_of_another_cluster_or_without_intervals_asks_for_another(app: AppTest) -> None:
-    lop_sided(app)
-    enter(app, "Show", "Spare slots")
     job = run_the_job(app, "Advise", "redundancy")
+    result = job.result
+    assert not result["held_out"] and "which is in sample" in said(app.caption)
     whole = app.session_state["cluster"]
     app.session_state["cluster"] = whole.part(list(range(4)))
     app.run()
     assert "run it again for what is open" in said(app.info)
     app.session_state["cluster"] = whole
-    result = job.result
     older = [{name: value for name, value in point.items() if name != "error"} for point in result["points"]]
     (job.folder / "result.json").write_text(json.dumps(result | {"points": older, "knee": 16}))
     app.run()

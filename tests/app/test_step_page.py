@@ -19,6 +19,7 @@ from engine.problem import Problem, make_problem
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.cases.pages import enter, field, open_sample, press, run_the_job, said, tick, visit
+from tests.cases.sessions import open_recording
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -92,7 +93,7 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
     assert not app.error
 
 
-def test_changing_the_goal_loses_neither_plans_nor_the_step(sample: AppTest) -> None:
+def test_changing_the_goal_loses_neither_plans_nor_the_step_and_closes_what_is_of_another(sample: AppTest) -> None:
     press(visit(sample, "optimise"), "Training step")
     enter(sample, "Batch per GPU, sequences", 7)
     plan_the_step(sample, "DeepSpeed")
@@ -109,15 +110,12 @@ def test_changing_the_goal_loses_neither_plans_nor_the_step(sample: AppTest) -> 
     assert sample.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
     visit(sample, "timeline")
     assert "is for inference, but what is open is a training step; change the goal" in said(sample.info)
-
-
-def test_the_step_closes_a_second_model_and_the_other_goals_close_the_step(sample: AppTest) -> None:
-    sample.session_state["second"] = sample.session_state["workload"]
-    press(visit(sample, "optimise"), "Training step")
-    assert sample.session_state["second"] is None and sample.session_state["step"] is not None
-    press(sample, "Two models on one cluster")
+    press(visit(sample, "optimise"), "Two models on one cluster")
     assert sample.session_state["step"] is None
     assert "Choose the recording of the second model" in said(sample.info)
+    sample.session_state["second"] = sample.session_state["workload"]
+    press(sample.run(), "Training step")
+    assert sample.session_state["second"] is None and sample.session_state["step"] is not None
 
 
 def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: AppTest) -> None:
@@ -138,7 +136,8 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
         ("Tied embeddings", False),
         ("Routing", "recorded"),
     ):
-        enter(sample, label, value)
+        field(sample, label).set_value(value)
+    sample.run()
     step = sample.session_state["step"]
     assert step.model_dump(exclude={"batch"}) == {
         "sequence_length": 64,
@@ -151,31 +150,15 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: App
         "capacity_factor": 1.25,
     }
     assert "experts are chosen as in alpha-code" in said(sample.caption)
+    recording = open_recording(sample, ExpertLoad("other", np.ones((3, 4)), (0, 1, 2)), alone=True)
+    visit(sample, "timeline")
+    assert sample.session_state["workload"] == recording and "does not fit the recording other" in said(sample.error)
+    press(sample, "Assume balanced routing")
+    assert not sample.error and sample.session_state["step"].routing == "balanced"
+    visit(sample, "optimise")
     press(sample, "Defaults for tiny\\-moe\\-alpha")
     assert sample.session_state["step"] == usual_step(sample.session_state["model"], 8)
     assert field(sample, "Dense d_ff").value == sample.session_state["step"].dense_d_ff
-
-
-def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
-    press(empty(app), "Training step")
-    enter(app, "Batch per GPU, sequences", 5)
-    for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
-        app.session_state["model"] = model_presets()[name].model
-        visit(app, "timeline")
-        usual = usual_step(model_presets()[name].model, 16)
-        assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
-
-
-def test_recorded_routing_without_its_recording_offers_the_balanced_one(sample: AppTest) -> None:
-    press(visit(sample, "optimise"), "Training step")
-    enter(sample, "Routing", "recorded")
-    other = ExpertLoad("other", np.ones((3, 4)), (0, 1, 2))
-    sample.session_state["workloads"] = {store.save_workload(other): "other"}
-    sample.session_state["workload"] = other.digest
-    visit(sample, "timeline")
-    assert "does not fit the recording other" in said(sample.error)
-    press(sample, "Assume balanced routing")
-    assert not sample.error and sample.session_state["step"].routing == "balanced"
 
 
 def problem() -> Problem:
@@ -200,7 +183,7 @@ def test_an_operator_graph_is_read_again_as_it_was_saved() -> None:
 BAD_GRAPHS = {
     "not valid JSON": b"{",
     "a JSON object": b"[]",
-    "operators": b'{"name": "x"}',
+    "operators": {"name": "x"},
     "belong together": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "dx", "layer": 0}]},
     "which is no operator": {
         "name": "x",
@@ -232,7 +215,7 @@ def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
         step_form._read_graph("operators.json", text, replace(problem(), cost=cost))
 
 
-def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> None:
+def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_step_of_its_own(app: AppTest) -> None:
     press(empty(app), "Training step")
     small = {
         "name": "<b>mine</b>",
@@ -248,6 +231,13 @@ def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> N
     assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
     press(app, "Remove the imported graph")
     assert "**371 operators**" in said(app.markdown)
+
+    enter(app, "Batch per GPU, sequences", 5)
+    for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
+        app.session_state["model"] = model_presets()[name].model
+        visit(app, "timeline")
+        usual = usual_step(model_presets()[name].model, 16)
+        assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
 
 
 def silicon_there() -> bool:

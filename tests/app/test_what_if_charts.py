@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from app.charts import sweep as sweep_charts
-from app.charts import sweep as synthetic
 from app.charts import what_if as live
 from app.charts import what_if_studies as study_charts
 from app.charts.what_if import Case
-from app.charts.what_if import contention as contention_chart
-from app.charts.what_if_studies import curve as curve_chart
 from app.what_if import capacity
 from engine.catalogue import gpu
 from engine.compare.capacity import CapacityPoint
@@ -160,14 +157,14 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
         CurvePoint("Rival (R)", 4.0, 0.5),
         CurvePoint("Aurora", 8.0, None),
     ]
-    figure = curve_chart(points, "network", ["Aurora", "Rival (R)"])
+    figure = study_charts.curve(points, "network", ["Aurora", "Rival (R)"])
     assert figure.layout.title.text == "Rival is faster at 4×"
     assert figure.layout.xaxis.type == "log" and list(figure.data[0].x) == [1, 4]
     anew = [*points, CurvePoint(ANEW, 1.0, 1.0), CurvePoint(ANEW, 4.0, 0.5)]
-    assert curve_chart(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
+    assert study_charts.curve(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
         "Keeping Aurora costs at most 20 % (at 4×)"
     )
-    ahead = curve_chart(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
+    ahead = study_charts.curve(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
     assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
 
 
@@ -201,10 +198,8 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
     assert next(trace for trace in figure.data if trace.name.startswith("lower bound")).x == (8, 12)
-    assert (
-        study_charts.capacity(points[:2], 1.5, PART, False).layout.title.text
-        == "So far: up to 8 × H100 miss the target"
-    )
+    so_far = study_charts.capacity(points[:2], 1.5, PART, False).layout.title.text
+    assert so_far == "So far: up to 8 × H100 miss the target"
     assert "the best, 8 × H100" in study_charts.capacity(points[:2], 1.5, PART).layout.title.text
     many, two = (
         cluster_of(*(gpu(kind) for kind in kinds)).nodes
@@ -223,28 +218,23 @@ def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     assert list(off.x) == [12]
     priced = study_charts.capacity(points, 1.5, PART, price=10.0)  # of a part, four GPUs of any mix
     assert list(priced.data[0].x) == [10, 20, 40] and "cost 40 per hour" in priced.data[0].customdata[-1]
-    assert priced.layout.xaxis.title.text == "cost per hour" and priced.layout.title.text.endswith(
-        "1 s, cost 40 per hour"
-    )
-    assert capacity.as_text(sorted(points, key=lambda point: point.parts), 1.5, 10.0)["Cost per hour"].tolist() == [
-        "10",
-        "20",
-        "30",
-        "40",
-    ]
+    assert priced.layout.xaxis.title.text == "cost per hour"
+    assert priced.layout.title.text.endswith("1 s, cost 40 per hour")
+    table = capacity.as_text(sorted(points, key=lambda point: point.parts), 1.5, 10.0)
+    assert " ".join(table["Cost per hour"]) == "10 20 30 40"
 
 
 def test_popularity_is_by_rank_or_by_expert() -> None:
     load = np.array([[1.0, 3.0], [3.0, 1.0], [1.0, 3.0]])
-    figure = synthetic.popularity(load)
+    figure = sweep_charts.popularity(load)
     assert list(figure.data[0].y) == [75, 25] and list(figure.data[0].x) == [1, 2]
     assert "1.5× the mean" in figure.layout.title.text
-    figure = synthetic.popularity(load, ranked=False)
+    figure = sweep_charts.popularity(load, ranked=False)
     assert list(figure.data[0].y) == pytest.approx([125 / 3, 175 / 3]) and list(figure.data[0].x) == [0, 1]
 
 
 def test_steps_are_each_on_their_own() -> None:
-    figure = synthetic.steps(np.array([[6.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
+    figure = sweep_charts.steps(np.array([[6.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
     assert figure.data[0].z.tolist() == [[75, 25], [0, 0], [25, 75]] and "1.5× the mean" in figure.layout.title.text
 
 
@@ -262,15 +252,15 @@ def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -
         ContentionPoint(value, {"concurrent": 1 + value, "matched": matched, "two-tier": 4.0})
         for value in (0.0, 0.1, 1.0)
     ]
-    figure = contention_chart(points, pays_from)
+    figure = live.contention(points, pays_from)
     assert figure.layout.title.text == finding
     assert [trace.name for trace in figure.data] == ["all at once", "one peer at a time", "by relays"]
     assert list(figure.layout.xaxis.ticktext) == ["0 %", "10 %", "100 %"]
     assert len(figure.layout.shapes) == (pays_from is not None)
     if pays_from:
         assert figure.layout.shapes[0].x0 == pytest.approx(0.5)
-    assert contention_chart(points[:1], None, False).layout.title.text == "So far: at 0 % all at once takes 1 s"
-    assert contention_chart([], None, False).layout.title.text == "No points yet"
+    assert live.contention(points[:1], None, False).layout.title.text == "So far: at 0 % all at once takes 1 s"
+    assert live.contention([], None, False).layout.title.text == "No points yet"
 
 
 def point(
@@ -307,12 +297,9 @@ def test_the_title_states_the_best_value_and_what_the_worst_costs() -> None:
 
 
 def test_a_reference_that_beats_every_value_is_said() -> None:
-    rival = point(None, 0.089, "fair sharing")
-    assert (
-        sweep_charts.title([*MICRO, rival], "micro_op")
-        == "30 MB micro-ops are best: 93.6 ms, but 89 ms with fair sharing"
-    )
-    slower = point(None, 0.12, "naive")
+    rival, slower = point(None, 0.089, "fair sharing"), point(None, 0.12, "naive")
+    said = "30 MB micro-ops are best: 93.6 ms, but 89 ms with fair sharing"
+    assert sweep_charts.title([*MICRO, rival], "micro_op") == said
     assert "naive" not in sweep_charts.title([*MICRO, slower], "micro_op")
 
 
@@ -339,11 +326,8 @@ def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
 def test_names_of_references_stand_away_from_the_best_point_and_join_where_lines_do() -> None:
     references = [point(None, 0.0889, "fair"), point(None, 0.0893, "fixed"), point(None, 0.117, "naive")]
     figure = sweep_charts.times([*MICRO, *references], "micro_op")
-    together = next(
-        annotation for annotation in figure.layout.annotations if annotation.text and "fair" in annotation.text
-    )
-    alone = next(
-        annotation for annotation in figure.layout.annotations if annotation.text and "naive" in annotation.text
+    together, alone = (
+        next(note for note in figure.layout.annotations if name in (note.text or "")) for name in ("fair", "naive")
     )
     assert together.text == "fair, 88.9 ms · fixed, 89.3 ms" and together.yanchor == "top"
     assert alone.text == "naive, 117 ms" and alone.yanchor == "bottom"

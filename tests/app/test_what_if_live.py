@@ -91,18 +91,7 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
         assert tab.slider(key="what-if-noise-1").value == 0
 
 
-def test_a_change_that_cannot_be_is_answered_and_what_is_stays(page: AppTest) -> None:
-    problem = small()
-    tight = cluster_of(*(make_gpu(memory=2.5 * 3 * problem.model.bytes_per_expert / 0.9) for _ in range(4)))
-    page.session_state["cluster"] = tight
-    page.run()
-    assert not page.error
-    page.select_slider(key="what-if-width").set_value(16.0).run()
-    assert "This change cannot be" in page.error[0].value and "add GPUs" in page.error[0].value
-    assert len(titles(page, "what-if")) == 3 and not page.exception
-
-
-def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
+def test_a_plan_for_a_change_opens_beside_and_a_change_that_cannot_be_is_answered(page: AppTest) -> None:
     page.select_slider(key="what-if-network").set_value(0.25).run()
     job = finish(page, "replan", "Replan for this change")
     assert job.request.arguments["system"] == "aurora"
@@ -110,6 +99,12 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
     assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
     assert any("Aurora, network 0" in name for name in offered_plans(page))
     assert len(titles(page, "what-if")) == 3
+    tight = make_gpu(memory=2.5 * 3 * small().model.bytes_per_expert / 0.9)
+    page.session_state["plan"], page.session_state["cluster"] = None, cluster_of(*(tight for _ in range(4)))
+    assert not page.run().error
+    page.select_slider(key="what-if-width").set_value(16.0).run()
+    assert "This change cannot be" in page.error[0].value and "add GPUs" in page.error[0].value
+    assert len(titles(page, "what-if")) == 3 and not page.exception
 
 
 def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(monkeypatch) -> None:
@@ -152,7 +147,18 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
     assert paid == [f"Earlier search, 8 × B: 8 GPUs meet this target (1.5 s, cost {8 * len(nodes[0].gpus)} per hour)."]
 
 
-def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
+def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept_and_studied(page: AppTest) -> None:
+    assert "No sweep yet" in page.info[0].value
+    page.selectbox(key="what-if-field").set_value("latency").run()
+    job = finish(page, "curve", "Run the sweep")
+    assert len(job.result["points"]) == job.result["of"] == 8 * 2
+    assert titles(page, "what-if-curve")[0].startswith("Keeping Linear placement costs at most")
+    page.checkbox(key="what-if-anew").uncheck().run()
+    for swept, values in (("noise", [0, 0.15, 0.3, 0.45, 0.6, 0.75]), ("contention", list(CONTENTIONS))):
+        page.selectbox(key="what-if-field").set_value(swept).run()
+        job = finish(page, "curve", "Run the sweep")
+        assert [point["value"] for point in job.result["points"]] == values
+
     problem = small()
     plan = linear_plan(problem)
     page.select_slider(key="what-if-contention").set_value(0.5).run()
@@ -162,27 +168,11 @@ def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     assert "makes bytes there take 50 % longer" in said(page.caption)
     press(page, "Reset all sliders")
     assert page.select_slider(key="what-if-contention-1").value == 0
-    page.selectbox(key="what-if-field").set_value("contention").run()
-    page.checkbox(key="what-if-anew").uncheck().run()
-    job = finish(page, "curve", "Run the sweep")
-    assert [point["value"] for point in job.result["points"]] == list(CONTENTIONS)
     pick(page, "what-if-study", "contention")
     job = finish(page, "contention", "Run the contention study")
     assert 0.2 < job.result["pays_from"] < 0.5
     assert titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
     assert "can save more than" in said(page.caption)
-
-
-def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
-    assert "No sweep yet" in page.info[0].value
-    page.selectbox(key="what-if-field").set_value("latency").run()
-    job = finish(page, "curve", "Run the sweep")
-    assert len(job.result["points"]) == job.result["of"] == 8 * 2
-    assert titles(page, "what-if-curve")[0].startswith("Keeping Linear placement costs at most")
-    page.checkbox(key="what-if-anew").uncheck().run()
-    page.selectbox(key="what-if-field").set_value("noise").run()
-    job = finish(page, "curve", "Run the sweep")
-    assert [point["value"] for point in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
@@ -220,7 +210,9 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
         assert len(page.session_state["cluster"].gpus) == 8 and not page.exception
 
 
-def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: AppTest) -> None:
+def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(
+    page: AppTest,
+) -> None:
     pick(page, "what-if-study", "synthetic")
     flat = float(next(metric.value for metric in page.metric if metric.label == "Worst skew").removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
@@ -232,9 +224,6 @@ def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: App
     name = "synthetic, skew 2, affinity 1, 16,384 tokens"
     assert page.session_state["workloads"][page.session_state["workload"]] == name
     assert page.toast and "not recorded" in page.toast[0].value
-
-
-def test_a_model_without_a_recording_gets_a_synthetic_one(page: AppTest) -> None:
     page.session_state["model"] = make_model(2, 4, 2)
     page.run()
     assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
