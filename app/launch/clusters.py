@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import kept, state, widgets
+from app import failing, kept, state, widgets
 from app.launch import history
 from app.tables import plain, sentence
 from engine.cluster import Cluster
@@ -108,11 +108,9 @@ def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> D
     if missing := [text for name, text in needed.items() if not fields[name]]:
         st.info(f"Enter {' and '.join(missing)} to preview what would be submitted.", icon=":material/info:")
         return None
-    try:
+    with failing.saying(sentence):
         return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)
-    except InputError as error:
-        st.error(sentence(str(error)), icon=":material/error:")
-        return None
+    return None
 
 
 def what_is_submitted(launch: PreparedLaunch) -> None:
@@ -136,11 +134,8 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             help=refused or BY_HAND,
             disabled=bool(refused or not launch.ready),
         ):
-            try:
+            with failing.saying(sentence):
                 state.visit.run_folders[key] = str(history.write(launch))
-            except InputError as error:
-                st.error(sentence(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
     if folder:
         how = "sbatch switchyard.sh" if slurm else "kubectl create -f switchyard.yaml"

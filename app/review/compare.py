@@ -20,7 +20,7 @@ from engine.problem import Problem
 from engine.store import team, team_list
 from engine.store.team import SavedPlan
 from engine.store.team_list import ListedPlan
-from engine.timeline import Balance
+from engine.timeline import Balance, Timeline
 from engine.workload import digest_of
 
 SESSION, SAVED = "this session", "saved"
@@ -100,7 +100,8 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]
-    _timelines(plans, names, problem)
+    pair = dict(zip(names, plans, strict=True))
+    draw_timelines({name: cached.simulate(plan, problem) for name, plan in pair.items()}, pair, problem, "compare")
     st.caption(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
@@ -118,19 +119,23 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     _placements(plans, (names[0], names[1]))
 
 
-def _timelines(plans: list[Plan], names: list[str], problem: Problem) -> None:
-    """Both timelines on one axis, above the choice of their layers."""
-    shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
+def draw_timelines(shown: dict[str, Timeline], bounded: dict[str, Plan], problem: Problem, place: str) -> None:
+    """Timelines on one axis, above the choice of their layers.
+
+    shown: by names of plans
+    bounded: the plans with a line for their bound in these layers, by name
+    place: on the Review page, part of the keys of its widgets
+    """
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
-            layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
-        bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
-    key = digest_of(plans[0].id, plans[1].id)[:16]
+            layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
+        bounds = {name: cached.bound(plan, problem, *layers) for name, plan in bounded.items()}
+    key = digest_of(*(plan.id for plan in bounded.values()), str(layers))[:16]
     with chart:
-        widgets.gantt(charts.timelines(shown, layers, bounds, st.context.theme.type == "dark"), f"compare-gantt-{key}")
+        widgets.gantt(charts.timelines(shown, layers, bounds, st.context.theme.type == "dark"), f"{place}-gantt-{key}")
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from streamlit.errors import Error as StreamlitError
 from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from app import components, state
+from app import components, failing, state
 from app.tables import plain, sentence
 from app.visitor import roles
 from app.visitor.roles import Role
@@ -253,11 +253,8 @@ def _rename(person: Person) -> None:
             "Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions"
         )
         if st.form_submit_button("Set name", icon=":material/check:"):
-            try:
+            with failing.saying(sentence):
                 state.change(person=checked(name))
-            except InputError as error:
-                st.error(sentence(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
 
 
