@@ -73,18 +73,10 @@ def needed_problem() -> Problem:
 
 def problem_or_advice() -> Problem | None:
     """The open inputs as a problem; if an input is missing or does not fit, say so, offer the sample, and return None."""
-    missing = [
-        name
-        for name, there in (
-            ("workload", cached.workload()),
-            ("cluster", state.session.cluster),
-            ("model", state.session.model),
-        )
-        if there is None
-    ]
-    if state.session.step is not None and state.session.step.routing == "balanced" and "workload" in missing:
-        missing.remove("workload")
-    if state.serving() is not None and state.session.model is not None and "workload" in missing:
+    parts = {"workload": cached.workload(), "cluster": state.session.cluster, "model": state.session.model}
+    missing = [name for name, part in parts.items() if part is None]
+    step, served = state.session.step, state.serving() is not None and state.session.model is not None
+    if "workload" in missing and (served or (step is not None and step.routing == "balanced")):
         missing.remove("workload")
     if missing:
         else_ = (
@@ -103,8 +95,8 @@ def problem_or_advice() -> Problem | None:
         if state.session.second and st.button("Close the second model", icon=":material/close:"):
             state.change(second=None)
             st.rerun()
-        if state.session.step and st.button("Assume balanced routing", icon=":material/balance:"):
-            state.open_step(state.session.step.model_copy(update={"routing": "balanced"}))
+        if step and st.button("Assume balanced routing", icon=":material/balance:"):
+            state.open_step(step.model_copy(update={"routing": "balanced"}))
             st.rerun()
         return None
 
@@ -248,13 +240,6 @@ def describe_time(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 
-def _incumbents(job: runner.Job) -> None:
-    """The course of a job's best result, once it has improved."""
-    best = [progress.incumbent for progress in job.history if progress.incumbent is not None]
-    if best and best[-1] < best[0]:
-        st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
-
-
 def standing_in_words(job: runner.Job, standing: State) -> str:
     """The state of a job; for a waiting one also the number of jobs before it."""
     if standing is not State.WAITING:
@@ -286,8 +271,10 @@ def job_row(job: runner.Job, grace: float = runner.GRACE) -> None:
             else:
                 st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
         with middle:
-            if not standing.finished:
-                _incumbents(job)
+            history = [] if standing.finished else job.history
+            best = [progress.incumbent for progress in history if progress.incumbent is not None]
+            if best and best[-1] < best[0]:  # the course of the best result, once it has improved
+                st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
         with right:
             if not standing.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
                 runner.cancel(job, grace)

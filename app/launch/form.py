@@ -41,9 +41,9 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
     devices, refused, fault, destination = cached.attached(), history.refusal(), None, None
-    on_cluster = place in clusters.FORMS
+    on_cluster = place in clusters.FIELDS
     if on_cluster:
-        destination = clusters.FORMS[place](problem.cluster)
+        destination = clusters.destination(place, problem.cluster)
     else:
         st.markdown(f":material/memory: **Devices:** {plain(devices.summary)}")
         if devices.notes:
@@ -71,7 +71,14 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         return
     left, right = st.columns(2, gap="large")
     with left:
-        _preflight(prepared)
+        st.subheader("Pre-flight", anchor=False)
+        checks = []
+        for check in prepared.checks:
+            colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
+            if check.warning:
+                colour, icon = "orange", "warning"
+            checks.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
+        st.markdown("  \n".join(checks))
         lines = [f"{plain(name)}: {tables.balance_sentence(even.factors)}" for name, even in balances.items()]
         st.caption("  \n".join([f"{tables.COLUMN} on the GPUs of the plan, all tokens", *lines]))
         not_now = fault or (None if on_cluster else history.why_not_now(past))
@@ -135,7 +142,7 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
     compared = _compared(plan, problem)
     ranks = scale = None
     with st.container(horizontal=True):
-        if place not in clusters.FORMS:
+        if place not in clusters.FIELDS:
             ranks = _ranks(place, (plan, *compared), problem.cluster, devices)
         training = plan.goal is Goal.TRAINING
         tokens = kept.number_input(
@@ -249,17 +256,6 @@ def alike(first: Plan, second: Plan) -> bool:
         return False
     sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (first, second))
     return next(sizes) == next(sizes)
-
-
-def _preflight(launch: PreparedLaunch) -> None:
-    st.subheader("Pre-flight", anchor=False)
-    lines = []
-    for check in launch.checks:
-        colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
-        if check.warning:
-            colour, icon = "orange", "warning"
-        lines.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
-    st.markdown("  \n".join(lines))
 
 
 def _command(launch: PreparedLaunch) -> None:

@@ -19,6 +19,7 @@ from app.review import store as review_store
 from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks, words
 from app.review.report import Dossier
 from engine import formats
+from engine.catalogue import cluster_presets
 from engine.compare.verdict import Verdict, verdict_of
 from engine.compare.wording import WORDS
 from engine.costs import Datasheet
@@ -38,7 +39,7 @@ from tests.cases.samples import sample_problem
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return sample_problem("alpha-code")
+    return sample_problem("alpha-code", tokens=None, cluster=cluster_presets()["mixed-8"].cluster)
 
 
 @pytest.fixture(scope="module")

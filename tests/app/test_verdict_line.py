@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from app import verdict_line
 from app.optimise.table import columns_in_sight
 from engine import store, units
+from engine.catalogue import cluster_presets
 from engine.compare.figures import balance_of, cross_node_share, metrics, migration
 from engine.compare.standing import Risk, gain_in_words, tokens_per_second
 from engine.plan import Placement, Plan, SendOrder, Travel
@@ -272,7 +273,7 @@ def test_an_engines_file_counts_as_deployed_everywhere_until_it_no_longer_fits(a
 
 
 def test_the_share_that_crosses_nodes() -> None:
-    problem = sample_problem("alpha-code")
+    problem = sample_problem("alpha-code", tokens=None, cluster=cluster_presets()["mixed-8"].cluster)
     plan = run(SYSTEMS["linear"], problem).result.solution
     node = problem.cluster.node_of_gpu
     moved = problem.workload.demand(GPUS) @ plan.placement.share
