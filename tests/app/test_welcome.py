@@ -3,20 +3,22 @@
 import ast
 import functools
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import samples
+from app import samples, widgets
 from app.charts.workload import gain
 from app.tables import plain
 from app.visitor.glossary import PAGES, STEPS, TERMS
-from engine import formats, store
+from engine import formats
 from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.problem import make_problem
 from engine.systems import SYSTEMS, run
+from tests.app.conftest import Stored
 from tests.cases.cli import ROOT, SAMPLES
 from tests.cases.pages import buttons, press, studio, visit
 
@@ -45,14 +47,19 @@ def test_the_chart_draws_both_times_and_the_bound():
     assert "1.4 ms" in figure.layout.annotations[0].text and figure.layout.shapes[0].x0 == 1.4e-3
 
 
-@pytest.mark.usefixtures("warm_python")
-def test_a_newcomer_plans_the_sample_with_one_click(app: AppTest):
+def test_a_newcomer_plans_the_sample_with_one_click(
+    app: AppTest, planned_session: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(planned_session[0] / "jobs", own_data_folder / "jobs")
+    (planned,), started = runner.jobs(own_data_folder, "optimise"), []
+    monkeypatch.setattr(widgets, "start_job_on", lambda problem, *job: started.append(job) or planned)
     assert welcomes(app) and any("before you deploy it" in header.value for header in app.header)
     press(app, "Plan the sample")
     assert app.header[0].value == "Optimise" and "Run" in buttons(app)
-    (job,) = app.session_state["plan_jobs"]
-    runner.wait(runner.find(job, store.data_folder()), 60)
-    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [job], "it runs once"
+    ((kind, asked),) = started
+    assert (kind, asked["systems"]) == ("optimise", planned.request.arguments["systems"])
+    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [planned.id]
+    assert len(started) == 1, "it runs once"
     assert not welcomes(visit(app, "workload"))
 
 
