@@ -37,23 +37,41 @@ STATE_COLOURS = {
 MIME_TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html"}
 
 
-def chart(figure: go.Figure, key: str) -> None:
+Figure = go.Figure | Callable[[], go.Figure]
+"""A figure, or a function that makes it, called once for all that it depends on."""
+
+
+def chart(figure: Figure, key: str, of: str = "") -> None:
     """A plotly chart with the common toolbar below its title.
 
     The title is also its description for screen readers and the name of the file of the toolbar's picture. Both are read letter
     by letter, although plotly knows tags.
+    of: digest of all that a figure which is made once depends on, besides its key and the theme
     """
-    title = html.unescape(figure.layout.title.text)
+    dark = st.context.theme.type == "dark"
+    title, drawn = _drawn(figure, dark) if isinstance(figure, go.Figure) else _drawn_once(key, of, dark, figure)
     picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
-    legible(figure, st.context.theme.type == "dark")
     with st.container(gap=None, key=f"titled-{key}"):
         st.markdown(f"**{plain(title)}**")
-        st.plotly_chart(without_title(figure), key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
+        st.plotly_chart(drawn, key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
 
 
-def gantt(figure: go.Figure, key: str) -> None:
-    """A chart on which the bar under the pointer stands out."""
-    chart(figure, key)
+def _drawn(figure: go.Figure, dark: bool) -> tuple[str, go.Figure]:
+    """The title of a figure, and the figure as a page has it, without."""
+    title = html.unescape(figure.layout.title.text)
+    legible(figure, dark)
+    return title, without_title(figure)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _drawn_once(key: str, of: str, dark: bool, _make: Callable[[], go.Figure]) -> tuple[str, go.Figure]:
+    """A page draws itself anew after every click, and one that looks for news all the time."""
+    return _drawn(_make(), dark)
+
+
+def gantt(figure: Figure, key: str, of: str = "") -> None:
+    """A chart on which the bar under the pointer stands out. of: as for `chart`"""
+    chart(figure, key, of)
     components.dim_others_on_hover(key)
 
 

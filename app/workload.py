@@ -370,4 +370,5 @@ def show_welcome() -> None:
     with figure:
         gain = samples.gain()
         system = SYSTEMS[gain["system"]].title
-        widgets.chart(charts.gain(gain["linear_seconds"], gain["seconds"], gain["bound"], system), "welcome-gain")
+        times = (gain["linear_seconds"], gain["seconds"], gain["bound"])
+        widgets.chart(lambda: charts.gain(*times, system), "welcome-gain")

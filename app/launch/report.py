@@ -145,7 +145,7 @@ def _measured(launch: Launched) -> None:
         predicted = [run.predicted_seconds for run in runs]
         title, details = finding(report.preference.lines)
         passes = [run.pass_seconds for run in runs]
-        widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
+        widgets.chart(lambda: charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
         chosen = kept.segments(
             "Plan",
@@ -183,11 +183,11 @@ def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -
     dark = st.context.theme.type == "dark"
     left, right = st.columns(2, gap="medium")
     with left:
-        figure = charts.by_kind(kinds.kind, kinds.predicted, kinds.measured, total, waiting, dark)
-        widgets.chart(figure, f"by-kind-{key}")
+        widgets.chart(
+            lambda: charts.by_kind(kinds.kind, kinds.predicted, kinds.measured, total, waiting, dark), f"by-kind-{key}"
+        )
     with right:
-        figure = charts.by_layer(layers.layer, layers.predicted, layers.measured, dark)
-        widgets.chart(figure, f"by-layer-{key}")
+        widgets.chart(lambda: charts.by_layer(layers.layer, layers.predicted, layers.measured, dark), f"by-layer-{key}")
 
 
 def unlike(names: list[str], ids: list[str]) -> list[str]:
@@ -253,13 +253,5 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
             f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
             icon=":material/warning:",
         )
-    widgets.gantt(
-        gantt_charts.gantt(
-            pair,
-            first,
-            last,
-            "Predicted, its bars with a darker outline, above measured",
-            dark=st.context.theme.type == "dark",
-        ),
-        f"gantt-{key}",
-    )
+    title, dark = "Predicted, its bars with a darker outline, above measured", st.context.theme.type == "dark"
+    widgets.gantt(lambda: gantt_charts.gantt(pair, first, last, title, dark=dark), f"gantt-{key}", f"{first}-{last}")

@@ -68,7 +68,8 @@ def made_by(plan: Plan) -> str:
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
     """The figures in one line, which stands above, then in a chart, then in words."""
     place.mark("timelines")
-    draw_timelines(named_pair(brief), {brief.own.plan.name: brief.own.plan}, brief.problem, "review")
+    pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
+    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review")
     _note(saved)
     left, right = st.columns(2, gap="large")
     with left:
@@ -183,7 +184,8 @@ def _load(brief: Brief) -> None:
     problem, plan = brief.problem, brief.own.plan
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
-    widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{digest_of(plan.id)[:16]}-{gpu}")
+    key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
+    widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
 
 
 def _runs(runs: list[Run]) -> None:

@@ -78,8 +78,9 @@ def is_local(context: Any) -> bool:
     """
     if os.environ.get(PROXY) == "1" or context.ip_address is not None:
         return False
-    addresses = (context.headers.get("Origin"), f"//{context.headers.get('Host', HERE[0])}")
-    return not any(name in context.headers for name in FORWARDED) and all(map(_is_here, filter(None, addresses)))
+    headers = context.headers  # Streamlit reads them anew each time
+    addresses = (headers.get("Origin"), f"//{headers.get('Host', HERE[0])}")
+    return not any(name in headers for name in FORWARDED) and all(map(_is_here, filter(None, addresses)))
 
 
 def _is_here(address: str) -> bool:

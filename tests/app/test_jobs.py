@@ -162,10 +162,6 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
         for text in cluster_page.markdown
     )
     assert "roofline" in in_use(cluster_page), "nothing is used before it is asked for"
-    press(cluster_page, "Use it")
-    assert any("cannot be used" in error.value and "A100" in error.value for error in cluster_page.error)
-    assert "roofline" in in_use(cluster_page), "it is refused for a cluster of other GPUs"
-
     press(open_cluster(cluster_page, PAIR), "Use it")
     assert "calibrated in a test" in in_use(cluster_page) and "roofline" not in in_use(cluster_page)
     assert not cluster_page.error
@@ -176,6 +172,13 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
     press(open_cluster(cluster_page, three), "Use it")
     assert "calibrated in a test" in in_use(cluster_page), "what it lacks comes from the datasheet"
     assert "network\\: datasheet roofline" in in_use(cluster_page)
+
+
+def test_it_is_refused_for_a_cluster_of_other_gpus(cluster_page, started):
+    press(cluster_page, "Calibrate")
+    press(cluster_page, "Use it")
+    assert any("cannot be used" in error.value and "A100" in error.value for error in cluster_page.error)
+    assert "roofline" in in_use(cluster_page)
 
 
 def test_who_may_not_launch_may_not_calibrate(cluster_page, started, monkeypatch):

@@ -1,10 +1,10 @@
 """A new launch on the Launch page: choices, refusals before the start, destinations, and who may start."""
 
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -15,12 +15,15 @@ from engine import store
 from engine.catalogue import model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
+from engine.jobs import runner
 from engine.launch.preparation.launch import Launch
 from engine.plan import Travel
 from engine.problem import make_problem
+from engine.workload import RoutingTrace
 from tests.cases.launched import finish, request_of
 from tests.cases.pages import button, buttons, enter, field, metrics, press, run, said, visit
-from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, plan, problem_of, wanted
+from tests.cases.samples import sample, sample_model
+from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, open_recording, plan, problem_of, wanted
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
 
@@ -31,7 +34,7 @@ def app(launch_page: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     waiting = tmp_path / "python"
     waiting.write_text("#!/bin/sh\nexec sleep 600\n")
     waiting.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(waiting))
+    monkeypatch.setattr(runner, "sys", SimpleNamespace(executable=str(waiting)))
     return launch_page
 
 
@@ -113,8 +116,12 @@ def test_two_models_are_launched_together(app: AppTest):
 
 def open_on_pairs(app: AppTest, nodes: int, order: str = "two-tier", travel: Travel | None = None) -> AppTest:
     """The page with an open plan of a two-tier order, or of another one, on so many nodes of two GPUs."""
+    trace = sample("alpha-code")
+    short = RoutingTrace("two layers", trace.experts[:, :2], trace.num_experts)
     pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=1e12) for at in range(nodes)]
     app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs)
+    app.session_state["model"] = sample_model(layers=2)
+    open_recording(app, short)
     problem = replace(problem_of(app), travel=travel)
     job = f"20250102T0304050000{nodes:02}-0123abc{int(travel is not None)}"
     (opened,) = plan(problem, job, {"name": "eplb", "options": {"order": order}})

@@ -343,7 +343,8 @@ def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:
 
 @pytest.mark.usefixtures("empty_session")
 def test_the_oldest_choices_give_way() -> None:
-    for number in range(MOST_CHOICES + 3):
+    state.change(choices={f"key-{number}": number for number in range(MOST_CHOICES)})
+    for number in range(MOST_CHOICES, MOST_CHOICES + 3):
         state.keep_choice(f"key-{number}", number)
     state.keep_choice("key-5", "anew")
     choices = read(store.load_session(TOKEN))[0].choices
