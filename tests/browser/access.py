@@ -43,7 +43,7 @@ def faults_in_either_theme(page: Page) -> list[str]:
     Leaves the window that large.
     """
     page.set_viewport_size(WHOLE)
-    page.add_style_tag(content=ASIDE)
+    style = page.add_style_tag(content=ASIDE)
     settle(page)
     page.evaluate(PRESS_ALL, f"{CLOSED}, {FOLDED}")
     expect(page.locator(f"{CLOSED}, {FOLDED}")).to_have_count(0)
@@ -52,5 +52,6 @@ def faults_in_either_theme(page: Page) -> list[str]:
         wear(page, theme)
         found += faults(page, theme)
     page.evaluate(PRESS_ALL, OPEN)  # or they would still lie over the next page
+    style.evaluate("style => style.remove()")
     settle(page)
     return found

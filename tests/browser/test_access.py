@@ -1,4 +1,4 @@
-"""Who sees little or uses no mouse: contrasts, names and roles on every page in both themes, and the main job by keyboard."""
+"""Who sees little or uses no mouse: contrasts, names and roles on every page, and the main job by keyboard."""
 
 from pathlib import Path
 

@@ -130,7 +130,6 @@ def test_save_discuss_and_decide_in_two_browsers(
         lambda address: "plan=" not in address
     )  # a page that refreshes itself rests before the click counts
     settle(page)
-    page.reload()  # without the style that lays popovers aside
     expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
     expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=SOON)
     for width, height in ((1440, 900), (1024, 768)):
