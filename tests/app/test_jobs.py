@@ -162,16 +162,16 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
         for text in cluster_page.markdown
     )
     assert "roofline" in in_use(cluster_page), "nothing is used before it is asked for"
+    three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))
+    press(open_cluster(cluster_page, three), "Use it")
+    assert "calibrated in a test" in in_use(cluster_page), "what it lacks comes from the datasheet"
+    assert "network\\: datasheet roofline" in in_use(cluster_page)
     press(open_cluster(cluster_page, PAIR), "Use it")
     assert "calibrated in a test" in in_use(cluster_page) and "roofline" not in in_use(cluster_page)
     assert not cluster_page.error
     visit(cluster_page, "workload")
     visit(cluster_page, "cluster")
     assert "calibrated in a test" in in_use(cluster_page), "it is kept"
-    three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))
-    press(open_cluster(cluster_page, three), "Use it")
-    assert "calibrated in a test" in in_use(cluster_page), "what it lacks comes from the datasheet"
-    assert "network\\: datasheet roofline" in in_use(cluster_page)
 
 
 def test_it_is_refused_for_a_cluster_of_other_gpus(cluster_page, started):
