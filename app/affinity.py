@@ -17,7 +17,7 @@ from engine.jobs import runner
 from engine.jobs.studies import AffinityAnswer
 from engine.plan import Placement
 from engine.problem import Problem
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, digest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,11 @@ class Hops:
     placement: Placement
     cluster: Cluster
     unit: str
+
+    @property
+    def made_from(self) -> str:
+        """Digest of all that they depend on."""
+        return digest_of(self.digest, str(self.first_choice), self.placement.digest, self.cluster.digest)
 
     def show(self) -> None:
         """All figures, by GPU and by node, and the chart of every layer pair."""
@@ -49,7 +54,8 @@ class Hops:
             equal = len({len(node.gpus) for node in self.cluster.nodes}) == 1
             most = self._limits(nodes) if equal else None
             self._metrics("node", stays, most, self._by_chance(node_of_gpu), covers)
-        widgets.chart(charts.kept_by_pair(kept, limit, self._whole(chance), self.unit), "affinity-kept")
+        whole = self._whole(chance)
+        widgets.chart(lambda: charts.kept_by_pair(kept, limit, whole, self.unit), "affinity-kept", self.made_from)
 
     def _whole(self, by_pair: np.ndarray) -> float:
         """A share of every layer pair as one of all hops."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app import cached, kept, widgets
+from app import cached, failing, kept, widgets
 from app.launch import history, report
 from app.launch.history import Launched
 from app.tables import plain
@@ -86,48 +86,39 @@ def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
         help="The nearest plan with as many slots on every GPU in every layer and no expert twice on a GPU: another plan, "
         "whose price is shown.",
     )
-    if not asked:
-        return None
-    try:
-        projection = _projection(plan, problem)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-        return None
-    _price(projection)
-    return projection.plan
+    if asked:
+        with failing.saying():
+            projection = _projection(plan, problem)
+            _price(projection)
+            return projection.plan
+    return None
 
 
 def _price(projection: EvenProjection) -> None:
     before, after = projection.before, projection.after
+    change = f" ({after.total / before.total - 1:+.1%})".replace("%", " %") if before.total else ""
     with st.container(horizontal=True, gap="medium"):
-        st.metric(
-            "Time, simulated",
-            units.seconds(after.total),
-            f"{units.seconds(before.total)} before" + _change(before.total, after.total),
-            delta_color="off",
-            delta_arrow="off",
-            help="of a pass, before and after, with all sends at once as engines send them",
-        )
-        st.metric(
-            "Balancedness",
-            f"{after.balancedness:.3f}",
-            f"{before.balancedness:.3f} before",
-            delta_color="off",
-            delta_arrow="off",
-            help="mean over layers of mean / largest load of the GPUs; 1 is even",
-        )
-        st.metric(
-            "Slots on every GPU",
-            str(projection.slots),
-            f"{projection.added:,} copies new, {projection.dropped:,} given up",
-            delta_color="off",
-            delta_arrow="off",
-            help="of a layer; copies of experts over all layers",
-        )
-
-
-def _change(before: float, after: float) -> str:
-    return f" ({after / before - 1:+.1%})".replace("%", " %") if before else ""
+        for label, value, difference, help in (
+            (
+                "Time, simulated",
+                units.seconds(after.total),
+                f"{units.seconds(before.total)} before{change}",
+                "of a pass, before and after, with all sends at once as engines send them",
+            ),
+            (
+                "Balancedness",
+                f"{after.balancedness:.3f}",
+                f"{before.balancedness:.3f} before",
+                "mean over layers of mean / largest load of the GPUs; 1 is even",
+            ),
+            (
+                "Slots on every GPU",
+                str(projection.slots),
+                f"{projection.added:,} copies new, {projection.dropped:,} given up",
+                "of a layer; copies of experts over all layers",
+            ),
+        ):
+            st.metric(label, value, difference, delta_color="off", delta_arrow="off", help=help)
 
 
 def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
@@ -149,14 +140,10 @@ def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
         st.caption("Once a launch of this plan has been measured, its measurement can go along as a second group.")
     widgets.download(
         f"Download {file_name(plan, taker)}",
-        lambda: _text(plan, problem, None if chosen is None else runs[chosen]),
+        lambda: write_trace(*([cached.simulate(plan, problem)] if chosen is None else report.timelines(*runs[chosen]))),
         file_name(plan, taker),
         key=f"{key}-export-trace",
     )
-
-
-def _text(plan: Plan, problem: Problem, run: tuple[Launched, int] | None) -> str:
-    return write_trace(cached.simulate(plan, problem)) if run is None else write_trace(*report.timelines(*run))
 
 
 def _title(launch: Launched) -> str:
@@ -227,11 +214,7 @@ def _file(plan: Plan, model: MoEModel, taker: Taker, mtp: bool, key: str) -> Non
     if export.lines:
         st.markdown("Add to the engine's command line or configuration, with the path of the file:")
         st.code("\n".join(export.lines), language=None, wrap_lines=True)
-    if export.notes:
-        st.markdown("\n".join(f"- {plain(_sentence(without_flags(note)))}" for note in export.notes))
+    if notes := [without_flags(note) for note in export.notes]:
+        st.markdown("\n".join(f"- {plain(f'{note[:1].upper()}{note[1:]}.')}" for note in notes))
     ((name, content),) = export.files.items()
     widgets.download(f"Download {name}", content, name, key=f"{key}-export-file")
-
-
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:]}."

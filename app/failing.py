@@ -19,12 +19,12 @@ LOG = logging.getLogger(logs.OURS)
 
 
 @contextmanager
-def saying() -> Iterator[None]:
-    """Say in a line in its place that something cannot be read or written, and let the page go on."""
+def saying(words: Callable[[str], str] = plain) -> Iterator[None]:
+    """Say in a line in its place that something cannot be read or written, and let the page go on. words: of the error's."""
     try:
         yield
     except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(words(str(error)), icon=":material/error:")
 
 
 @contextmanager

@@ -29,24 +29,21 @@ def selectbox(
     label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any
 ) -> Any:
     options = list(options)
-    index = _place(key, options, index)
-    return st.selectbox(label, options, index, format_func, **_keeping(key, more))
+    return st.selectbox(label, options, _place(key, options, index), format_func, **_keeping(key, more))
 
 
 def radio(
     label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any
 ) -> Any:
     options = list(options)
-    index = _place(key, options, index)
-    return st.radio(label, options, index, format_func, **_keeping(key, more))
+    return st.radio(label, options, _place(key, options, index), format_func, **_keeping(key, more))
 
 
 def multiselect(
     label: str, options: Iterable, default: Any = None, format_func: Callable = str, *, key: str, **more: Any
 ) -> list:
     options = list(options)
-    default = _several(key, options, default)
-    return st.multiselect(label, options, default, format_func, **_keeping(key, more))
+    return st.multiselect(label, options, _several(key, options, default), format_func, **_keeping(key, more))
 
 
 def pills(label: str, options: Iterable, *, key: str, default: Any = None, **more: Any) -> list:
@@ -97,8 +94,8 @@ def select_slider(
     label: str, options: Iterable, value: Any, format_func: Callable = str, *, key: str, **more: Any
 ) -> Any:
     options = list(options)
-    place = _place(key, options, options.index(value))
-    return st.select_slider(label, options, options[place], format_func, **_keeping(key, more))
+    chosen = options[_place(key, options, options.index(value))]
+    return st.select_slider(label, options, chosen, format_func, **_keeping(key, more))
 
 
 def text_input(label: str, value: str = "", *, key: str, **more: Any) -> str:
@@ -137,7 +134,6 @@ def _number(chosen: Any, kind: type, low: float | None, high: float | None, defa
 def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a widget with its key, so that its value is kept before anything else reacts to its change."""
     then, args, kwargs = more.pop("on_change", None), more.pop("args", ()), more.pop("kwargs", {})
-
     drawn_as = state.visit.widget_key(key)
 
     def keep() -> None:

@@ -1,6 +1,7 @@
 """Dropped files: any page takes any file and brings it to its place in the session, with one function for each kind of file."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +112,13 @@ def _received(
             answers[place].append(answer)
     if known.model is None and last_recording is not None and (text := _open_model_of_new(before)):
         answers[last_recording].append(Answer(text))
-    return [_together(of_file) for of_file in answers]
+    # One answer for an archive, from those of its files.
+    return [
+        Answer("; ".join(answer.text for answer in of_file), any(answer.refused for answer in of_file))
+        if of_file
+        else None
+        for of_file in answers
+    ]
 
 
 def _open_model_of_new(before: set[str]) -> str | None:
@@ -129,20 +136,10 @@ def _open_model_of_new(before: set[str]) -> str | None:
     return f"opened the model {model.name}, the only one of the catalogue with {sizes}"
 
 
-def _together(answers: Sequence[Answer]) -> Answer | None:
-    """One answer for an archive, from those of its files."""
-    if not answers:
-        return None
-    return Answer("; ".join(answer.text for answer in answers), any(answer.refused for answer in answers))
-
-
 def _model_among(parts: Sequence[formats.Part]) -> MoEModel | None:
-    for part in parts:
-        if part.format.kind == "model":
-            try:
-                return formats.read_model(part.paths[0])
-            except InputError:
-                break  # opening it says why
+    models = [part.paths[0] for part in parts if part.format.kind == "model"]
+    with suppress(InputError):  # opening it says why
+        return formats.read_model(models[0]) if models else state.session.model
     return state.session.model
 
 

@@ -94,7 +94,8 @@ def _digest(problem: Problem) -> str:
 def _answers(problem: Problem, questions: list[Question]) -> list[Any]:
     alone = _here.acquire(blocking=False)
     try:
-        if not (alone and _is_small(problem)):
+        sends = problem.workload.layers * len(problem.cluster.gpus) ** 2 * (1 + (problem.goal is Goal.TWO_MODELS))
+        if not alone or sends > FEW_SENDS:
             _pool.start()
             if _pool.ready:
                 return _pool.answers(questions, state.visit.end_if_left)
@@ -102,8 +103,3 @@ def _answers(problem: Problem, questions: list[Question]) -> list[Any]:
     finally:
         if alone:
             _here.release()
-
-
-def _is_small(problem: Problem) -> bool:
-    sends = problem.workload.layers * len(problem.cluster.gpus) ** 2
-    return sends * (2 if problem.goal is Goal.TWO_MODELS else 1) <= FEW_SENDS

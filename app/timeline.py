@@ -22,6 +22,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.serving import ServedStep
 from engine.timeline import Timeline
+from engine.workload import digest_of
 
 
 def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
@@ -35,11 +36,11 @@ def show_bottleneck(plan: Plan, problem: Problem, gpus: Sequence[str]) -> None:
     waits = cached.waits(plan, problem)
     if not len(waits):
         return
-    by_gpu, by_layer = st.columns(2, gap="large")
+    of, (by_gpu, by_layer) = digest_of(plan.id, *cached.key_of(problem)), st.columns(2, gap="large")
     with by_gpu:
-        widgets.chart(gantt.by_gpu(waits, gpus), "waits-by-gpu")
+        widgets.chart(lambda: gantt.by_gpu(waits, gpus), "waits-by-gpu", of)
     with by_layer:
-        widgets.chart(gantt.by_layer(waits), "waits-by-layer")
+        widgets.chart(lambda: gantt.by_layer(waits), "waits-by-layer", of)
 
 
 SAME = 1e-9

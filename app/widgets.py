@@ -37,24 +37,41 @@ STATE_COLOURS = {
 MIME_TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html"}
 
 
-def chart(figure: go.Figure, key: str) -> None:
+Figure = go.Figure | Callable[[], go.Figure]
+"""A figure, or a function that makes it, called once for all that it depends on."""
+
+
+def chart(figure: Figure, key: str, of: str = "") -> None:
     """A plotly chart with the common toolbar below its title.
 
     The title is also its description for screen readers and the name of the file of the toolbar's picture. Both are read letter
     by letter, although plotly knows tags.
+    of: digest of all that a figure which is made once depends on, besides its key and the theme
     """
-    title = html.unescape(figure.layout.title.text)
+    dark = st.context.theme.type == "dark"
+    title, drawn = _drawn(figure, dark) if isinstance(figure, go.Figure) else _drawn_once(key, of, dark, figure)
     picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
-    drawn = without_title(legible(figure, st.context.theme.type == "dark"))
-    unchecked = go.Figure(drawn, _validate=False)  # plotly has looked at every value once
     with st.container(gap=None, key=f"titled-{key}"):
         st.markdown(f"**{plain(title)}**")
-        st.plotly_chart(unchecked, key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
+        st.plotly_chart(drawn, key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
 
 
-def gantt(figure: go.Figure, key: str) -> None:
-    """A chart on which the bar under the pointer stands out."""
-    chart(figure, key)
+def _drawn(figure: go.Figure, dark: bool) -> tuple[str, go.Figure]:
+    """The title of a figure, and the figure as a page has it, without."""
+    title = html.unescape(figure.layout.title.text)
+    # plotly has looked at every value once
+    return title, go.Figure(without_title(legible(figure, dark)), _validate=False)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _drawn_once(key: str, of: str, dark: bool, _make: Callable[[], go.Figure]) -> tuple[str, go.Figure]:
+    """A page draws itself anew after every click, and one that looks for news all the time."""
+    return _drawn(_make(), dark)
+
+
+def gantt(figure: Figure, key: str, of: str = "") -> None:
+    """A chart on which the bar under the pointer stands out. of: as for `chart`"""
+    chart(figure, key, of)
     components.dim_others_on_hover(key)
 
 
@@ -74,18 +91,10 @@ def needed_problem() -> Problem:
 
 def problem_or_advice() -> Problem | None:
     """The open inputs as a problem; if an input is missing or does not fit, say so, offer the sample, and return None."""
-    missing = [
-        name
-        for name, there in (
-            ("workload", cached.workload()),
-            ("cluster", state.session.cluster),
-            ("model", state.session.model),
-        )
-        if there is None
-    ]
-    if state.session.step is not None and state.session.step.routing == "balanced" and "workload" in missing:
-        missing.remove("workload")
-    if state.serving() is not None and state.session.model is not None and "workload" in missing:
+    parts = {"workload": cached.workload(), "cluster": state.session.cluster, "model": state.session.model}
+    missing = [name for name, part in parts.items() if part is None]
+    step, served = state.session.step, state.serving() is not None and state.session.model is not None
+    if "workload" in missing and (served or (step is not None and step.routing == "balanced")):
         missing.remove("workload")
     if missing:
         else_ = (
@@ -104,8 +113,8 @@ def problem_or_advice() -> Problem | None:
         if state.session.second and st.button("Close the second model", icon=":material/close:"):
             state.change(second=None)
             st.rerun()
-        if state.session.step and st.button("Assume balanced routing", icon=":material/balance:"):
-            state.open_step(state.session.step.model_copy(update={"routing": "balanced"}))
+        if step and st.button("Assume balanced routing", icon=":material/balance:"):
+            state.open_step(step.model_copy(update={"routing": "balanced"}))
             st.rerun()
         return None
 
@@ -249,13 +258,6 @@ def describe_time(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 
-def _incumbents(job: runner.Job) -> None:
-    """The course of a job's best result, once it has improved."""
-    best = [progress.incumbent for progress in job.history if progress.incumbent is not None]
-    if best and best[-1] < best[0]:
-        st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
-
-
 def standing_in_words(job: runner.Job, standing: State) -> str:
     """The state of a job; for a waiting one also the number of jobs before it."""
     if standing is not State.WAITING:
@@ -287,8 +289,10 @@ def job_row(job: runner.Job, grace: float = runner.GRACE) -> None:
             else:
                 st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
         with middle:
-            if not standing.finished:
-                _incumbents(job)
+            history = [] if standing.finished else job.history
+            best = [progress.incumbent for progress in history if progress.incumbent is not None]
+            if best and best[-1] < best[0]:  # the course of the best result, once it has improved
+                st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
         with right:
             if not standing.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
                 runner.cancel(job, grace)

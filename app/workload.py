@@ -1,7 +1,9 @@
 """The Workload page: checks and figures of the open recording, the guide to recording, the table of recordings, downloads, drop
 zone and samples, and the welcome of a newcomer."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -14,7 +16,6 @@ from engine.errors import InputError
 from engine.formats.remedies import REMEDIES, Remedy, mend, what_was_done
 from engine.formats.writers import WRITERS, Converted, Writer, write_recording
 from engine.model import MoEModel
-from engine.plan import Placement
 from engine.recording import GUIDES
 from engine.recording.estimate import estimate
 from engine.recording.guide import EngineGuide, Way
@@ -32,13 +33,14 @@ LEVELS = {
 def show_checks(workload: Workload, findings: list[Finding]) -> None:
     """A sentence for each finding, the worst first, with a button for its remedy. Open if there is an error, else behind a
     button."""
-    ranked = _ranked(findings)
+    order = list(LEVELS)
+    ranked = sorted(findings, key=lambda finding: -order.index(finding.severity))
     worst = ranked[0].severity
     title, icon = f"Checks: {worst}", LEVELS[worst][1]
     with st.expander(title, expanded=True, icon=icon) if has_error(findings) else st.popover(title, icon=icon):
         named = {finding.remedy for finding in ranked} & set(REMEDIES)  # a file of a newer version may name others
         if sum(REMEDIES[name].automatic for name in named) > 1:
-            st.button("Fix all of it", icon=":material/healing:", on_click=_mend_all, args=(workload, findings))
+            st.button("Fix all of it", icon=":material/healing:", on_click=_open, args=(mend, workload, findings))
         for finding in ranked:
             remedy = finding.remedy if finding.remedy in named else None
             named.discard(remedy)  # offered once
@@ -48,12 +50,6 @@ def show_checks(workload: Workload, findings: list[Finding]) -> None:
 def has_error(findings: list[Finding]) -> bool:
     """True if the recording cannot be trusted as it is."""
     return any(finding.severity == "error" for finding in findings)
-
-
-def _ranked(findings: list[Finding]) -> list[Finding]:
-    """The worst first."""
-    order = list(LEVELS)
-    return sorted(findings, key=lambda finding: -order.index(finding.severity))
 
 
 def _finding(workload: Workload, finding: Finding, remedy: str | None) -> None:
@@ -67,7 +63,9 @@ def _finding(workload: Workload, finding: Finding, remedy: str | None) -> None:
 
 
 def _button(workload: Workload, remedy: Remedy) -> None:
-    ran = _placement_that_ran(workload) if remedy.needs_placement else None
+    # The placement of the plan that counts as deployed, if it has as many layers as the recording.
+    ran = cached.placement_in_use() if remedy.needs_placement else None
+    ran = ran if ran is not None and ran.layers == workload.layers else None
     lacking = remedy.needs_placement and ran is None
     st.button(
         remedy.title(workload),
@@ -75,33 +73,18 @@ def _button(workload: Workload, remedy: Remedy) -> None:
         icon=":material/healing:",
         disabled=lacking,
         help="Open the plan that ran: drop its file on this page." if lacking else None,
-        on_click=_apply,
-        args=(remedy, workload, *(() if ran is None else (ran,))),
+        on_click=_open,
+        args=(remedy.apply, workload, *(() if ran is None else (ran,))),
     )
 
 
-def _placement_that_ran(workload: Workload) -> Placement | None:
-    """The placement of the plan that counts as deployed, if it has as many layers as the recording."""
-    placement = cached.placement_in_use()
-    return placement if placement is not None and placement.layers == workload.layers else None
-
-
-def _apply(remedy: Remedy, workload: Workload, *more: Placement) -> None:
-    """Before the page is drawn, so that all of it shows the mended recording."""
+def _open(mending: Callable[..., Workload], *arguments: Any) -> None:
+    """Open a mended recording before the page is drawn, so that all of it shows that one."""
     try:
-        _open_part(remedy.apply(workload, *more))
+        mended = mending(*arguments)
     except InputError as error:
         state.visit.notice = str(error)
-
-
-def _mend_all(workload: Workload, findings: list[Finding]) -> None:
-    try:
-        _open_part(mend(workload, findings))
-    except InputError as error:
-        state.visit.notice = str(error)
-
-
-def _open_part(mended: Workload) -> None:
+        return
     state.open_workload(mended)
     state.visit.notice = f"{what_was_done(mended)[-1]} The recording as it was stays in the list of workloads."
 
@@ -136,14 +119,9 @@ def show_figures(inspection: Inspection) -> None:
             )
 
 
-def guide_button() -> None:
-    """A button that opens the guide over the page: for each engine its recording, size and pitfalls."""
-    if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
-        _guide()
-
-
 @st.dialog("How to record", width="large")
 def _guide() -> None:
+    """The guide over the page: for each engine its recording, size and pitfalls."""
     guides = {guide.name: guide for guide in GUIDES}
     name = kept.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
     _engine(guides[name], state.session.model)
@@ -180,14 +158,10 @@ def _size(way: Way, model: MoEModel | None) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tokens = kept.number_input("Tokens", 1, 10**9, 100_000, step=10_000, key="record-tokens", width=160)
         passes = kept.number_input("Forward passes", 1, 10**8, 1000, step=100, key="record-passes", width=160)
-        ranks = kept.number_input("Ranks", 1, 4096, _gpus(), key="record-ranks", width=120)
+        gpus = len(state.session.cluster.gpus) if state.session.cluster else 8
+        ranks = kept.number_input("Ranks", 1, 4096, gpus, key="record-ranks", width=120)
     size = estimate(way.key, model, tokens, passes, ranks)
     st.markdown(f"About **{units.size(size.bytes)}** of {plain(model.name)}: {plain(size.sum)}.")
-
-
-def _gpus() -> int:
-    cluster = state.session.cluster
-    return len(cluster.gpus) if cluster else 8
 
 
 MOST_ROWS, ROW_HEIGHT = 5, 35
@@ -351,7 +325,8 @@ def _drop(tells: bool) -> None:
         tells=tells,
     )
     st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
-    guide_button()
+    if st.button("How to record", icon=":material/radio_button_checked:", help="Flags and calls of each engine"):
+        _guide()
     model_catalogue.search("workload")
 
 
@@ -395,4 +370,5 @@ def show_welcome() -> None:
     with figure:
         gain = samples.gain()
         system = SYSTEMS[gain["system"]].title
-        widgets.chart(charts.gain(gain["linear_seconds"], gain["seconds"], gain["bound"], system), "welcome-gain")
+        times = (gain["linear_seconds"], gain["seconds"], gain["bound"])
+        widgets.chart(lambda: charts.gain(*times, system), "welcome-gain")

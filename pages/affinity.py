@@ -8,7 +8,7 @@ from app.charts import affinity as charts
 from app.tables import plain
 from engine import units
 from engine.compare.affinity import kept_by_pair
-from engine.workload import RoutingTrace, TrafficMatrix
+from engine.workload import RoutingTrace, TrafficMatrix, digest_of
 
 PACE = 1.5
 """Seconds between two steps of the play button."""
@@ -114,13 +114,19 @@ def pictures() -> None:
         grouped = order == "Grouped by GPU"
         stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None
         groups = (gpu_of_expert[low], gpu_of_expert[high]) if grouped else None
-        widgets.chart(charts.heatmap(pair, (low, high), values != "Counts", unit, groups, stays), "affinity-heatmap")
+        widgets.chart(
+            lambda: charts.heatmap(pair, (low, high), values != "Counts", unit, groups, stays),
+            "affinity-heatmap",
+            digest_of(figures.made_from, f"{low}-{high} {values} {order}"),
+        )
     with right:
         figures.show()
         first = min(low, max(0, trace.layers - PATH_LAYERS))
         span = slice(first, first + PATH_LAYERS)
         widgets.chart(
-            charts.paths(counts[first : first + PATH_LAYERS - 1], first, gpu_of_expert[span], unit), "affinity-paths"
+            lambda: charts.paths(counts[first : first + PATH_LAYERS - 1], first, gpu_of_expert[span], unit),
+            "affinity-paths",
+            digest_of(figures.made_from, str(first)),
         )
         st.caption("Teal stays on its GPU, grey leaves it. Every GPU has a colour of its own; a number is an expert.")
 

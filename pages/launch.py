@@ -22,7 +22,8 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
     key = f"new-launch-{showing}"  # another key for every launch that is shown, folded away again
     if showing is not None:
         with actions:
-            asked = st.button("New launch", icon=":material/add:", on_click=_unfold, args=(key,), key="to-new-launch")
+            unfold = {"on_click": st.session_state.__setitem__, "args": (key, True)}
+            asked = st.button("New launch", icon=":material/add:", key="to-new-launch", **unfold)
         if asked:
             components.scroll_here_once(time.time_ns() // 1_000_000)
     with st.expander("New launch", showing is None, icon=":material/rocket_launch:", key=key, on_change="rerun"):
@@ -33,10 +34,6 @@ def new_launch(past: list[Launched], showing: str | None, actions: DeltaGenerato
             verdict_line.say_made_for(plan, problem)
         form.form(problem, plan, past, start)
     export.show(plan, problem, "launch")
-
-
-def _unfold(key: str) -> None:
-    st.session_state[key] = True
 
 
 actions = header.show("Launch", "Run plans as a real job and compare measured with predicted times.")

@@ -10,6 +10,7 @@ from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.goal import Goal
+from engine.workload import digest_of
 
 GPUS = "GPUs"
 """A lane for every GPU, unless there are more than a person can read."""
@@ -105,9 +106,10 @@ whole_of = len(drawable[name_of(plan.id)].resources)
 if drawn < whole_of:
     noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
     title += f" ({drawn} of {whole_of} {noun})"
-dark = st.context.theme.type == "dark"
+dark, plans = st.context.theme.type == "dark", [f"{name} {plan.id}" for name, plan in shown.items()]
+of = digest_of(title, *plans, *cached.key_of(problem), drawn_by, f"{first}-{last}")
 with chart:
-    widgets.gantt(gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+    widgets.gantt(lambda: gantt.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt", of)
 verdict_line.say_made_for(plan, problem)
 with st.container(horizontal=True, gap="medium"):
     timeline.show_bounds(plan, problem, figures)

@@ -47,7 +47,7 @@ workload.show_recordings()  # first: a view that lacks an input ends the run
 with below:
     if view == "Popularity":
         of = "GPU" if isinstance(recording, TrafficMatrix) else "expert"
-        widgets.chart(charts.popularity(recording.load, of), "popularity")
+        widgets.chart(lambda: charts.popularity(recording.load, of), "popularity", recording.digest)
         model_catalogue.say_what_counts(recording)
     elif view == "Traffic":
         problem = widgets.needed_problem()

@@ -1,12 +1,11 @@
 """Launches by a scheduler: the place on the cluster, and the exact text that would be submitted."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from app import kept, state, widgets
+from app import failing, kept, state, widgets
 from app.launch import history
 from app.tables import plain, sentence
 from engine.cluster import Cluster
@@ -22,47 +21,48 @@ UNNAMED = "run-JOB"
 BY_HAND = "for those who submit by hand: all that the job reads, in the shared folder"
 
 
-def slurm(cluster: Cluster) -> Destination | None:
-    """The place on a Slurm cluster; None until a person has given what it needs."""
-    fields = _nodes("slurm", cluster)
+FIELDS: dict[str, dict[str, tuple[str, str, str]]] = {
+    "slurm": {
+        "shared": ("Shared folder", "/shared/switchyard", "one that the nodes see too, by an absolute path"),
+        "seen_as": ("Seen by the nodes as", "the same", "where they have it, if at another place"),
+        "partition": ("Partition", "the default one", "several with commas between"),
+        "account": ("Account", "the default one", "what the time is booked on"),
+        "image": (
+            "Image",
+            "none",
+            "the project's image, for Pyxis; without one the nodes run this very installation, which they have to see at the "
+            "same place",
+        ),
+    },
+    "kubernetes": {
+        "shared": ("Shared folder", "/mnt/shared", "where this machine has the volume"),
+        "claim": ("Volume claim", "switchyard", "the PersistentVolumeClaim of the same volume"),
+        "seen_as": ("Mounted at", "/shared", "where the job's pods see it"),
+        "image": ("Image", "REGISTRY/NAME:TAG", "the project's image, where the cluster can pull it"),
+        "namespace": ("Namespace", "default", "where the job is made"),
+        "queue": ("Queue", "default", "Volcano's"),
+    },
+}
+"""Texts that a person gives about a Slurm cluster, or a Kubernetes cluster with Volcano: label, placeholder and help."""
+NEEDED = {
+    "slurm": {"shared": "the shared folder"},
+    "kubernetes": {"shared": "the shared folder", "claim": "the volume claim", "image": "the image"},
+}
+
+
+def destination(kind: str, cluster: Cluster) -> Destination | None:
+    """The place of a kind; None until a person has given what it needs."""
+    fields = _nodes(kind, cluster)
     with st.container(horizontal=True):
-        fields |= {
-            "shared": _text(
-                "slurm", "Shared folder", "/shared/switchyard", "one that the nodes see too, by an absolute path"
-            ),
-            "seen_as": _text("slurm", "Seen by the nodes as", "the same", "where they have it, if at another place"),
-            "partition": _text("slurm", "Partition", "the default one", "several with commas between"),
-            "account": _text("slurm", "Account", "the default one", "what the time is booked on"),
-            "image": _text(
-                "slurm",
-                "Image",
-                "none",
-                "the project's image, for Pyxis; without one the nodes run this very "
-                "installation, which they have to see at the same place",
-            ),
-        }
-    return _destination("slurm", fields, {"shared": "the shared folder"})
-
-
-def kubernetes(cluster: Cluster) -> Destination | None:
-    """The place on a Kubernetes cluster with Volcano; None until a person has given what it needs."""
-    fields = _nodes("kubernetes", cluster)
-    with st.container(horizontal=True):
-        fields |= {
-            "shared": _text("kubernetes", "Shared folder", "/mnt/shared", "where this machine has the volume"),
-            "claim": _text("kubernetes", "Volume claim", "switchyard", "the PersistentVolumeClaim of the same volume"),
-            "seen_as": _text("kubernetes", "Mounted at", "/shared", "where the job's pods see it"),
-            "image": _text(
-                "kubernetes", "Image", "REGISTRY/NAME:TAG", "the project's image, where the cluster can pull it"
-            ),
-            "namespace": _text("kubernetes", "Namespace", "default", "where the job is made"),
-            "queue": _text("kubernetes", "Queue", "default", "Volcano's"),
-        }
-    needed = {"shared": "the shared folder", "claim": "the volume claim", "image": "the image"}
-    return _destination("kubernetes", fields, needed)
-
-
-FORMS: dict[str, Callable[[Cluster], Destination | None]] = {"slurm": slurm, "kubernetes": kubernetes}
+        for name, (label, placeholder, help) in FIELDS[kind].items():
+            key = f"launch-{kind}-{label}"
+            fields[name] = kept.text_input(label, placeholder=placeholder, help=help, width=200, key=key).strip()
+    if missing := [text for name, text in NEEDED[kind].items() if not fields[name]]:
+        st.info(f"Enter {' and '.join(missing)} to preview what would be submitted.", icon=":material/info:")
+        return None
+    with failing.saying(sentence):
+        return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)
+    return None
 
 
 def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
@@ -100,21 +100,6 @@ def _number(place: str, label: str, low: int, high: int, usual: int, help: str, 
     )
 
 
-def _text(place: str, label: str, placeholder: str, help: str) -> str:
-    return kept.text_input(label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}").strip()
-
-
-def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> Destination | None:
-    if missing := [text for name, text in needed.items() if not fields[name]]:
-        st.info(f"Enter {' and '.join(missing)} to preview what would be submitted.", icon=":material/info:")
-        return None
-    try:
-        return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)
-    except InputError as error:
-        st.error(sentence(str(error)), icon=":material/error:")
-        return None
-
-
 def what_is_submitted(launch: PreparedLaunch) -> None:
     """Show the submitted text, a file of it, and a run folder for those who submit it by hand."""
     destination = launch.destination
@@ -136,11 +121,8 @@ def what_is_submitted(launch: PreparedLaunch) -> None:
             help=refused or BY_HAND,
             disabled=bool(refused or not launch.ready),
         ):
-            try:
+            with failing.saying(sentence):
                 state.visit.run_folders[key] = str(history.write(launch))
-            except InputError as error:
-                st.error(sentence(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
     if folder:
         how = "sbatch switchyard.sh" if slurm else "kubectl create -f switchyard.yaml"

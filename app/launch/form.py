@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, kept, tables, widgets
+from app import cached, failing, kept, tables, widgets
 from app.charts import launch as charts
 from app.launch import clusters, history
 from app.launch.history import Launched
@@ -25,7 +25,6 @@ from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS
 from engine.launch.running.local import command_of
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.timeline import Balance
 
 WHERE = {
     "local": ":material/computer: This machine",
@@ -42,11 +41,13 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
     devices, refused, fault, destination = cached.attached(), history.refusal(), None, None
-    on_cluster = place in clusters.FORMS
+    on_cluster = place in clusters.FIELDS
     if on_cluster:
-        destination = clusters.FORMS[place](problem.cluster)
+        destination = clusters.destination(place, problem.cluster)
     else:
-        _attached(devices)
+        st.markdown(f":material/memory: **Devices:** {plain(devices.summary)}")
+        if devices.notes:
+            st.caption(" · ".join(plain(note) for note in devices.notes))
     if place == "testbed":
         st.caption(
             "Every rank gets a network of its own whose link is as fast as its GPUs' ports are drawn, divided by the "
@@ -70,8 +71,16 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         return
     left, right = st.columns(2, gap="large")
     with left:
-        _preflight(prepared)
-        _balances(balances)
+        st.subheader("Pre-flight", anchor=False)
+        checks = []
+        for check in prepared.checks:
+            colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
+            if check.warning:
+                colour, icon = "orange", "warning"
+            checks.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
+        st.markdown("  \n".join(checks))
+        lines = [f"{plain(name)}: {tables.balance_sentence(even.factors)}" for name, even in balances.items()]
+        st.caption("  \n".join([f"{tables.COLUMN} on the GPUs of the plan, all tokens", *lines]))
         not_now = fault or (None if on_cluster else history.why_not_now(past))
         _start(launch, refused, not_now, prepared, actions)
     with right:
@@ -91,12 +100,9 @@ def _start(
     if actions.button(
         label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not prepared.ready
     ):
-        try:
+        with failing.saying(sentence):
             store.save_workload(launch.workload)  # balanced routing was recorded nowhere
             history.start(launch.to_arguments())
-        except InputError as error:
-            st.error(sentence(str(error)), icon=":material/error:")
-        else:
             st.rerun()
     if refused:
         return
@@ -131,24 +137,62 @@ def _what_it_cannot_show(launch: Launch, prepared: PreparedLaunch) -> list[str]:
     ]
 
 
-def _attached(devices: Devices) -> None:
-    st.markdown(f":material/memory: **Devices:** {plain(devices.summary)}")
-    if devices.notes:
-        st.caption(" · ".join(plain(note) for note in devices.notes))
-
-
 def _chosen(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Launch:
     """The plans and numbers that a person chose."""
     compared = _compared(plan, problem)
     ranks = scale = None
     with st.container(horizontal=True):
-        if place not in clusters.FORMS:
+        if place not in clusters.FIELDS:
             ranks = _ranks(place, (plan, *compared), problem.cluster, devices)
-        tokens = _tokens(place, plan.goal is Goal.TRAINING)
-        repeats, limit = _passes()
-        dtype = _dtype()
+        training = plan.goal is Goal.TRAINING
+        tokens = kept.number_input(
+            "Tokens to replay",
+            1,
+            None,
+            None,
+            width=190,
+            disabled=training,
+            key=f"launch-tokens-{place}",
+            placeholder="the step's own" if training else "automatic",
+            help="evenly spaced over the recording; automatic: as many as take a few seconds. Training steps set their own",
+        )
+        repeats = kept.number_input(
+            "Timed passes",
+            1,
+            MAX_REPEATS,
+            3,
+            width=140,
+            key="launch-repeats",
+            help="of every plan, after a warm-up; shown is the median one",
+        )
+        limit = kept.number_input(
+            "Time limit, s",
+            10,
+            86_400,
+            USUAL_LIMIT,
+            step=60,
+            width=150,
+            key="launch-limit",
+            help="a launch that is not done by then is ended",
+        )
+        dtype = kept.selectbox(
+            "Number format",
+            [USUAL, "fp32", "bf16"],
+            width=130,
+            key="launch-dtype",
+            help="of weights and activations; automatic: the model's own on GPUs, fp32 on CPUs",
+        )
         if place == "testbed":
-            scale = _scale()
+            scale = kept.number_input(
+                "Scale",
+                1e-9,
+                None,
+                None,
+                width=210,
+                placeholder="fastest at 100 Mbit/s",
+                key="launch-scale",
+                help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
+            )
     second = problem.second and (problem.second.workload, problem.second.model)
     return Launch(
         (plan, *compared),
@@ -162,9 +206,9 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
         ranks=ranks,
         tokens=tokens,
         repeats=repeats,
-        limit=limit,
-        dtype=dtype,
-        step=problem.step if plan.goal is Goal.TRAINING else None,
+        limit=float(limit),
+        dtype=None if dtype == USUAL else dtype,
+        step=problem.step if training else None,
     )
 
 
@@ -206,93 +250,12 @@ def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices)
     )
 
 
-def _tokens(place: On, training: bool) -> int | None:
-    """Number of tokens to replay; None: the usual number."""
-    return kept.number_input(
-        "Tokens to replay",
-        1,
-        None,
-        None,
-        width=190,
-        disabled=training,
-        key=f"launch-tokens-{place}",
-        placeholder="the step's own" if training else "automatic",
-        help="evenly spaced over the recording; automatic: as many as take a few seconds. Training steps set their own",
-    )
-
-
-def _passes() -> tuple[int, float]:
-    """Number of timed passes, and the seconds after which the launch is ended."""
-    repeats = kept.number_input(
-        "Timed passes",
-        1,
-        MAX_REPEATS,
-        3,
-        width=140,
-        key="launch-repeats",
-        help="of every plan, after a warm-up; shown is the median one",
-    )
-    limit = kept.number_input(
-        "Time limit, s",
-        10,
-        86_400,
-        USUAL_LIMIT,
-        step=60,
-        width=150,
-        key="launch-limit",
-        help="a launch that is not done by then is ended",
-    )
-    return repeats, float(limit)
-
-
-def _dtype() -> str | None:
-    """Number format of the computation; None: the usual."""
-    dtype = kept.selectbox(
-        "Number format",
-        [USUAL, "fp32", "bf16"],
-        width=130,
-        key="launch-dtype",
-        help="of weights and activations; automatic: the model's own on GPUs, fp32 on CPUs",
-    )
-    return None if dtype == USUAL else dtype
-
-
-def _scale() -> float | None:
-    """Drawn over emulated bandwidth of a testbed; None: the usual."""
-    return kept.number_input(
-        "Scale",
-        1e-9,
-        None,
-        None,
-        width=210,
-        placeholder="fastest at 100 Mbit/s",
-        key="launch-scale",
-        help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
-    )
-
-
 def alike(first: Plan, second: Plan) -> bool:
     """True if two plans are for the same sizes and the same goal, so that one launch can compare them."""
     if first.goal is not second.goal:
         return False
     sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (first, second))
     return next(sizes) == next(sizes)
-
-
-def _preflight(launch: PreparedLaunch) -> None:
-    st.subheader("Pre-flight", anchor=False)
-    lines = []
-    for check in launch.checks:
-        colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
-        if check.warning:
-            colour, icon = "orange", "warning"
-        lines.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
-    st.markdown("  \n".join(lines))
-
-
-def _balances(balances: dict[str, Balance]) -> None:
-    lines = [f"{plain(name)}: {tables.balance_sentence(even.factors)}" for name, even in balances.items()]
-    st.caption("  \n".join([f"{tables.COLUMN} on the GPUs of the plan, all tokens", *lines]))
 
 
 def _command(launch: PreparedLaunch) -> None:

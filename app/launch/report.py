@@ -86,11 +86,14 @@ def show(launch: Launched, past: list[Launched]) -> None:
     tokens = "" if brief.tokens is None else f" · {brief.tokens:,} tokens"
     started = f"Started {widgets.describe_time(launch.started)} on {PLACES[brief.on]}"
     ended = f"ended after {units.seconds(launch.job.elapsed)}"
+    what_for = ""
+    if launch.state is State.DONE:  # said before anybody compares the prediction with another one
+        what_for = f"**The prediction is for {_here(launch)}, not for the drawn cluster as on other pages.** "
     with st.container(gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.subheader(_title(launch), anchor=False)
             _relaunch(launch, past)
-        st.caption(f"{_what_for(launch)}{started}{ranks}{tokens} · {ended}")
+        st.caption(f"{what_for}{started}{ranks}{tokens} · {ended}")
     if launch.state is State.DONE:
         note(launch)
         with failing.saying():
@@ -115,25 +118,15 @@ def _here(launch: Launched) -> str:
     return HERE.get(launch.brief.on, "the machines that it ran on")
 
 
-def _what_for(launch: Launched) -> str:
-    """Say what the prediction of a finished launch is for, before anybody compares it with another one."""
-    if launch.state is not State.DONE:
-        return ""
-    return f"**The prediction is for {_here(launch)}, not for the drawn cluster as on other pages.** "
-
-
 def _relaunch(launch: Launched, past: list[Launched]) -> None:
     here = launch.brief.on in ("local", "testbed")
     blocked = history.refusal() or (history.why_not_now(past) if here else None)
     if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
         arguments = launch.job.request.arguments
-        try:
+        with failing.saying(sentence):
             if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
                 raise InputError(f"{failed.name}: {failed.text}")
             history.start(arguments)
-        except InputError as error:
-            st.error(sentence(str(error)), icon=":material/error:")
-        else:
             st.rerun()
 
 
@@ -152,7 +145,7 @@ def _measured(launch: Launched) -> None:
         predicted = [run.predicted_seconds for run in runs]
         title, details = finding(report.preference.lines)
         passes = [run.pass_seconds for run in runs]
-        widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
+        widgets.chart(lambda: charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
         chosen = kept.segments(
             "Plan",
@@ -171,8 +164,16 @@ def _measured(launch: Launched) -> None:
     if measured.labels is None:
         _gantt_of_layers(pair, key)
     else:
-        _gantt_of_step(pair, total)
-    _sources(run, report)
+        phase, first, last = timeline.choose_part(list(pair.values()))
+        parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
+        title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
+        widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
+    testbed = report.testbed
+    place = f"{report.device}, links of {testbed.name}" if testbed else report.device
+    st.caption(f"The prediction uses {plain(run.predicted['cost_source'])}. Measured on {plain(place)}.")
+    if testbed:
+        rates = np.array(testbed.bandwidth)
+        widgets.chart(charts.links(rates, rates * testbed.scale, testbed.scale), "report-links")
 
 
 def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -> None:
@@ -182,11 +183,11 @@ def _steps_and_layers(run: LaunchedPlan, total: tuple[float, float], key: str) -
     dark = st.context.theme.type == "dark"
     left, right = st.columns(2, gap="medium")
     with left:
-        figure = charts.by_kind(kinds.kind, kinds.predicted, kinds.measured, total, waiting, dark)
-        widgets.chart(figure, f"by-kind-{key}")
+        widgets.chart(
+            lambda: charts.by_kind(kinds.kind, kinds.predicted, kinds.measured, total, waiting, dark), f"by-kind-{key}"
+        )
     with right:
-        figure = charts.by_layer(layers.layer, layers.predicted, layers.measured, dark)
-        widgets.chart(figure, f"by-layer-{key}")
+        widgets.chart(lambda: charts.by_layer(layers.layer, layers.predicted, layers.measured, dark), f"by-layer-{key}")
 
 
 def unlike(names: list[str], ids: list[str]) -> list[str]:
@@ -210,6 +211,8 @@ def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
 
 def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
     predicted, measured, passes = run.predicted_seconds, run.measured_seconds, run.pass_seconds
+    # Launches of earlier versions do not have it.
+    allowed = "" if run.allowed_difference is None else f", here {run.allowed_difference:.1g},"
     with st.container(horizontal=True, gap="medium"):
         st.metric("Measured", units.seconds(measured), help="the timed pass of median length")
         st.metric("Predicted", units.seconds(predicted), help=plain(run.predicted["cost_source"]))
@@ -229,18 +232,13 @@ def _figures(run: LaunchedPlan, report: LaunchAnswer) -> None:
             "Output differs by",
             f"{run.difference:.1g}",
             help="largest difference from the unplanned single-process computation, relative to its largest number; "
-            f"a launch that differs by more than rounding explains{_allowed(run)} fails",
+            f"a launch that differs by more than rounding explains{allowed} fails",
         )
         st.metric(
             "Clocks agree to",
             units.seconds(report.clock_error) if report.clock_error else "same clock",
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
-
-
-def _allowed(run: LaunchedPlan) -> str:
-    """The allowed difference in words; launches of earlier versions do not have it."""
-    return "" if run.allowed_difference is None else f", here {run.allowed_difference:.1g},"
 
 
 def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
@@ -255,29 +253,5 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
             f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
             icon=":material/warning:",
         )
-    widgets.gantt(
-        gantt_charts.gantt(
-            pair,
-            first,
-            last,
-            "Predicted, its bars with a darker outline, above measured",
-            dark=st.context.theme.type == "dark",
-        ),
-        f"gantt-{key}",
-    )
-
-
-def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> None:
-    phase, first, last = timeline.choose_part(list(pair.values()))
-    parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
-    title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
-    widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
-
-
-def _sources(run: LaunchedPlan, report: LaunchAnswer) -> None:
-    testbed = report.testbed
-    place = f"{report.device}, links of {testbed.name}" if testbed else report.device
-    st.caption(f"The prediction uses {plain(run.predicted['cost_source'])}. Measured on {plain(place)}.")
-    if testbed:
-        rates = np.array(testbed.bandwidth)
-        widgets.chart(charts.links(rates, rates * testbed.scale, testbed.scale), "report-links")
+    title, dark = "Predicted, its bars with a darker outline, above measured", st.context.theme.type == "dark"
+    widgets.gantt(lambda: gantt_charts.gantt(pair, first, last, title, dark=dark), f"gantt-{key}", f"{first}-{last}")

@@ -2,7 +2,6 @@
 
 import time
 
-import pandas as pd
 import streamlit as st
 
 from app import cached, failing, state, tables, widgets
@@ -56,7 +55,16 @@ def ranks(job: Job) -> None:
     with left:
         _standing(now, job.finished or time.time())
     with right:
-        rank = _choose(now, f"log-{job.id}-{now.failed}")
+        every, usual, key = range(len(now.steps)), now.failed or 0, f"log-{job.id}-{now.failed}"
+
+        def called(rank: int) -> str:
+            return f":material/error: {rank}" if rank == now.failed else str(rank)
+
+        # The one that ended the launch, unless a person wants another.
+        if len(every) > FEW:
+            rank = st.selectbox("Log of rank", every, usual, called, key=key)
+        else:
+            rank = widgets.segments("Log of rank", every, default=usual, required=True, format_func=called, key=key)
         # As high when it is empty, so that nothing jumps while it fills; and the newest lines are in view.
         with st.container(height=HEIGHT - 70, border=False, autoscroll=True):
             st.code(
@@ -65,20 +73,18 @@ def ranks(job: Job) -> None:
 
 
 def _standing(now: Standing, moment: float) -> None:
-    rows = []
-    for rank, step in enumerate(now.steps):
-        age = f"{units.seconds(max(0.0, moment - step.time))} ago" if step else ""
-        rows.append(
-            {
-                "Rank": rank,
-                "Done": 100 * step.done if step else 0.0,
-                "Doing": step.message if step else "starting",
-                "Last seen": age,
-            }
-        )
+    rows = [
+        {
+            "Rank": rank,
+            "Done": 100 * step.done if step else 0.0,
+            "Doing": step.message if step else "starting",
+            "Last seen": f"{units.seconds(max(0.0, moment - step.time))} ago" if step else "",
+        }
+        for rank, step in enumerate(now.steps)
+    ]
     column = st.column_config
     tables.show(
-        pd.DataFrame(rows),
+        rows,
         hide_index=True,
         height="content" if len(rows) <= 8 else HEIGHT,
         alt="Progress of every rank",
@@ -89,15 +95,3 @@ def _standing(now: Standing, moment: float) -> None:
             "Last seen": column.TextColumn(width=90),
         },
     )
-
-
-def _choose(now: Standing, key: str) -> int:
-    """The rank with the shown log: the one that ended the launch, unless a person wants another."""
-    every, usual = range(len(now.steps)), now.failed or 0
-
-    def called(rank: int) -> str:
-        return f":material/error: {rank}" if rank == now.failed else str(rank)
-
-    if len(every) > FEW:
-        return st.selectbox("Log of rank", every, usual, called, key=key)
-    return widgets.segments("Log of rank", every, default=usual, required=True, format_func=called, key=key)

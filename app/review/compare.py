@@ -100,7 +100,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]
-    _timelines(plans, names, problem)
+    draw_timelines(dict(zip(names, plans, strict=True)), names, problem, "compare")
     st.caption(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
@@ -118,19 +118,25 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     _placements(plans, (names[0], names[1]))
 
 
-def _timelines(plans: list[Plan], names: list[str], problem: Problem) -> None:
-    """Both timelines on one axis, above the choice of their layers."""
-    shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
+def draw_timelines(plans: dict[str, Plan], bounded: Sequence[str], problem: Problem, place: str) -> None:
+    """Timelines of plans on one axis, above the choice of their layers.
+
+    plans: by the names that they have here
+    bounded: names of those with a line for their bound in these layers
+    place: on the Review page, part of the keys of its widgets
+    """
+    shown = {name: cached.simulate(plan, problem) for name, plan in plans.items()}
     layers, bounds, last = None, None, problem.workload.layers - 1
     chart = st.container()
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
-            layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
-        bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
-    key = digest_of(plans[0].id, plans[1].id)[:16]
+            layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
+        bounds = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
+    key, dark = digest_of(*(plan.id for plan in plans.values()), str(layers))[:16], st.context.theme.type == "dark"
+    of = digest_of(*plans, *cached.key_of(problem))
     with chart:
-        widgets.gantt(charts.timelines(shown, layers, bounds, st.context.theme.type == "dark"), f"compare-gantt-{key}")
+        widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark), f"{place}-gantt-{key}", of)
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:

@@ -27,12 +27,9 @@ def in_words(news: News) -> str:
     """`2 comments, 1 decision, thresholds`; `not seen yet` of a review that a person never saw."""
     if news.unseen:
         return "not seen yet"
-    counts = (_count(news.comments, "comment"), _count(news.decisions, "decision"))
-    return ", ".join(part for part in (*counts, "thresholds" if news.thresholds else "") if part)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""
+    counts = ((news.comments, "comment"), (news.decisions, "decision"))
+    parts = [f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts if number]
+    return ", ".join([*parts, *(["thresholds"] if news.thresholds else [])])
 
 
 def show(review: Review | None, anchor: str) -> None:
@@ -54,11 +51,11 @@ def show(review: Review | None, anchor: str) -> None:
         visit = _visit(who, name, now)
         if not (news := team_list.news_of(now, name, visit.before)):
             return
+        # Every decision with its person, as decisions overrule each other.
+        decisions = [_decided(entry) for entry in now.decisions if entry.at > visit.before and entry.by != name]
+        told = " · ".join(filter(None, [*decisions, in_words(replace(news, decisions=0))]))
         with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="news"):
-            st.markdown(
-                f":material/fiber_new: **New since you last looked**: [{_told(news, now, name, visit)}](#{anchor})",
-                width="content",
-            )
+            st.markdown(f":material/fiber_new: **New since you last looked**: [{told}](#{anchor})", width="content")
             st.button("Dismiss", icon=":material/done:", type="tertiary", on_click=saw, args=(review.id,))
 
     line()
@@ -99,14 +96,8 @@ def _noted(visit: state.ReviewVisit) -> state.ReviewVisit:
     return visit
 
 
-def _told(news: News, now: Review, name: str, visit: state.ReviewVisit) -> str:
-    """`Ana approved it 2 min ago · 2 comments`: every decision with its person, as decisions overrule each other."""
-    decisions = [entry for entry in now.decisions if entry.at > visit.before and entry.by != name]
-    others = in_words(replace(news, decisions=0))
-    return " · ".join([*(_decided(decision) for decision in decisions), *([others] if others else [])])
-
-
 def _decided(decision: Decision) -> str:
+    """`Ana approved it 2 min ago`"""
     age = time.time() - decision.at
     if age < 60:
         when = "just now"

@@ -196,11 +196,8 @@ def typed(kind: Callable[..., str], label: str, key: str, default: str = "", **m
 
 def attempt(write: Callable[[], object]) -> None:
     """Write to the team's database and draw the page again, or say why that failed."""
-    try:
+    with failing.saying(sentence):
         write()
-    except InputError as error:
-        st.error(sentence(str(error)), icon=":material/error:")
-    else:
         state.visit.written += 1
         st.rerun()
 

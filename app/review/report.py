@@ -129,20 +129,18 @@ def said(review: Review | None, problem: Problem) -> list[dict[str, str]]:
         {
             "by": entry.by,
             "at": moment(entry.at),
-            "did": _about(entry, problem) if isinstance(entry, Comment) else _decided(entry, review),
+            "did": _did(entry, review, problem),
             "text": entry.text if isinstance(entry, Comment) else entry.reason,
         }
         for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
     ]
 
 
-def _decided(decision: Decision, review: Review) -> str:
-    whose = review.whose(decision)
-    return DECISIONS[decision.verdict] + (f", {whose}" if whose else "")
-
-
-def _about(comment: Comment, problem: Problem) -> str:
-    return "" if comment.place is None else f"about {place.title(comment.place, problem)}"
+def _did(entry: Comment | Decision, review: Review, problem: Problem) -> str:
+    if isinstance(entry, Comment):
+        return "" if entry.place is None else f"about {place.title(entry.place, problem)}"
+    whose = review.whose(entry)
+    return DECISIONS[entry.verdict] + (f", {whose}" if whose else "")
 
 
 def moment(at: float) -> str:
@@ -257,13 +255,13 @@ def faces() -> list[tuple[str, str, Markup]]:
     """The studio's typefaces: family, weights, and the file as a data address, since a report asks nothing of any machine."""
     config = tomllib.loads((APP / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
     return [
-        (face["family"], face["weight"], Markup(f"data:font/woff2;base64,{_base64(APP.parent / face['url'])}"))
+        (
+            face["family"],
+            face["weight"],
+            Markup(f"data:font/woff2;base64,{base64.b64encode((APP.parent / face['url']).read_bytes()).decode()}"),
+        )
         for face in config["theme"]["fontFaces"]
     ]
-
-
-def _base64(file: Path) -> str:
-    return base64.b64encode(file.read_bytes()).decode()
 
 
 @lru_cache(maxsize=1)

@@ -4,17 +4,17 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, export, kept, state, tables, verdict_line, widgets
+from app import cached, export, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.review import discussion, news, place, report, store, verdict
 from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
+from app.review.compare import draw_timelines
 from app.review.plan_list import corrections, leave_brief
 from app.review.report import Dossier
 from app.review.store import link_to
 from app.tables import plain
 from engine import units
 from engine.errors import InputError
-from engine.goal import Goal
 from engine.plan import Plan
 from engine.store import team
 from engine.store.team import Review, Run, SavedPlan
@@ -32,7 +32,11 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     """The brief; if its inputs are not here, the figures noted when it was saved, and the discussion."""
     plan = store.plan_of(saved)
     state.write_link(saved.plan, review.id if review else "", place.here())
-    brief, fault = _brief_or_fault(saved)
+    brief, fault = None, ""
+    try:
+        brief = store.brief(saved)
+    except InputError as error:
+        fault = str(error)
     runs = team.runs(store.db(), saved.plan)
     with st.container(gap="xsmall"):
         _head(saved, review, brief, runs)
@@ -63,13 +67,15 @@ def made_by(plan: Plan) -> str:
 
 def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
     """The figures in one line, which stands above, then in a chart, then in words."""
-    _timelines(brief)
+    place.mark("timelines")
+    pair = dict(zip(named_pair(brief), (brief.own.plan, brief.baseline.plan), strict=True))
+    draw_timelines(pair, [brief.own.plan.name], brief.problem, "review")
     _note(saved)
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**What it does**\n" + "\n".join(f"- {plain(sentence)}" for sentence in brief.words))
+        own = brief.own.figures
         with st.container(horizontal=True, gap="medium"):
-            own = brief.own.figures
             st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
             tables.metric(own.balance)
     with right:
@@ -89,16 +95,10 @@ def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
             st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
         st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
     with line:
-        _verdict_line(brief)
+        scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
+        verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
     verdict.show(brief)
     _load(brief)
-
-
-def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
-    try:
-        return store.brief(saved), ""
-    except InputError as error:
-        return None, str(error)
 
 
 def _on_others(brief: Brief) -> Brief:
@@ -165,12 +165,6 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
         widgets.download("Download the report", report.html(dossier), report.file_name(dossier.saved), type="primary")
 
 
-def _verdict_line(brief: Brief) -> None:
-    own = brief.own.figures
-    scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
-    verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
-
-
 def _noted(saved: SavedPlan) -> None:
     """The simulated figures from when the plan was saved."""
     figures = saved.figures.get("metrics") or {}
@@ -186,27 +180,12 @@ def _noted(saved: SavedPlan) -> None:
         tables.noted(figures)
 
 
-def _timelines(brief: Brief) -> None:
-    pair, problem, plan = named_pair(brief), brief.problem, brief.own.plan
-    last, layers, bounds = problem.workload.layers - 1, None, None
-    place.mark("timelines")
-    chart = st.container()
-    if problem.goal is not Goal.TRAINING:
-        layers = (0, min(last, 1))
-        if last > 0:
-            layers = charts.drawable(pair, *kept.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
-        bounds = {plan.name: cached.bound(plan, problem, *layers)}
-    key = digest_of(plan.id, str(layers))[:16]
-    dark = st.context.theme.type == "dark"
-    with chart:
-        widgets.gantt(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
-
-
 def _load(brief: Brief) -> None:
     problem, plan = brief.problem, brief.own.plan
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
-    widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{digest_of(plan.id)[:16]}-{gpu}")
+    key = f"review-placement-{digest_of(plan.id)[:16]}-{gpu}"
+    widgets.chart(lambda: charts.placement(plan, problem, gpu), key, digest_of(*cached.key_of(problem)))
 
 
 def _runs(runs: list[Run]) -> None:

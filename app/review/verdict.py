@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, kept, state, studies, tables, widgets
+from app import cached, failing, kept, state, studies, tables, widgets
 from app.charts import review as charts
 from app.optimise import serving_page
 from app.review import place, thresholds
@@ -51,7 +51,8 @@ def show(brief: Brief) -> None:
     kind = _kind(plan)
     _adopt(kind, plan)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Judge this plan", icon=":material/gavel:", disabled=_runs(kind), key=f"judge-{plan.id[:16]}"):
+        runs, key = studies.is_running(kind), f"judge-{plan.id[:16]}"
+        if st.button("Judge this plan", icon=":material/gavel:", disabled=runs, key=key):
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     source = problem.source_of_times(plan.travel)
@@ -64,7 +65,7 @@ def last(plan: Plan) -> tuple[Verdict, float] | None:
     job = studies.newest(_kind(plan))
     judgement = None
     with suppress(InputError):  # a damaged one; the panel that shows it says so
-        judgement = _judgement(cached.result_of(job)) if job is not None else None
+        judgement = None if job is None else _judgement(cached.result_of(job))
     return None if judgement is None else (judgement.verdict, job.started)
 
 
@@ -110,11 +111,6 @@ def _others(problem: Problem) -> dict[str, str]:
     return {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
 
 
-def _runs(kind: str) -> bool:
-    job = studies.newest(kind)
-    return job is not None and not job.state.finished
-
-
 def _adopt(kind: str, plan: Plan) -> None:
     """Show a verdict that somebody asked for here before to everybody, and again when the next one was stopped."""
     job = studies.newest(kind)
@@ -129,11 +125,8 @@ def _adopt(kind: str, plan: Plan) -> None:
 def _start(kind: str, brief: Brief, wanted: dict[str, Any]) -> None:
     plan, deployed = (part.plan.model_dump(mode="json", exclude_none=True) for part in (brief.own, brief.baseline))
     more = {"plan": plan, "plan_id": brief.own.plan.id, "deployed": deployed} | wanted
-    try:
+    with failing.saying():
         state.set_study_job(kind, widgets.start_job_on(brief.problem, "verdict", more).id)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
-    else:
         st.rerun()
 
 
@@ -191,11 +184,8 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
         others = thresholds.differences(decided_by, state.session.thresholds)
         st.markdown(f":material/tune: Decided with other thresholds than this session's: {others}.")
         if st.button("Apply this session's", key=f"decide-{kind}"):
-            try:
+            with failing.saying():
                 _decide_again(kind, state.session.thresholds)
-            except InputError as error:
-                st.error(plain(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
 
 

@@ -18,7 +18,7 @@ from streamlit.errors import Error as StreamlitError
 from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from app import components, state
+from app import components, failing, state
 from app.tables import plain, sentence
 from app.visitor import roles
 from app.visitor.roles import Role
@@ -78,8 +78,9 @@ def is_local(context: Any) -> bool:
     """
     if os.environ.get(PROXY) == "1" or context.ip_address is not None:
         return False
-    addresses = (context.headers.get("Origin"), f"//{context.headers.get('Host', HERE[0])}")
-    return not any(name in context.headers for name in FORWARDED) and all(map(_is_here, filter(None, addresses)))
+    headers = context.headers  # Streamlit reads them anew each time
+    addresses = (headers.get("Origin"), f"//{headers.get('Host', HERE[0])}")
+    return not any(name in headers for name in FORWARDED) and all(map(_is_here, filter(None, addresses)))
 
 
 def _is_here(address: str) -> bool:
@@ -253,11 +254,8 @@ def _rename(person: Person) -> None:
             "Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions"
         )
         if st.form_submit_button("Set name", icon=":material/check:"):
-            try:
+            with failing.saying(sentence):
                 state.change(person=checked(name))
-            except InputError as error:
-                st.error(sentence(str(error)), icon=":material/error:")
-            else:
                 st.rerun()
 
 

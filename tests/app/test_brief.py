@@ -11,7 +11,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
 from app.charts.gantt import fewer_lanes
@@ -20,6 +19,7 @@ from app.review import store as review_store
 from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks, words
 from app.review.report import Dossier
 from engine import formats
+from engine.catalogue import cluster_presets
 from engine.compare.verdict import Verdict, verdict_of
 from engine.compare.wording import WORDS
 from engine.costs import Datasheet
@@ -34,26 +34,25 @@ from engine.training import usual_step
 from engine.units import seconds, share, signed, size
 from engine.workload import RoutingTrace
 from tests.cases.cli import SAMPLES
-from tests.cases.pages import visit
-from tests.cases.sessions import problem_of
+from tests.cases.samples import sample_problem
 
 
-@pytest.fixture
-def app(ana: AppTest) -> AppTest:
-    """Ana's session, with two plans."""
-    return visit(ana, "optimise")
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return sample_problem("alpha-code", tokens=None, cluster=cluster_presets()["mixed-8"].cluster)
 
 
-@pytest.fixture
-def problem(app: AppTest) -> Problem:
-    return problem_of(app)
+@pytest.fixture(scope="module")
+def plans(problem: Problem) -> list[Plan]:
+    """A linear plan and one that sends shortest first."""
+    return [run(SYSTEMS[name], problem).result.solution for name in ("linear", "sjf")]
 
 
-def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, problem: Problem) -> None:
+def test_the_worst_recording_is_the_one_with_the_least_gain(problem: Problem, plans: list[Plan]) -> None:
     trace = problem.workload
     others = [RoutingTrace(name, (trace.experts + shift) % 16, 16) for name, shift in (("by 3", 3), ("by 8", 8))]
     small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
-    ours, linear = app.plans[1], app.plans[0]
+    linear, ours = plans
     brief = with_risks(brief_of(ours, problem), [*others, small])
     gains = {
         other.name: simulate(linear, problem.with_workload(other)).total
@@ -66,8 +65,8 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, proble
     assert list(brief.refused) == ["of another size"] and brief.worst.recording in risk_in_words(brief)
 
 
-def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: Problem) -> None:
-    plan = app.plans[0]
+def test_the_load_of_every_gpu_is_counted_token_by_token(problem: Problem, plans: list[Plan]) -> None:
+    plan = plans[0]
     figure = charts.placement(plan, problem)
     counted = np.zeros((8, 8))
     for layer in range(8):
@@ -78,14 +77,14 @@ def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: 
     assert figure.layout.title.text.startswith(f"GPU {gpu} serves") and f"in layer {layer}:" in figure.layout.title.text
 
 
-def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, problem: Problem) -> None:
+def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(problem: Problem, plans: list[Plan]) -> None:
     node = problem.cluster.nodes[0]
     many = problem.cluster.model_copy(
         update={"nodes": tuple(node.model_copy(update={"name": f"node {number}"}) for number in range(20))}
     )
-    problem = make_problem(problem.workload, many, problem.model, Datasheet())
-    whole = run(SYSTEMS["linear"], problem, {}).timeline
-    other = run(SYSTEMS["random"], problem, {}).timeline
+    large = make_problem(problem.workload, many, problem.model, Datasheet())
+    whole = run(SYSTEMS["linear"], large, {}).timeline
+    other = run(SYSTEMS["random"], large, {}).timeline
     parts, kept = fewer_lanes({"a": whole, "b": other}, 2, 3, charts.MOST_GPUS)
     part, beside = parts.values()
     assert part.resources == beside.resources, "lane by lane the same GPUs"
@@ -105,7 +104,7 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
                 assert ends[0] == ends[1]
     figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
     assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
-    small = simulate(app.plans[0], problem_of(app))
+    small = simulate(plans[0], problem)
     assert fewer_lanes({"small": small}, 0, 1, charts.MOST_GPUS) == ({"small": small}, 8)
 
 
@@ -260,18 +259,14 @@ def verdict(dossier: Dossier) -> Verdict:
     return verdict_of(plan, problem, [problem.workload, other], deployed)
 
 
-@pytest.fixture(scope="module")
-def judged(dossier: Dossier, verdict: Verdict) -> Page:
-    return Page(report.html(replace(dossier, verdict=verdict, judged_at=1e9)))
-
-
 def bare(text: str) -> str:
     """Without the space between the elements of a page."""
     return "".join(text.split())
 
 
-def test_the_verdict_is_in_it(judged: Page, verdict: Verdict) -> None:
+def test_the_verdict_is_in_it_and_names_in_it_are_text(dossier: Dossier, verdict: Verdict, page: Page) -> None:
     assert len(verdict.parts) == 2
+    judged = Page(report.html(replace(dossier, verdict=verdict, judged_at=1e9)))
     section = judged.text.partition("Worth it?")[2].partition("What it does")[0]
     assert bare(section).startswith(bare(f"{WORDS[verdict.verdict]}{verdict.reasons[0]}"))
     figures = [
@@ -292,9 +287,6 @@ def test_the_verdict_is_in_it(judged: Page, verdict: Verdict) -> None:
     assert section.count("✓ passed") == sum(criterion.passed for criterion in verdict.criteria)
     assert section.count("✗ not passed") == sum(not criterion.passed for criterion in verdict.criteria)
     assert len(judged.scripts["application/json"]) == 5, "its chart beside the other three, and their settings"
-
-
-def test_names_in_the_verdict_are_text(judged: Page, page: Page) -> None:
     assert {tag for tag, _ in judged.tags} == {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in judged.tags for name in attributes)
     for text in judged.scripts["application/json"]:
@@ -312,11 +304,7 @@ def test_a_verdict_that_held_nothing_out(dossier: Dossier) -> None:
     assert len(page.scripts["application/json"]) == 4
 
 
-def test_no_verdict_is_one_line(page: Page) -> None:
-    assert "This plan has not been judged yet." in page.text
-
-
-def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(page: Page) -> None:
+def test_only_two_scripts_run_and_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
     assert len(page.scripts["code"]) == 2 and set(page.scripts) == {"code", "application/json"}
     policy = next(
         attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes
@@ -324,9 +312,6 @@ def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(
     digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts["code"]}
     assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
     assert "default-src 'none'" in policy and "http" not in policy
-
-
-def test_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
     for tag, attributes in page.tags:
         for name in ("src", "href", "srcset", "data", "action"):
             assert attributes.get(name, "data:,") == "data:,", (tag, attributes)
@@ -361,7 +346,7 @@ def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
         risk_in_words(brief),
     )
     identifiers = (plan.id, plan.provenance.optimiser, *plan.provenance.inputs.values())
-    for part in (*brief.words, *sentences, *identifiers):
+    for part in (*brief.words, *sentences, *identifiers, "This plan has not been judged yet."):
         assert part in page.text, part
     for name, value in plan.provenance.versions.items():
         assert f"{name} {value}" in page.text

@@ -12,14 +12,13 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import model_catalogue, state, workload
-from engine import formats, store
+from engine import formats
 from engine.catalogue import model_presets
 from engine.compare.synthetic import Recipe
-from engine.jobs import runner
 from engine.recording import GUIDES
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.cli import ROOT, SAMPLES
-from tests.cases.pages import answers, complaints, open_sample, pick, plan_the_sample, press, said, upload, visit
+from tests.cases.pages import answers, complaints, open_sample, pick, press, said, upload, visit
 from tests.costs.silicon import needs_tables
 
 NCCL_LOG = ROOT.parent / "shared" / "data" / "measurements" / "xxrjun_N1_G8.log"
@@ -83,19 +82,16 @@ def test_a_plan_needs_its_model_and_cluster(app: AppTest) -> None:
     assert not complaints(app) and answers(app) == ["deployed.json counts as deployed now: SGLang expert locations"]
 
 
-def test_a_plan_of_another_model_is_not_taken(app: AppTest) -> None:
-    visit(open_sample(app), "workload")
+def test_a_plan_of_another_model_or_that_breaks_a_rule_is_not_taken(two_plans: AppTest) -> None:
+    app = visit(two_plans, "workload")
     drop(app, deployed__json=sglang_plan(7, 16))
     assert "deployed.json" in complaints(app)[0] and app.session_state["in_use"] is None
-
-
-def test_a_plan_that_breaks_a_rule_is_not_taken(app: AppTest) -> None:
-    visit(plan_the_sample(open_sample(app)), "workload")
-    plans = [candidate["plan"] for candidate in runner.jobs(store.data_folder())[0].result["candidates"]]
-    broken = next(plan for plan in plans if plan["send_order"].get("dispatch"))
+    broken = app.plans[1].model_dump(mode="json")
     broken["send_order"]["dispatch"][0]["bytes"][0] *= 2
     drop(app, broken__json=json.dumps(broken).encode())
-    assert len(complaints(app)) == 1 and app.session_state["in_use"] is None and not app.session_state["imported"]
+    (complaint,) = complaints(app)
+    assert complaint.startswith("broken.json: cannot count as deployed: ")
+    assert app.session_state["in_use"] is None and not app.session_state["imported"]
 
 
 def test_an_archive_is_the_files_in_it(app: AppTest) -> None:
@@ -149,16 +145,12 @@ def test_measured_times_go_to_the_costs(app: AppTest) -> None:
     assert list(app.session_state["sources"]) == ["times"]
 
 
-def test_how_to_record(app: AppTest) -> None:
+def test_how_to_record_and_the_size_of_a_recording_of_the_open_model(app: AppTest) -> None:
     press(app, "How to record")
-    shown = "\n".join(block.value for block in app.code)
-    assert GUIDES[0].ways[0].start in shown and "Open a model" in "\n".join(caption.value for caption in app.caption)
-
-
-def test_the_size_of_a_recording_is_told_for_the_open_model(app: AppTest) -> None:
+    assert any(GUIDES[0].ways[0].start in block.value for block in app.code) and "Open a model" in said(app.caption)
     press(open_sample(app), "How to record")
-    assert any("1,000 passes × 8 layers × 16 experts × 4 bytes" in text.value for text in app.markdown)
-    assert any("**512 kB**" in text.value for text in app.markdown)
+    assert "1,000 passes × 8 layers × 16 experts × 4 bytes" in said(app.markdown)
+    assert "**512 kB**" in said(app.markdown)
 
 
 @pytest.mark.skipif(not NCCL_LOG.is_file(), reason="the shared recordings are not here")
@@ -187,31 +179,30 @@ def test_the_only_model_that_fits_is_opened_and_said(app: AppTest) -> None:
     assert answers(app) == [
         "opened code; opened the model tiny-moe-alpha, the only one of the catalogue with 8 layers × 16 experts, top-1"
     ]
-    assert any("fits only tiny-moe-alpha" in toast.value.replace("\\", "") for toast in app.toast)
-    assert not offered(app)
+    assert "fits only tiny-moe-alpha" in said(app.toast)
+    assert not offered(app) and not table(app), "one recording needs no table"
+    # Where the open model does not fit another is offered.
+    drop(app, other__npz=BETA.read_bytes())
+    assert app.session_state["model"].name == "tiny-moe-alpha", "the open model stays until a person says"
+    assert offered(app) == ["tiny-moe-beta"]
+    assert "8 layers × 16 experts, top-2 fits" in said(app.markdown)
+    press(app, app.button(key="fitting-tiny-moe-beta").label)
+    assert app.session_state["model"].name == "tiny-moe-beta" and not offered(app)
 
 
-def test_of_several_the_last_that_tells_a_model_counts(app: AppTest) -> None:
-    drop(
-        app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes(), traffic__csv=(SAMPLES / "traffic-8.csv").read_bytes()
-    )
+def test_of_several_the_last_that_tells_a_model_counts_and_the_recordings_stand_below(app: AppTest) -> None:
+    traffic = (SAMPLES / "traffic-8.csv").read_bytes()
+    drop(app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes(), traffic__csv=traffic)
     assert app.session_state["workloads"][app.session_state["workload"]] == "traffic"
-    assert app.session_state["model"].name == "tiny-moe-beta"
+    assert app.session_state["model"].name == "tiny-moe-beta" and app.session_state["cluster"] is None
+    pick(app, "workload-view", "Traffic")
+    assert "Open a cluster" in said(app.info), "what a view lacks is said"
+    assert "Recordings of this session" in said(app.subheader)
 
 
 def test_a_model_dropped_along_counts(app: AppTest) -> None:
     drop(app, code__npz=ALPHA.read_bytes(), model__json=(SAMPLES / "tiny-moe-alpha.json").read_bytes())
     assert answers(app) == ["opened code", "opened the model tiny-moe-alpha"]
-
-
-def test_where_the_open_model_does_not_fit_another_is_offered(app: AppTest) -> None:
-    visit(open_sample(app), "workload")
-    drop(app, other__npz=BETA.read_bytes())
-    assert app.session_state["model"].name == "tiny-moe-alpha", "the open model stays until a person says"
-    assert offered(app) == ["tiny-moe-beta"]
-    assert any("8 layers × 16 experts, top-2 fits" in text.value for text in app.markdown)
-    press(app, app.button(key="fitting-tiny-moe-beta").label)
-    assert app.session_state["model"].name == "tiny-moe-beta" and not offered(app)
 
 
 @needs_tables
@@ -226,26 +217,23 @@ def test_several_models_are_offered_and_none_is_opened(app: AppTest) -> None:
     }
 
 
-def test_what_fits_no_model_is_said(app: AppTest) -> None:
-    drop(app, loads__csv=as_csv(np.arange(1, 22).reshape(3, 7)))
-    assert not offered(app) and app.session_state["model"] is None
-    assert any("No model of the catalogue has 3 layers × 7 experts" in info.value for info in app.info)
-
-
 def table(app: AppTest) -> list[dict]:
     return next((frame.value.to_dict("records") for frame in app.dataframe if "Remove" in frame.value), [])
 
 
-def test_several_recordings_are_a_table(app: AppTest) -> None:
-    drop(app, code__npz=ALPHA.read_bytes())
-    assert not table(app), "one needs no table"
-    drop(app, code__npz=ALPHA.read_bytes(), loads__csv=as_csv(np.arange(1, 22).reshape(3, 7)))
-    first, second = table(app)
-    trace = formats.read_workload(ALPHA)
-    assert (first["Open"], first["Kind"], first["Phase"]) == ("code", "routing log", "—")
+def test_a_recording_that_fits_no_model_and_several_in_a_table(app: AppTest) -> None:
+    loads = as_csv(np.arange(1, 22).reshape(3, 7))
+    drop(app, loads__csv=loads)
+    assert not offered(app) and app.session_state["model"] is None
+    assert "No model of the catalogue has 3 layers × 7 experts" in said(app.info)
+    drop(app, code__npz=ALPHA.read_bytes(), loads__csv=loads)
+    rows = {row["Open"].removesuffix(" (open)"): row for row in table(app)}
+    first, second, trace = rows["code"], rows["loads"], formats.read_workload(ALPHA)
+    assert (first["Kind"], first["Phase"]) == ("routing log", "—")
     assert first["Tokens"] == f"{trace.tokens:,}" and first["Layers × experts"] == "8 × 16"
-    assert (second["Open"], second["Kind"], second["Tokens"]) == ("loads (open)", "expert loads", "—")
+    assert (second["Kind"], second["Tokens"]) == ("expert loads", "—")
     assert second["Worst skew"] == "1.75×"  # 7 / 4
+    assert [row["Open"].endswith(" (open)") for row in rows.values()].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -292,11 +280,3 @@ def test_a_recording_is_removed(two: list[str]) -> None:
 def test_titles_are_short() -> None:
     assert model_catalogue._title(("a/X", "b/X")) == "X"
     assert model_catalogue._title(("X", "a/Y", "a/Z")) == "X, Y …"
-
-
-def test_the_recordings_stand_there_though_a_view_lacks_something(app: AppTest) -> None:
-    drop(app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes())
-    assert app.session_state["cluster"] is None
-    pick(app, "workload-view", "Traffic")
-    assert any("Open a cluster" in info.value for info in app.info)
-    assert any(header.value == "Recordings of this session" for header in app.subheader)

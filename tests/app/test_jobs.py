@@ -147,7 +147,7 @@ def in_use(cluster_page: AppTest) -> str:
     return next(caption.value for caption in cluster_page.caption if caption.value.startswith("In use: "))
 
 
-def test_it_starts_what_was_asked_for_and_shows_what_was_found(cluster_page, started):
+def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page, started):
     field(cluster_page, "Ranks that measure").set_value(3)
     field(cluster_page, "Quick").check()
     press(cluster_page, "Calibrate")
@@ -162,26 +162,16 @@ def test_it_starts_what_was_asked_for_and_shows_what_was_found(cluster_page, sta
         for text in cluster_page.markdown
     )
     assert "roofline" in in_use(cluster_page), "nothing is used before it is asked for"
-
-
-def test_it_becomes_the_costs_of_a_cluster_that_it_fits(cluster_page, started):
-    press(open_cluster(cluster_page, PAIR), "Calibrate")
-    press(cluster_page, "Use it")
-    assert (
-        "calibrated in a test" in in_use(cluster_page)
-        and "roofline" not in in_use(cluster_page)
-        and not cluster_page.error
-    )
+    three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))
+    press(open_cluster(cluster_page, three), "Use it")
+    assert "calibrated in a test" in in_use(cluster_page), "what it lacks comes from the datasheet"
+    assert "network\\: datasheet roofline" in in_use(cluster_page)
+    press(open_cluster(cluster_page, PAIR), "Use it")
+    assert "calibrated in a test" in in_use(cluster_page) and "roofline" not in in_use(cluster_page)
+    assert not cluster_page.error
     visit(cluster_page, "workload")
     visit(cluster_page, "cluster")
     assert "calibrated in a test" in in_use(cluster_page), "it is kept"
-
-
-def test_what_it_does_not_have_comes_from_the_datasheet(cluster_page, started):
-    three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))
-    press(open_cluster(cluster_page, three), "Calibrate")
-    press(cluster_page, "Use it")
-    assert "calibrated in a test" in in_use(cluster_page) and "network\\: datasheet roofline" in in_use(cluster_page)
 
 
 def test_it_is_refused_for_a_cluster_of_other_gpus(cluster_page, started):

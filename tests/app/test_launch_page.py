@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -14,20 +15,26 @@ from engine import store
 from engine.catalogue import model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
+from engine.jobs import runner
 from engine.launch.preparation.launch import Launch
-from engine.model import MoEModel
 from engine.plan import Travel
 from engine.problem import make_problem
+from engine.workload import RoutingTrace
 from tests.cases.launched import finish, request_of
-from tests.cases.pages import button, buttons, enter, field, metrics, press, said, visit
-from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, plan, problem_of, wanted
+from tests.cases.pages import button, buttons, enter, field, metrics, press, run, said, visit
+from tests.cases.samples import sample, sample_model
+from tests.cases.sessions import ANOTHER, JOB, comes_from, launches, open_recording, plan, problem_of, wanted
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
 
 
 @pytest.fixture
-def app(launch_page: AppTest) -> AppTest:
-    """A linear plan, which is open, and another one."""
+def app(launch_page: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """A linear plan, which is open, and another one. The processes of launches wait until they are ended."""
+    waiting = tmp_path / "python"
+    waiting.write_text("#!/bin/sh\nexec sleep 600\n")
+    waiting.chmod(0o700)
+    monkeypatch.setattr(runner, "sys", SimpleNamespace(executable=str(waiting)))
     return launch_page
 
 
@@ -38,11 +45,18 @@ def place(app: AppTest, name: str) -> AppTest:
     return app
 
 
+def fill(app: AppTest, values: dict[str, object]) -> None:
+    """Set inputs and choices by label and run the page."""
+    for label, value in values.items():
+        field(app, label).set_value(value)
+    run(app)
+
+
 def type_in(app: AppTest, texts: dict[str, str]) -> None:
     """Fill in text fields by label and run the page."""
     for label, text in texts.items():
         next(field for field in app.text_input if field.label == label).set_value(text)
-    app.run()
+    run(app)
 
 
 # A new launch.
@@ -53,14 +67,8 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
     assert "torchrun picks a free one" in said(app.markdown) and "torch.distributed.run" in app.code[0].value
     chosen = app.multiselect[0]
     assert chosen.label == "Compare with" and chosen.value == [app.plans[1].id]  # the baseline
-    for label, value in {
-        "Ranks": 2,
-        "Tokens to replay": 100,
-        "Timed passes": 5,
-        "Time limit, s": 77,
-        "Number format": "bf16",
-    }.items():
-        enter(app, label, value)
+    numbers = {"Ranks": 2, "Tokens to replay": 100, "Timed passes": 5, "Time limit, s": 77}
+    fill(app, numbers | {"Number format": "bf16"})
     assert "Its 2 ranks are equal" in said(app.caption) and "5 timed passes each" in said(app.caption)
     assert "100 of the recording, 5 timed passes of each of 2 plans" in said(app.markdown)
     press(app, "Start")
@@ -74,15 +82,6 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
     visit(app, "optimise")
     visit(app, "launch")
     assert field(app, "Timed passes").value == 5 and field(app, "Ranks").value == 2
-
-
-def test_a_plan_alone(app: AppTest):
-    app.multiselect[0].set_value([])
-    app.run()
-    assert "3 timed passes after a warm-up" in said(app.markdown)
-    press(app, "Start")
-    (job,) = launches()
-    assert len(job.request.arguments["plans"]) == 1
 
 
 def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -104,7 +103,7 @@ def test_two_models_are_launched_together(app: AppTest):
     app.run()
     digest = app.session_state["second"]
     problem = problem_of(app)
-    beside = (store.load_workload(digest), model_of(app, digest))
+    beside = (store.load_workload(digest), app.session_state["model_of"][digest])
     problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), beside)
     (rec_plan,) = plan(problem, ANOTHER, "rec")
     app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER, JOB], rec_plan.id
@@ -115,47 +114,39 @@ def test_two_models_are_launched_together(app: AppTest):
     assert launches()[0].request.arguments["second"]["workload"] == digest
 
 
-def model_of(app: AppTest, digest: str) -> MoEModel:
-    return app.session_state["model_of"][digest]
-
-
 def open_on_pairs(app: AppTest, nodes: int, order: str = "two-tier", travel: Travel | None = None) -> AppTest:
     """The page with an open plan of a two-tier order, or of another one, on so many nodes of two GPUs."""
+    trace = sample("alpha-code")
+    short = RoutingTrace("two layers", trace.experts[:, :2], trace.num_experts)
     pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=1e12) for at in range(nodes)]
     app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs)
+    app.session_state["model"] = sample_model(layers=2)
+    open_recording(app, short)
     problem = replace(problem_of(app), travel=travel)
-    (opened,) = plan(problem, ANOTHER, {"name": "eplb", "options": {"order": order}})
-    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER], opened.id
+    job = f"20250102T0304050000{nodes:02}-0123abc{int(travel is not None)}"
+    (opened,) = plan(problem, job, {"name": "eplb", "options": {"order": order, "time_limit": 0.2}})
+    app.session_state["plan_jobs"], app.session_state["plan"] = [job], opened.id
     return visit(app, "launch")
 
 
-def test_a_two_tier_plan_is_offered_on_ranks_that_can_carry_it_out(app: AppTest):
+def test_two_tier_orders_and_rows_of_nodes_need_ranks_that_can_carry_them_out(app: AppTest):
     assert field(app, "Ranks").value == 4
     open_on_pairs(app, 6)
     assert not app.error and field(app, "Ranks").value == 6 and not button(app, "Start").disabled
     enter(app, "Ranks", 5)
     assert "on 5 ranks one would stand for GPUs of several nodes: choose 6" in said(app.error)
-
-
-def test_a_two_tier_plan_of_many_nodes_says_how_many_ranks_it_takes(app: AppTest):
+    open_on_pairs(app, 6, "concurrent", Travel(unit="node", dispatch="fp8"))
+    assert "whose GPUs pass it on to each other; on 5 ranks one would stand for" in said(app.error)
+    enter(app, "Ranks", 6)
+    assert not app.error and "one row per node, fp8 out" in said(app.markdown) and not button(app, "Start").disabled
+    open_on_pairs(app, 2, "matched", Travel(unit="node"))
+    assert "not in a matched order; plan with a concurrent order" in said(app.error)
+    assert "Start" not in buttons(app)
     open_on_pairs(app, 9)
     assert not app.error and "takes at least 9 ranks" in said(app.info) and field(app, "Ranks").value is None
     assert "Start" not in buttons(app)
     enter(app, "Ranks", 9)
     assert not app.error and not button(app, "Start").disabled and "folded onto 9 ranks" in said(app.markdown)
-
-
-def test_a_plan_of_one_row_a_node_says_so_or_why_it_is_refused(app: AppTest):
-    open_on_pairs(app, 6, "concurrent", Travel(unit="node", dispatch="fp8"))
-    assert not app.error and "one row per node, fp8 out" in said(app.markdown) and not button(app, "Start").disabled
-    enter(app, "Ranks", 5)
-    assert "whose GPUs pass it on to each other; on 5 ranks one would stand for" in said(app.error)
-
-
-def test_an_order_that_rows_of_nodes_cannot_follow_is_refused(app: AppTest):
-    open_on_pairs(app, 2, "matched", Travel(unit="node"))
-    assert "not in a matched order; plan with a concurrent order" in said(app.error)
-    assert "Start" not in buttons(app)
 
 
 def is_folded(app: AppTest) -> bool:
@@ -170,7 +161,11 @@ def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: 
     assert is_folded(app.run()) and "Measured:" in said(app.subheader)
     press(app, "New launch")
     assert not is_folded(app)
+    app.multiselect[0].set_value([])
+    run(app)
+    assert "3 timed passes after a warm-up" in said(app.markdown)
     press(app, "Start")
+    assert len(launches()[0].request.arguments["plans"]) == 1, "the open plan alone"
     # While one runs only its progress is shown, until another one is chosen.
     assert is_folded(app) and "Measured:" not in said(app.subheader)
     app.session_state["launch_shown"] = older.id
@@ -180,24 +175,19 @@ def test_the_form_folds_away_while_a_launch_is_shown(app: AppTest, monkeypatch: 
 # On a testbed.
 
 
-def test_a_testbed_shows_its_links_and_takes_a_scale(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+def test_a_testbed_shows_its_links_and_takes_a_scale_that_makes_sense(app: AppTest, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cached, "testbed_fault", lambda: None)
     place(app, "testbed")
     assert field(app, "Ranks").value == 8 and "29500" in said(app.markdown)
-    enter(app, "Tokens to replay", 50)
-    enter(app, "Scale", 2000.0)
-    press(app, "Start")
-    arguments = launches()[0].request.arguments
-    assert (arguments["on"], arguments["scale"], arguments["ranks"]) == ("testbed", 2000.0, 8)
-    assert len(arguments["cluster"]["nodes"]) == 4
-
-
-def test_a_scale_that_makes_no_sense(app: AppTest):
-    place(app, "testbed")
     for scale, part in ((1e12, "too slow to run anything on"), (4e5, "but the time limit is 900 s")):
         enter(app, "Scale", scale)
         assert part in said(app.error) + said(app.markdown)
         assert not any(button.label == "Start" and not button.disabled for button in app.button)
+    fill(app, {"Tokens to replay": 50, "Scale": 2000.0})
+    press(app, "Start")
+    arguments = launches()[0].request.arguments
+    assert (arguments["on"], arguments["scale"], arguments["ranks"]) == ("testbed", 2000.0, 8)
+    assert len(arguments["cluster"]["nodes"]) == 4
 
 
 def test_without_root_a_testbed_is_refused_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -246,20 +236,9 @@ def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
 # Who may.
 
 
-@pytest.fixture
-def from_elsewhere(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The visitor comes from another machine."""
+def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, monkeypatch, tmp_path: Path):
     monkeypatch.delenv(people.GUARD_SWITCH, raising=False)
     comes_from("192.0.2.7", monkeypatch)
-
-
-def allowed(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard changes its mind after so many answers: a button drawn as allowed is refused when it is pressed."""
-    answers = [None] * times
-    monkeypatch.setattr(people, "why_not_launch", lambda *_: answers.pop() if answers else "Not any more.")
-
-
-def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, from_elsewhere, monkeypatch, tmp_path: Path):
     app.run()
     assert "Launching is off" in said(app.warning) and button(app, "Start").disabled
     place(app, "slurm")
@@ -273,15 +252,20 @@ def test_a_visitor_from_elsewhere_looks_and_starts_nothing(app: AppTest, from_el
     assert button(app, "Relaunch").disabled and "Measured / predicted" in metrics(app)  # to look is free
 
 
-@pytest.mark.parametrize("label", ["Start", "Relaunch", "Submit", "Write the run folder"])
-def test_every_start_asks_the_guard_again(app: AppTest, monkeypatch, tmp_path: Path, label: str):
-    if label == "Relaunch":
-        app.session_state["launch_shown"] = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch).id
-        app.run()
-    elif label != "Start":
-        place(app, "slurm")
-        type_in(app, {"Shared folder": str(tmp_path)})
-    before = len(launches())
-    allowed(2 if label == "Write the run folder" else 1, monkeypatch)
-    press(app, label)
-    assert "Not any more" in said(app.error) and len(launches()) == before and not list(tmp_path.glob("run-*"))
+def test_every_start_asks_the_guard_again(app: AppTest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def refused(label: str, allowed: int) -> None:
+        """Press a button while the guard changes its mind: after so many answers, all to the page that draws the button."""
+        monkeypatch.setattr(people, "why_not_launch", lambda *_: None)
+        run(app)
+        answers, before = [None] * allowed, len(launches())
+        monkeypatch.setattr(people, "why_not_launch", lambda *_: answers.pop() if answers else "Not any more.")
+        press(app, label)
+        assert "Not any more" in said(app.error) and len(launches()) == before and not list(tmp_path.glob("run-*"))
+
+    refused("Start", 1)
+    place(app, "slurm")
+    type_in(app, {"Shared folder": str(tmp_path)})
+    refused("Submit", 1)
+    refused("Write the run folder", 2)
+    app.session_state["launch_shown"] = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch).id
+    refused("Relaunch", 1)

@@ -102,20 +102,12 @@ def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
     assert [launch.job.id for launch in history.launches()] == [job.id]
 
 
-def test_past_launches_are_there_with_nothing_open(app: AppTest, monkeypatch: pytest.MonkeyPatch):
-    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
-    empty = studio().run()
-    visit(empty, "launch")
-    assert empty.info and len(empty.dataframe[0].value) == 1
-    empty.session_state["launch_shown"] = job.id
-    empty.run()
-    assert "Measured / predicted" in metrics(empty)
-
-
 # Reports.
 
 
-def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+def test_a_launch_says_which_plan_the_measurement_prefers_to_everybody_and_runs_once_more(
+    app: AppTest, monkeypatch: pytest.MonkeyPatch
+):
     job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
     app.session_state["launch_jobs"] = [job.id]  # of this session: shown without a click
     app.run()
@@ -132,6 +124,17 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
     app.run()
     assert metrics(app)["Measured"] != before and first.name != second.name
+
+    empty = visit(studio(), "launch")
+    assert empty.info and len(empty.dataframe[0].value) == 1, "past launches are there with nothing open"
+    empty.session_state["launch_shown"] = job.id
+    assert "Measured / predicted" in metrics(empty.run())
+
+    press(app, "Relaunch")
+    again, older = launches()
+    assert older.id == job.id
+    assert again.request.arguments == job.request.arguments | {"by": getpass.getuser()}
+    assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
 
 
 def test_a_run_against_its_prediction_in_words():
@@ -158,17 +161,6 @@ def test_times_stand_behind_their_bars_in_one_readable_size():
     assert both.layout.annotations[0].text == " 1 ms predicted<br> 3 ms measured"
 
 
-def test_a_relaunch_is_the_same_once_more(app: AppTest, monkeypatch: pytest.MonkeyPatch):
-    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
-    app.session_state["launch_shown"] = job.id
-    app.run()
-    press(app, "Relaunch")
-    again, before = launches()
-    assert before.id == job.id
-    assert again.request.arguments == job.request.arguments | {"by": getpass.getuser()}
-    assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
-
-
 def test_a_relaunch_without_its_recording_says_so(app: AppTest, monkeypatch: pytest.MonkeyPatch):
     small = problem_of(app).workload.spread(64)
     store.save_workload(small)
@@ -180,7 +172,9 @@ def test_a_relaunch_without_its_recording_says_so(app: AppTest, monkeypatch: pyt
     assert "no longer in the data folder" in said(app.error) and len(launches()) == 1
 
 
-def test_a_failed_launch_shows_the_end_of_the_log_of_the_rank_that_failed(app: AppTest):
+def test_a_failed_launch_shows_the_log_of_the_rank_that_failed_and_others_why_there_is_no_report(
+    app: AppTest, monkeypatch: pytest.MonkeyPatch
+):
     job = request_of(wanted(app), store.data_folder())
     run_folder(job).mkdir()
     logs = RankLogs(run_folder(job), 2)
@@ -198,10 +192,8 @@ def test_a_failed_launch_shows_the_end_of_the_log_of_the_rank_that_failed(app: A
     chosen.set_value(0)
     app.run()
     assert "last words of 0" in said(app.code)
-
-
-def test_a_stopped_launch_and_one_of_another_version(app: AppTest, monkeypatch: pytest.MonkeyPatch):
-    stopped = request_of(wanted(app), store.data_folder())
+    # A stopped one, and one of another version.
+    stopped = request_of(wanted(app), store.data_folder(), time.time() + 1)
     (stopped.folder / CANCELLED).touch()
     app.session_state["launch_shown"] = stopped.id
     app.run()

@@ -10,7 +10,7 @@ from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
 from engine.workload import RoutingTrace
-from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, said, studio, visit
+from tests.cases.pages import PAGES, buttons, open_sample, plan_the_sample, press, run, said, studio, visit
 
 
 def test_an_empty_page_says_what_to_do_next(app: AppTest) -> None:
@@ -37,6 +37,14 @@ def test_the_pages_of_a_finished_plan(planned: AppTest) -> None:
         assert not planned.error
     visit(planned, "timeline")
     assert {metric.label for metric in planned.metric} >= {"Simulated pass", "Exposed communication", "GPU utilisation"}
+    again = visit(studio(session=planned.query_params["session"]), "optimise")
+    assert len(again.dataframe[0].value) == 4, "found again by its address"
+    # A plan for another cluster is not shown as if it fitted.
+    planned.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
+    visit(planned, "optimise")
+    assert not planned.dataframe
+    visit(planned, "timeline")
+    assert "Choose a plan in the sidebar" in said(planned.info)
 
 
 def test_a_model_that_does_not_fit_is_answered_where_it_matters(sample: AppTest) -> None:
@@ -73,15 +81,6 @@ def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(planned: AppTest) -> None:
-    planned.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
-    visit(planned, "optimise")
-    assert not planned.dataframe
-    visit(planned, "timeline")
-    assert "Choose a plan in the sidebar" in said(planned.info)
-
-
-@pytest.mark.usefixtures("warm_python")
 def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(sample: AppTest) -> None:
     press(visit(sample, "workload"), "Traffic 8 × 8")
     plan_the_sample(sample)
@@ -90,16 +89,8 @@ def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(samp
     assert "no tokens to replay" in sample.error[0].value.replace("\\", "")
 
 
-@pytest.mark.usefixtures("warm_python")
-def test_a_session_is_found_again_by_its_address(planned: AppTest) -> None:
-    again = visit(studio(session=planned.query_params["session"]), "optimise")
-    assert len(again.dataframe[0].value) == 4
-
-
 def test_a_session_link_cannot_leave_the_data_folder() -> None:
-    app = studio(session="../../etc/passwd").run()
-    assert not app.exception
-    assert app.info
+    assert run(studio(session="../../etc/passwd")).info
 
 
 @pytest.mark.usefixtures("warm_python")

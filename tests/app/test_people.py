@@ -32,11 +32,6 @@ def configure_team(monkeypatch: pytest.MonkeyPatch, setting: str | dict = TEAM) 
     monkeypatch.setenv(roles.SETTING, setting if isinstance(setting, str) else json.dumps(setting))
 
 
-def test_without_a_setting_everybody_may_plan_and_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(roles.SETTING, raising=False)
-    assert roles.role_of(SimpleNamespace()) == "launch"
-
-
 @pytest.mark.parametrize(
     ("user", "role"),
     [
@@ -93,6 +88,14 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", name="Ana")
     app.run()
     assert app.header[0].value == "Workload"
+    # An expired login is asked for again.
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time() - 13 * 3600)
+    app.run()
+    assert "expired" in app.info[0].value and [button.label for button in app.button] == ["Log in"]
+    assert not app.header[1:]
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time())
+    app.run()
+    assert app.header[0].value == "Workload"
 
 
 @pytest.mark.parametrize(
@@ -105,20 +108,6 @@ def test_a_login_counts_for_so_many_hours(hours: float, setting: str | None, mon
     user = login("ana@example.org", iat=time.time() - hours * 3600)
     counts = (hours, setting) in ((11, None), (13, "24"))
     assert roles.is_logged_in(user) is counts and roles.role_of(user) == ("launch" if counts else "view")
-
-
-def test_an_expired_login_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(people.SWITCH, "required")
-    app = studio()
-    app.secrets.update(AUTH)
-    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time() - 13 * 3600)
-    app.run()
-    assert (
-        "expired" in app.info[0].value and [button.label for button in app.button] == ["Log in"] and not app.header[1:]
-    )
-    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time())
-    app.run()
-    assert app.header[0].value == "Workload"
 
 
 def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty_session, monkeypatch) -> None:
@@ -239,10 +228,6 @@ def caller(address: str | None, **headers: str) -> SimpleNamespace:
     return SimpleNamespace(ip_address=address, headers=headers)
 
 
-def test_a_visitor_on_this_machine_may_launch() -> None:
-    assert why_not_launch(caller(None), NOBODY) is None
-
-
 PROXIES = [
     *({header: "192.0.2.7"} for header in FORWARDED),
     {"Host": "127.0.0.1:8501", "Origin": "https://plans.example.org"},  # nginx as it comes
@@ -255,21 +240,20 @@ PROXIES = [
 """Headers of requests that a proxy on this machine passes on, some without adding any of its own."""
 
 
-def test_others_may_not_even_through_a_proxy_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_on_this_machine_may_launch_and_others_not_even_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(roles.SETTING, raising=False)
     monkeypatch.delenv(GUARD_SWITCH, raising=False)
+    assert roles.role_of(SimpleNamespace()) == "launch" and why_not_launch(caller(None), NOBODY) is None
     for user in (NOBODY, SOMEBODY):
         assert "off" in why_not_launch(caller("192.0.2.7"), user)
     for headers in PROXIES:
         assert why_not_launch(caller(None, **headers), SOMEBODY) is not None, headers
-
-
-@pytest.mark.parametrize("here", ["localhost:8501", "127.0.0.1:8501", "[::1]:8501", "LOCALHOST"])
-def test_this_machine_has_several_names(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(GUARD_SWITCH, raising=False)
-    headers = {"Host": here, "Origin": f"http://{here}"}
-    assert why_not_launch(caller(None, **headers), NOBODY) is None
-    monkeypatch.setenv(PROXY, "1")
-    assert why_not_launch(caller(None, **headers), NOBODY) is not None
+    for here in ("localhost:8501", "127.0.0.1:8501", "[::1]:8501", "LOCALHOST"):
+        headers = {"Host": here, "Origin": f"http://{here}"}
+        assert why_not_launch(caller(None, **headers), NOBODY) is None, here
+        with monkeypatch.context() as patch:
+            patch.setenv(PROXY, "1")
+            assert why_not_launch(caller(None, **headers), NOBODY) is not None, here
 
 
 def test_who_may_only_plan_may_not_launch_even_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,10 +263,8 @@ def test_who_may_only_plan_may_not_launch_even_here(monkeypatch: pytest.MonkeyPa
     for address in (None, "192.0.2.7"):
         assert "role here is plan" in why_not_launch(caller(address), SOMEBODY)
         assert why_not_launch(caller(address), ana) is None
-
-
-def test_the_switch_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GUARD_SWITCH, "1")
+    # Without roles the switch alone is not enough.
+    monkeypatch.delenv(SETTING)
     assert "Log in" in why_not_launch(caller("192.0.2.7"), NOBODY)
     assert "Log in" in why_not_launch(caller("192.0.2.7"), SimpleNamespace())
     assert why_not_launch(caller("192.0.2.7"), SOMEBODY) is None
@@ -360,7 +342,6 @@ def test_who_may_look_after_the_studio(address, email, setting, may, app: AppTes
     if setting is not None:
         monkeypatch.setenv(roles.SETTING, setting)
     visitor(monkeypatch, address, **(vars(login(email)) if email else {}))
-    app.run()
     if may:
         assert operate(app).header[0].value == "Administration"
     context = type("Context", (), {"ip_address": address, "headers": {}})

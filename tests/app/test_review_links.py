@@ -20,7 +20,7 @@ from engine.store.team_approval import Place
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.cases.pages import buttons, field, press, said, studio, visit
+from tests.cases.pages import buttons, field, press, said, visit
 from tests.cases.reviews import fill, link, review_of, save
 from tests.cases.sessions import problem_of
 
@@ -58,29 +58,29 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
     assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
 
 
-def test_a_link_opens_its_plan_where_plans_were_compared_before(app: AppTest) -> None:
-    saved = save(app, "to be shared")
+def test_a_link_opens_its_plan_and_review_whatever_was_there_before(app: AppTest, monkeypatch) -> None:
+    saved = save(app, "to be shared", question="first?")
+    newest = team.open_review(database(), saved.number, "second?", "Ben")
+    oldest = team.reviews_of(database(), saved.number)[-1].id
     press(app, "Compare")
     assert "to be shared" not in said(app.subheader)
     assert "to be shared" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
-
-
-def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
-    saved = save(app, question="first?")
-    newest = team.open_review(database(), saved.number, "second?", "Ben")
-    oldest = team.reviews_of(database(), saved.number)[-1].id
     assert "first?" in said(link(plan=saved.plan, review=oldest).text)
-    assert "second?" in said(link(plan=saved.plan, review=newest.id).text)
-
-
-def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: AppTest) -> None:
-    saved = save(app)
-    visitor = link(plan=saved.plan)
+    visitor = link(plan=saved.plan, review=newest.id)
+    assert "second?" in said(visitor.text)
+    # A reload does not open the plan again over what was changed since.
     visit(visitor, "workload")
-    next(button for button in visitor.button if button.key == "strip-cluster-hgx-h100-8").click().run()
+    visitor.button(key="strip-cluster-hgx-h100-8").click().run()
     again = link(plan=saved.plan, session=visitor.query_params["session"])
     assert again.session_state["cluster"] == cluster_presets()["hgx-h100-8"].cluster
     assert again.session_state["reviewed"][0] == saved.number and not again.error
+    assert "review of another one" in said(link(plan=app.plans[0].id, review=oldest).error)
+    # A database that does not answer is said, and other pages go on.
+    monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
+    visit(app, "review")
+    assert "does not answer" in said(app.error)
+    visit(app, "timeline")
+    assert not app.error
 
 
 def test_a_link_that_leads_nowhere_is_said() -> None:
@@ -90,14 +90,9 @@ def test_a_link_that_leads_nowhere_is_said() -> None:
         assert visitor.session_state["plan"] is None and visitor.info
 
 
-def test_a_link_of_a_plan_and_another_ones_review_is_said(app: AppTest) -> None:
-    saved = save(app)
-    visitor = link(plan=app.plans[0].id, review=review_of(saved).id)
-    assert "review of another one" in said(visitor.error)
-
-
 def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: AppTest, own_data_folder: Path) -> None:
     saved = save(app, note="look here")
+    point(app, "Layer 3 on Timeline")
     (recording,) = (own_data_folder / "workloads").iterdir()
     recording.rename(own_data_folder / "away.npz")
     visitor = link(plan=saved.plan)
@@ -107,6 +102,9 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
     assert next(metric for metric in visitor.metric if metric.label == "Time, simulated").value.endswith("ms")
     overload = next(metric for metric in visitor.metric if metric.label == "Overload factor")
     assert overload.value.endswith("×") and "p95" in overload.help
+    pointed = link(plan=saved.plan, about="layer:3")
+    assert [header.value for header in pointed.header] == ["Review"], "the discussion, which names the layer"
+    assert "does not have the recording" in said(pointed.error) and "look" in [text.value for text in pointed.text]
     press(visitor, "Open in this session")
     assert "does not have the recording" in said(visitor.error)
     (own_data_folder / "away.npz").rename(recording)
@@ -142,15 +140,6 @@ def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: s
     assert not visitor.error and not visitor.info
 
 
-def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppTest, monkeypatch) -> None:
-    save(app)
-    monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
-    visit(app, "review")
-    assert "does not answer" in said(app.error)
-    visit(app, "timeline")
-    assert not app.error
-
-
 # Where a comment points.
 
 
@@ -158,53 +147,45 @@ def about(app: AppTest):
     return field(app, "About")
 
 
-def point(app: AppTest, title: str, text: str = "look") -> None:
-    about(app).set_value(next(option for option in about(app).options if option == title))
-    fill(app, "Your comment", text)
+def point(app: AppTest, title: str) -> None:
+    """Comment on a place."""
+    about(app).set_value(title)
+    fill(app, "Your comment", "look")
     press(app, "Comment")
-
-
-def follow(**query: str) -> AppTest:
-    """A new session that opens a link which leads to a page of its own."""
-    app = studio()
-    for name, value in query.items():
-        app.query_params[name] = value
-    return visit(app, "review")
 
 
 def shown_layers(app: AppTest, label: str) -> tuple[int, int]:
     return next(slider.value for slider in app.slider if slider.label == label)
 
 
-def test_a_comment_points_to_a_layer_on_the_timeline_or_on_affinity(app: AppTest) -> None:
-    saved = save(app)
-    point(app, "Layer 3 on Timeline")
-    point(app, "Layers 4 and 5 on Affinity")
+def headers(app: AppTest) -> list[str]:
+    return [header.value for header in app.header]
+
+
+def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(app: AppTest) -> None:
+    saved, names = save(app), problem_of(app).cluster.gpu_names
+    for title in ("Layer 3 on Timeline", "Layers 4 and 5 on Affinity", names[5], "Timelines of the brief"):
+        point(app, title)
     review = review_of(saved)
-    assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4"] and about(app).value is None
+    assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4", "gpu:5", "chart:timelines"]
+    assert about(app).value is None
     codes = [code.value for code in app.code]
     assert any(code.endswith(f"plan={saved.plan}&review={review.id}&about=layer%3A3") for code in codes)
-    visitor = follow(plan=saved.plan, review=review.id, about="layer:3")
-    assert [header.value for header in visitor.header] == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
-    assert visitor.session_state["plan"] == saved.plan and not visitor.exception and not visitor.error
+
+    # A layer is shown on a page of its own.
+    visitor = link(plan=saved.plan, review=review.id, about="layer:3")
+    assert headers(visitor) == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
+    assert visitor.session_state["plan"] == saved.plan and not visitor.error
     assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
-    visitor = follow(plan=saved.plan, review=review.id, about="hops:4")
-    assert [header.value for header in visitor.header] == ["Affinity"]
-    assert shown_layers(visitor, "Layers compared") == (4, 5) and not visitor.exception
+    visitor = link(plan=saved.plan, review=review.id, about="hops:4")
+    assert headers(visitor) == ["Affinity"] and shown_layers(visitor, "Layers compared") == (4, 5)
     press(app, "Layer 3 on Timeline")
-    assert [header.value for header in app.header] == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
+    assert headers(app) == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
     press(app, "Back to the comment")
-    assert [header.value for header in app.header] == ["Review"] and "about" not in app.query_params
+    assert headers(app) == ["Review"] and "about" not in app.query_params
     assert "Discussion" in said(app.subheader)
 
-
-def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None:
-    saved = save(app)
-    names = problem_of(app).cluster.gpu_names
-    point(app, names[5])
-    point(app, "Timelines of the brief")
-    review = review_of(saved)
-    assert [str(comment.place) for comment in review.comments] == ["gpu:5", "chart:timelines"]
+    # A GPU or a chart is in the brief.
     visitor = link(plan=saved.plan, review=review.id, about="gpu:5")
     assert f"points to {names[5]}, framed below" in said(visitor.markdown)
     assert visitor.query_params["about"] in ("gpu:5", ["gpu:5"])
@@ -235,22 +216,10 @@ def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> 
 
 def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest) -> None:
     saved = save(app, "to be shared")
-    for text in ("layer:-1", "<script>alert(1)</script>", "chart:x", "gpu:1 2", "layer:9999999"):
+    for text in ("<script>alert(1)</script>", "layer:9999999"):
         visitor = link(plan=saved.plan, about=text)
         assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
         assert "to be shared" in said(visitor.subheader)
-
-
-def test_a_link_to_a_layer_that_the_plan_lacks_begins_with_the_first(app: AppTest) -> None:
-    visitor = follow(plan=save(app).plan, about="layer:4000")
-    assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error and not visitor.exception
-
-
-def test_where_the_recording_is_gone_a_link_to_a_layer_stays_with_the_discussion(app: AppTest, own_data_folder) -> None:
-    saved = save(app)
-    point(app, "Layer 3 on Timeline")
-    (recording,) = (own_data_folder / "workloads").iterdir()
-    recording.unlink()
-    visitor = link(plan=saved.plan, about="layer:3")
-    assert [header.value for header in visitor.header] == ["Review"]
-    assert "does not have the recording" in said(visitor.error) and "look" in said(visitor.text)
+    # With a layer that the plan lacks the Timeline begins with the first.
+    visitor = link(plan=saved.plan, about="layer:4000")
+    assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error

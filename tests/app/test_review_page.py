@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from app.launch import report
 from app.review import news
 from app.review import store as review_store
+from app.tables import plain
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.errors import InputError
@@ -23,7 +24,7 @@ from engine.store.team_approval import SETTING
 from engine.webhook import WEBHOOK
 from engine.workload import RoutingTrace
 from tests.cases.launched import finish, request_of
-from tests.cases.pages import buttons, chooser, field, gain, press, said, studio, visit
+from tests.cases.pages import buttons, chooser, field, gain, metrics, press, said, studio, visit
 from tests.cases.reviews import fill, link, review_of, save, table
 from tests.cases.sessions import problem_of, visitor, wanted
 from tests.webhook_service import Service, serving, soon
@@ -42,10 +43,15 @@ def app(ana: AppTest) -> Iterator[AppTest]:
 
 
 def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
+    assert "Show the list alone" not in buttons(app) and not app.warning
     saved = save(app, HOSTILE, "cheap\nand <b>fast</b>")
     assert (saved.name, saved.by, saved.plan) == (HOSTILE, "Ana", app.plans[1].id)
     assert app.query_params["plan"] == saved.plan and app.query_params["review"] == review_of(saved).id
     assert "cheap\nand <b>fast</b>" in [text.value for text in app.text]
+    assert table(app)[""].tolist() == ["▸"] and "Decided" not in table(app) and reason(app).placeholder
+    there = buttons(app)["Saved here already"]
+    assert there.disabled and "Save" not in buttons(app) and there.help == f"by Ana, as {plain(HOSTILE)}"
+    assert review_store.saved_in(saved.workspace, app.plans[0]) is None
     fill(app, "Your comment", HOSTILE)
     press(app, "Comment")
     press(app, "Reject")
@@ -60,49 +66,8 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     assert HOSTILE in texts and "slow on <i>prose</i>" in texts
     assert "<script>" not in "".join(block.value for block in (*app.markdown, *app.caption, *app.subheader))
     assert table(app)["Plan"].tolist() == [HOSTILE]
-
-
-def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> None:
-    save(app, question="")
-    problem = problem_of(app)
-    ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
-    figures = {metric.label: metric.value for metric in app.metric}
-    assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
-    assert figures["Worst other recording"] == "none open"
-    assert "Not scored on another recording" in said(app.markdown)
-    assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
-    other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
-    app.session_state["workloads"] = {**app.session_state["workloads"], store.save_workload(other): other.name}
-    press(app, "Ask for a decision")
-    there = problem.with_workload(other)
-    worst = simulate(app.plans[0], there).total / simulate(app.plans[1], there).total
-    assert {metric.label: metric.value for metric in app.metric}["Worst other recording"] == f"{worst:.3g}×"
-    assert "On shifted *it*" in said(app.markdown)
-    assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
-
-
-def test_a_plan_that_is_there_already_is_said_before_a_form_is_filled_in(app: AppTest) -> None:
-    first = save(app, "first name")
-    assert buttons(app)["Saved here already"].disabled and "Save" not in buttons(app)
-    assert buttons(app)["Saved here already"].help == "by Ana, as first name"
-    assert review_store.saved_in(first.workspace, app.plans[0]) is None
-
-
-def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest) -> None:
-    review = review_of(save(app))
-    team.decide(database(), review.id, "rejected", "no money", "Ben")
-    fill(app, "Reason", "cheap enough")
-    press(app, "Approve")
-    assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
-    assert "no money" in said(app.text) and "Reopen" in buttons(app)
-    assert next(text_area for text_area in app.text_area if text_area.label == "Reason").value == "cheap enough"
-
-
-def test_without_a_login_only_a_typed_name_tells_who_decided(app: AppTest) -> None:
-    save(app)
-    assert "Decided" not in table(app)
-    press(app, "Approve")
-    assert table(app)["Decided"].tolist() == [["self-approved (name typed, no login)"]]
+    # Without a login only a typed name tells who decided.
+    assert table(app)["Decided"].tolist() == [["self-approved (name typed, no login)"]] and not reason(app).placeholder
     assert "**approved** it · self-approved (name typed, no login)" in said(app.markdown)
     press(app, "Reopen")
     assert "Decided" not in table(app) or table(app)["Decided"].tolist() == [[]]
@@ -112,14 +77,69 @@ def test_without_a_login_only_a_typed_name_tells_who_decided(app: AppTest) -> No
     press(app, "Reject")
     assert table(app)["Decided"].tolist() == [["unverified: no login"]]
     assert "**rejected** it · unverified: no login" in said(app.markdown)
+    press(app, "Show the list alone")
+    assert plain(HOSTILE) not in [header.value for header in app.subheader]
+    assert table(app)[""].tolist() == [""] and "plan" not in app.query_params
 
 
-def test_a_reason_is_asked_for_where_one_can_reject(app: AppTest) -> None:
-    save(app)
-    reasons = [area.placeholder for area in app.text_area if area.label == "Reason"]
+def reason(app: AppTest):
+    return next(area for area in app.text_area if area.label == "Reason")
+
+
+def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation_says(app: AppTest) -> None:
+    saved = save(app, "ours", question="")
+    problem = problem_of(app)
+    ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
+    figures = metrics(app)
+    assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
+    assert figures["Worst other recording"] == "none open"
+    assert "Not scored on another recording" in said(app.markdown)
+    assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
+    other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
+    app.session_state["workloads"] = {**app.session_state["workloads"], store.save_workload(other): other.name}
+    press(app, "Ask for a decision")
+    there = problem.with_workload(other)
+    worst = simulate(app.plans[0], there).total / simulate(app.plans[1], there).total
+    assert metrics(app)["Worst other recording"] == f"{worst:.3g}×"
+    assert "On shifted *it*" in said(app.markdown)
+    assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
+
+    press(app, "Compare")
+    assert not app.error
+    assert [box.label for box in app.selectbox if box.label in ("Plan", "Compare with")] == ["Plan", "Compare with"]
+    figures = table(app).set_index("")
+    assert figures.loc["Time (simulated)", "Second against first"] == f"{ours / theirs:.3g}× as fast"
+    assert list(figures.columns[:2]) == ["ours", "Linear placement"]
+    small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
+    alien = Plan(
+        name="a small one",
+        placement=small,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+    )
+    team.save_plan(database(), saved.workspace, alien, "Ben")
+    beside = field(app.run(), "Compare with")
+    assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
+    beside.select_index(len(beside.options) - 1)
+    app.run()
+    assert not app.exception and "cannot be compared here" in said(app.error)
+
+
+def test_who_decides_on_what_somebody_else_has_decided_is_told_and_named(app: AppTest) -> None:
+    review = review_of(save(app))
+    team.decide(database(), review.id, "rejected", "no money", "Ben")
+    fill(app, "Reason", "cheap enough")
     press(app, "Approve")
-    reasons += [area.placeholder for area in app.text_area if area.label == "Reason"]
-    assert reasons == ["needed to reject", ""]
+    assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
+    assert "no money" in said(app.text) and reason(app).value == "cheap enough"
+    assert "rejected by Ben" in said(app.caption) and "had" not in said(app.caption)
+    press(app, "Reopen")
+    assert "reopened by Ana; Ben had rejected it" in said(app.caption)
+    press(app, "Approve")
+    assert "approved by Ana; Ben had rejected it" in said(app.caption)
+    team.decide(database(), review.id, "reopened", "", "Ana")
+    team.decide(database(), review.id, "rejected", "again", "Ben")
+    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption), "Ana took hers back herself"
 
 
 def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppTest, monkeypatch) -> None:
@@ -142,11 +162,20 @@ def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppT
     assert table(app)["Decided"].tolist() == [["by somebody else"]]
 
 
-def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
+def test_the_list_says_what_plans_gain_and_is_searched_also_after_a_reload(app: AppTest) -> None:
     save(app, "fast one")
-    app.session_state["plan"] = app.plans[0].id
-    app.run()
-    save(app, "slow one", question="")
+    problem = problem_of(app)
+    ours, theirs = (simulate(plan, problem).total for plan in (app.plans[1], app.plans[0]))
+    row = table(app).iloc[0]
+    assert (row["Gain"], row["Compared with"]) == (pytest.approx(theirs / ours), "Linear placement")
+    assert (row["Cluster"], row["Recording"]) == (problem.cluster.name, problem.workload.name)
+    app.session_state["in_use"], app.session_state["plan"] = app.plans[1].id, app.plans[0].id
+    save(app.run(), "slow one", question="")
+    row = table(app).set_index("Plan").loc["slow one"]
+    (figure,) = gain(app).values()
+    assert (f"{row['Gain']:.3g}×", row["Compared with"]) == (figure.replace("1.00", "1"), app.plans[1].name)
+    assert not app.multiselect, "all plans are of one cluster and one recording"
+
     assert table(app)["Plan"].tolist() == ["slow one", "fast one"]
     app.pills[0].set_value(["open"])
     app.run()
@@ -156,23 +185,8 @@ def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
     app.pills[0].set_value([])
     app.run()
     assert table(app)["Plan"].tolist() == ["slow one"]
-
-
-def test_the_list_says_what_a_plan_gains_over_what_was_deployed_and_where(app: AppTest) -> None:
-    save(app, "ours")
-    problem = problem_of(app)
-    ours, theirs = (simulate(plan, problem).total for plan in (app.plans[1], app.plans[0]))
-    row = table(app).iloc[0]
-    assert (row["Gain"], row["Compared with"]) == (pytest.approx(theirs / ours), "Linear placement")
-    assert (row["Cluster"], row["Recording"]) == (problem.cluster.name, problem.workload.name)
-    app.session_state["in_use"] = app.plans[1].id
-    app.session_state["plan"] = app.plans[0].id
-    app.run()
-    save(app, "theirs")
-    row = table(app).set_index("Plan").loc["theirs"]
-    (figure,) = gain(app).values()
-    assert (f"{row['Gain']:.3g}×", row["Compared with"]) == (figure.replace("1.00", "1"), app.plans[1].name)
-    assert not app.multiselect, "all plans are of one cluster and one recording"
+    again = visit(studio(session=app.query_params["session"]), "review")
+    assert table(again)["Plan"].tolist() == ["slow one"] and again.text_input(key="review-search").value == "slow"
 
 
 def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
@@ -187,39 +201,16 @@ def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
     assert "No saved plan fits" in said(app.run().caption)
 
 
-def test_a_search_is_found_again_after_a_reload(app: AppTest) -> None:
-    save(app, "fast one", question="")
-    app.session_state["plan"] = app.plans[0].id
-    save(app.run(), "slow one", question="")
-    fill(app, "Search", "slow").run()
-    again = studio(session=app.query_params["session"])
-    visit(again, "review")
-    assert table(again)["Plan"].tolist() == ["slow one"] and again.text_input(key="review-search").value == "slow"
-
-
-def test_the_list_folds_away_while_a_plan_is_looked_at(app: AppTest) -> None:
-    assert "Show the list alone" not in buttons(app)
-    save(app, "ours", question="")
-    assert table(app)[""].tolist() == ["▸"]
-    press(app, "Show the list alone")
-    assert "ours" not in said(app.subheader) and table(app)[""].tolist() == [""] and "plan" not in app.query_params
-
-
-def test_a_plan_that_was_made_for_something_else_says_so_before_it_is_saved(app: AppTest) -> None:
-    assert not app.warning
+def test_a_plan_of_other_inputs_says_so_before_it_is_saved_and_a_workspace_needs_a_name(app: AppTest) -> None:
     app.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
     app.run()
     assert "Made for mixed-8; saved and simulated on hgx-h100-8, which is open." in said(app.warning)
-
-
-def test_a_workspace_needs_a_name(app: AppTest) -> None:
     press(app, "Create")
     assert "name of the workspace" in said(app.error)
     fill(app, "Name of the workspace", "Spring")
     press(app, "Create")
-    assert chooser(app, "Workspace").options == ["Autumn <b>x</b>", "Spring"] and "Nothing is saved here yet" in said(
-        app.info
-    )
+    assert chooser(app, "Workspace").options == ["Autumn <b>x</b>", "Spring"]
+    assert "Nothing is saved here yet" in said(app.info)
 
 
 # Who else is told.
@@ -231,7 +222,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         yield service
 
 
-def test_a_webhook_is_told_of_requests_and_decisions(app: AppTest, service: Service) -> None:
+def test_a_webhook_is_told_and_one_that_fails_is_said_to_the_operator_alone(app: AppTest, service: Service) -> None:
     saved = save(app, HOSTILE, question="Shall <!channel> we?")
     fill(app, "Reason", "x" * 600)
     press(app, "Reject")
@@ -243,12 +234,9 @@ def test_a_webhook_is_told_of_requests_and_decisions(app: AppTest, service: Serv
     assert asked["text"] == f"A decision on a plan is requested: {asked['link']}"
     assert (decided["event"], decided["verdict"]) == ("review.decided", "rejected")
     assert len(decided["reason"]) == 500 and "x" * 9 not in decided["text"]
-
-
-def test_a_webhook_that_fails_is_said_to_the_operator_and_fails_nobody(app: AppTest, service: Service) -> None:
     service.status = 500
-    saved = save(app)
-    assert review_of(saved).question and not app.error and not app.exception
+    press(app, "Reopen")
+    assert review_of(saved).state == "open" and not app.error
     soon(lambda: WEBHOOK.fault)
     visit(app, "operate")
     assert "The webhook at 127.0.0.1 did not take a message" in said(app.warning)
@@ -296,36 +284,6 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
     assert report.runs_of(job, read_answer(job), "local", 2, 1.0)[0]["by"] == report.NOBODY
 
 
-def test_two_plans_are_compared(app: AppTest) -> None:
-    save(app, "ours")
-    press(app, "Compare")
-    assert not app.exception and not app.error
-    assert [box.label for box in app.selectbox if box.label in ("Plan", "Compare with")] == ["Plan", "Compare with"]
-    figures = table(app).set_index("")
-    problem = problem_of(app)
-    ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
-    assert figures.loc["Time (simulated)", "Second against first"] == f"{ours / theirs:.3g}× as fast"
-    assert list(figures.columns[:2]) == ["ours", "Linear placement"]
-
-
-def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
-    saved = save(app, "ours")
-    small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
-    other = Plan(
-        name="a small one",
-        placement=small,
-        send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"),
-    )
-    team.save_plan(database(), saved.workspace, other, "Ben")
-    press(app, "Compare")
-    beside = field(app, "Compare with")
-    assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
-    beside.select_index(len(beside.options) - 1)
-    app.run()
-    assert not app.exception and "cannot be compared here" in said(app.error)
-
-
 def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, monkeypatch) -> None:
     review = review_of(save(app))
     assert "New" not in table(app.run()) and "New since" not in said(app.markdown)
@@ -349,6 +307,14 @@ def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, 
     assert table(visitor.run())["New"].tolist() == ["not seen yet"] and "New since" not in said(visitor.markdown)
     assert "New" not in table(visitor.run())
 
+    def full(*_: object) -> None:
+        raise InputError("the database is full")
+
+    team.add_comment(database(), review.id, "new", "Ben")
+    monkeypatch.setattr(team_list, "note_look", full)
+    visitor = link(plan=review.saved.plan, session=app.query_params["session"])
+    assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
+
 
 def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app: AppTest, monkeypatch) -> None:
     monkeypatch.setattr(news, "TAKEN_IN", 0.0)
@@ -371,31 +337,6 @@ def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app
     fill(reloaded, "Your comment", "therefore")
     press(reloaded, "Comment")
     assert "New since" not in said(reloaded.markdown)
-
-
-def test_a_decision_says_whose_it_overruled(app: AppTest) -> None:
-    review = review_of(save(app))
-    team.decide(database(), review.id, "rejected", "no money", "Ben")
-    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption)
-    press(app, "Reopen")
-    assert "reopened by Ana; Ben had rejected it" in said(app.caption)
-    press(app, "Approve")
-    assert "approved by Ana; Ben had rejected it" in said(app.caption)
-    team.decide(database(), review.id, "reopened", "", "Ana")
-    team.decide(database(), review.id, "rejected", "again", "Ben")
-    assert "rejected by Ben" in said(app.run().caption) and "had" not in said(app.caption), "Ana took hers back herself"
-
-
-def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    review = review_of(save(app))
-    team.add_comment(database(), review.id, "new", "Ben")
-
-    def full(*arguments: object) -> None:
-        raise InputError("the database is full")
-
-    monkeypatch.setattr(team_list, "note_look", full)
-    visitor = link(plan=review.saved.plan, session=app.query_params["session"])
-    assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
 
 
 def test_who_saved_a_plan_corrects_its_name_and_note(app: AppTest) -> None:

@@ -27,29 +27,14 @@ OF_VERSION_1 = (ROOT / "tests" / "data" / "session_of_version_1.json").read_text
 """A session as studios wrote it before sessions had versions, with a value in every field of that time."""
 CHOICES = {"what-if-compute": 2.0, "what-if-noise": 15, "what-if-dtype": "fp8"}
 """The sliders of the What-if page, which had a field of their own."""
+SERVING = {"sequences": 2, "context": 4096, "output": 1}
 LATER = {
     "revision": 7,
     "choices": CHOICES | {"use-one-eplb": True, "lina-lengths": [1, 3], "what-if-price": None},
     "pairs": "d" * 64,
     "travel": {"unit": "node", "dispatch": "fp8", "combine": "bf16"},
-    "serving": {
-        "phase": "decode",
-        "sequences": 64,
-        "context": 2000,
-        "output": 1000,
-        "overlap": "none",
-        "kv_dtype": "fp8",
-    },
-    "servings": {
-        "a" * 64: {
-            "phase": "prefill",
-            "sequences": 2,
-            "context": 4096,
-            "output": 1,
-            "overlap": "two-batch",
-            "kv_dtype": "bf16",
-        }
-    },
+    "serving": SERVING | {"phase": "decode", "overlap": "none", "kv_dtype": "fp8"},
+    "servings": {"a" * 64: SERVING | {"phase": "prefill", "overlap": "two-batch", "kv_dtype": "bf16"}},
     "configs": {"a" * 64: "deepseek-ai/DeepSeek-V3", "b" * 64: "c" * 64},
     "imported": {"a" * 64: "b" * 64},
     "earlier_studies": ["20260101-000000-bbbbbbbb"],
@@ -115,9 +100,7 @@ def opened(text: str | bytes) -> AppTest:
     """The studio at the address of a stored session."""
     store.save_session(TOKEN, "{}")
     file_of_session().write_bytes(text if isinstance(text, bytes) else text.encode())
-    app = studio(session=TOKEN).run()
-    assert not app.exception, app.exception
-    return app
+    return run(studio(session=TOKEN))
 
 
 def file_of_session() -> Path:
@@ -219,8 +202,10 @@ def test_a_page_says_once_what_it_could_not_open(text: str | bytes) -> None:
     assert read(file_of_session().read_text())[1] is None
 
 
-@pytest.mark.parametrize("name", ["cluster", "model", "model_of", "workload", "cost", "choices"])
-def test_every_page_opens_without_what_was_left_out(sample: AppTest, name: str) -> None:
+@pytest.mark.parametrize(
+    "names", [("cluster",), ("model",), ("workload",), ("model_of", "cost", "choices")], ids=lambda names: names[0]
+)
+def test_every_page_opens_without_what_was_left_out(sample: AppTest, names: tuple[str, ...]) -> None:
     session = sample.session_state
     model, digest = session["model"], session["workload"]
     step = usual_step(model, 8)
@@ -229,7 +214,7 @@ def test_every_page_opens_without_what_was_left_out(sample: AppTest, name: str) 
         workload=digest,
         model=model,
         cluster=session["cluster"],
-        second=digest if name == "model_of" else None,
+        second=digest if "model_of" in names else None,
         model_of={digest: model},
         choices={
             "what-if-dtype": "int3",
@@ -241,10 +226,10 @@ def test_every_page_opens_without_what_was_left_out(sample: AppTest, name: str) 
             "use-one-eplb": "yes",
             "launch-repeats": 2.5,
         },
-        step=step if name == "model" else None,
+        step=step if "model" in names else None,
         steps={model.digest: step},
     )
-    app = opened(json.dumps(json.loads(write(whole)) | {name: BROKEN[name][1]}))
+    app = opened(json.dumps(json.loads(write(whole)) | {name: BROKEN[name][1] for name in names}))
     assert app.toast
     for page in PAGES:
         visit(app, page)
@@ -274,17 +259,8 @@ def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
     assert session.choices == {"compute": 2.0, "layers": [1, 15]}
 
 
-def at(address: dict[str, str]) -> AppTest:
-    """The studio at an address."""
-    app = studio()
-    app.query_params.update(address)
-    app.run()
-    assert not app.exception, app.exception
-    return app
-
-
 def test_a_session_that_is_not_here_is_told_so_and_an_empty_one_is_open() -> None:
-    app = at({"session": "of-another-folder"})
+    app = run(studio(session="of-another-folder"))
     assert [toast.value.replace("\\", "") for toast in app.toast] == [address.UNKNOWN]
     assert app.session_state["token"] != "of-another-folder" and "session" not in app.query_params
     assert not app.run().toast
@@ -293,19 +269,19 @@ def test_a_session_that_is_not_here_is_told_so_and_an_empty_one_is_open() -> Non
 
 
 def test_a_first_visit_and_its_reload_complain_of_nothing() -> None:
-    first = at({})
+    first = run(studio())
     assert not first.toast and "session" not in first.query_params
-    again = at(dict(first.query_params))
+    again = run(studio(**first.query_params))
     assert not again.toast
     # Once something is open, the address leads back to it, also on a studio that was started again.
     open_sample(again)
-    back = at(dict(again.query_params))
+    back = run(studio(**again.query_params))
     assert not back.toast and back.session_state["token"] == again.session_state["token"]
     assert back.session_state["workload"] == again.session_state["workload"] is not None
 
 
 def test_an_open_session_that_is_deleted_is_stored_again_with_the_next_change() -> None:
-    app = open_sample(at({}))
+    app = open_sample(run(studio()))
     (stored_file,) = (store.data_folder() / "sessions").iterdir()
     stored_file.unlink()
     app.run()
@@ -341,7 +317,7 @@ def test_choices_are_found_on_coming_back_and_in_a_new_tab(ana: AppTest) -> None
         for key, value in choices.items():
             assert widget(ana, key).value != value, "another one than the default"
             widget(ana, key).set_value(value)
-            run(ana)
+        run(ana)
     tab = studio(session=ana.query_params["session"])
     for page, choices in PAGE_CHOICES.items():
         for one in (ana, tab):
@@ -367,7 +343,8 @@ def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:
 
 @pytest.mark.usefixtures("empty_session")
 def test_the_oldest_choices_give_way() -> None:
-    for number in range(MOST_CHOICES + 3):
+    state.change(choices={f"key-{number}": number for number in range(MOST_CHOICES)})
+    for number in range(MOST_CHOICES, MOST_CHOICES + 3):
         state.keep_choice(f"key-{number}", number)
     state.keep_choice("key-5", "anew")
     choices = read(store.load_session(TOKEN))[0].choices

@@ -22,7 +22,7 @@ from app import uploads
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
 from tests.cases.mutations import npy
-from tests.cases.pages import PAGES, plan_the_sample, run, said, visit
+from tests.cases.pages import PAGES, complaints, plan_the_sample, said, upload, visit
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
 MARKUP = re.compile(r"(?<!\\)(<img|\*\*zz|\]\(javascript|\$x|:red\[|`c)")
@@ -83,12 +83,6 @@ def app(sample: AppTest) -> AppTest:
     return visit(sample, "workload")
 
 
-def upload(app: AppTest, name: str, content: bytes) -> AppTest:
-    """Drop a file on the Workload page, which is open."""
-    app.file_uploader[0].set_value([(name, content, "application/octet-stream")])
-    return run(app)
-
-
 def outside(tmp_path: Path) -> set[Path]:
     """The files outside the data folder."""
     return {path for path in tmp_path.rglob("*") if "data" not in path.relative_to(tmp_path).parts}
@@ -115,12 +109,13 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "picture.parquet": (b"\x89PNG\r\n\x1a\n" + bytes(99), "is not a Parquet file"),
         "program.json": (b"\x7fELF" + bytes(99), "binary file that Switchyard cannot read"),
     }
-    for name, (content, reason) in cases.items():
-        upload(app, name, content)
-        answers = [error.value.replace("\\", "") for error in app.error]
-        assert len(answers) == 1 and answers[0].startswith(name), (name, answers)
-        assert re.search(reason, answers[0]) and "\n" not in answers[0] and str(tmp_path) not in answers[0], answers
-        assert "12,288 tokens" in said(app.caption), f"{name} lost what was open"
+    upload(app, "recordings", {name: content for name, (content, _) in cases.items()})
+    answers = complaints(app)
+    assert len(answers) == len(cases)
+    for name, (_, reason) in cases.items():
+        (answer,) = (answer for answer in answers if answer.startswith(name))
+        assert re.search(reason, answer) and "\n" not in answer and str(tmp_path) not in answer, answer
+    assert "12,288 tokens" in said(app.caption), "what was open stays"
     assert outside(tmp_path) == before and not mark.exists()
     assert not list((tmp_path / "data").glob("reading-*"))
 
@@ -156,7 +151,7 @@ def test_a_disk_that_takes_no_file_is_answered(monkeypatch: pytest.MonkeyPatch) 
 
 def test_paths_inside_an_archive_are_names(app: AppTest, tmp_path: Path) -> None:
     before = outside(tmp_path)
-    upload(app, "slip.npz", archive(**{"../../../slip.npy": npy(LOG), "/slip.npy": npy(LOG + 1)}))
+    upload(app, "recordings", {"slip.npz": archive(**{"../../../slip.npy": npy(LOG), "/slip.npy": npy(LOG + 1)})})
     assert not [error for error in app.error if error.value.startswith("slip")] and outside(tmp_path) == before
     assert {"slip::../../../slip", "slip::/slip"} <= set(app.session_state["workloads"].values())
 
@@ -215,10 +210,13 @@ def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
     experts = np.random.default_rng(0).integers(
         0, known["experts"], (64, len(app.session_state["model"].moe_layers), 1)
     )
-    upload(app, "c.json", json.dumps(cluster).encode())
-    upload(app, "m.json", json.dumps(known | {"name": HOSTILE}).encode())
-    upload(app, "n.npz", archive(**{f"{HOSTILE}.npy": npy(experts), "x.npy": npy(experts[::-1])}))
-    upload(app, f"{HOSTILE}.npy", npy(experts[8:]))
+    files = {
+        "c.json": json.dumps(cluster),
+        "m.json": json.dumps(known | {"name": HOSTILE}),
+        "n.npz": archive(**{f"{HOSTILE}.npy": npy(experts), "x.npy": npy(experts[::-1])}),
+        f"{HOSTILE}.npy": npy(experts[8:]),
+    }
+    upload(app, "recordings", files)
     assert not app.error
     names = app.session_state["workloads"]
     hostile = next(digest for digest, name in names.items() if "**zz**" in name)
@@ -228,5 +226,5 @@ def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
         visit(app, page)
         assert not markup(app), page
     visit(app, "workload")
-    upload(app, f"{HOSTILE}.npz", archive(**{f"{HOSTILE}{at}.npy": b"" for at in range(2)}))
+    upload(app, "recordings", {f"{HOSTILE}.npz": archive(**{f"{HOSTILE}{at}.npy": b"" for at in range(2)})})
     assert app.error and not markup(app)

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from app import verdict_line
 from app.optimise.table import columns_in_sight
 from engine import store, units
+from engine.catalogue import cluster_presets
 from engine.compare.figures import balance_of, cross_node_share, metrics, migration
 from engine.compare.standing import Risk, gain_in_words, tokens_per_second
 from engine.plan import Placement, Plan, SendOrder, Travel
@@ -24,6 +25,7 @@ from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
 from tests.cases.pages import chooser, complaints, field, gain, press, said, upload, visit
+from tests.cases.pages import metrics as metrics_of
 from tests.cases.samples import sample_problem
 from tests.cases.sessions import ANOTHER, JOB, plan, problem_of
 
@@ -100,17 +102,6 @@ def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
     assert [column["label"] for column in first.values()][2:] == ["Time, ms", "Gain"][: len(first) - 2]
 
 
-def test_what_is_deployed_is_known_from_a_plan_of_another_recording(ana: AppTest) -> None:
-    """Contiguous blocks are the same plan on every recording of a model."""
-    problem = problem_of(visit(ana, "optimise"))
-    shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
-    digest = store.save_workload(shifted)
-    ana.session_state["workloads"], ana.session_state["workload"] = {digest: "shifted"}, digest
-    ana.run()
-    assert next(iter(ana.dataframe[0].value.filter(like="Against").iloc[0])) == "deployed"
-    assert not ana.exception
-
-
 def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel_like_it(ana: AppTest) -> None:
     problem = problem_of(visit(ana, "optimise"))
     (shared,) = plan(problem_with_travel(problem), ANOTHER, "sjf")
@@ -152,7 +143,7 @@ def test_gains_in_words(gain: float, words: str) -> None:
     assert gain_in_words(gain, "it") == words
 
 
-def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(ana: AppTest) -> None:
+def test_a_plan_that_was_made_for_another_recording_says_so_and_may_be_what_is_deployed(ana: AppTest) -> None:
     """The figures are for the open recording; the plan's own time, in the sidebar, is for the one it was made for."""
     visit(ana, "optimise")
     assert "Made for" not in said(ana.caption)
@@ -160,10 +151,12 @@ def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(a
     digest = store.save_workload(shifted)
     ana.session_state["workloads"] = {**ana.session_state["workloads"], digest: "shifted"}
     ana.session_state["workload"] = digest
-    for page in ("optimise", "timeline", "what_if"):
+    for page in ("timeline", "what_if", "optimise"):
         visit(ana, page)
         assert "Made for alpha-code; the figures are for what is open now" in said(ana.caption), page
         assert "on another recording" in said(ana.caption), page
+    # Contiguous blocks are the same plan on every recording of a model.
+    assert next(iter(ana.dataframe[0].value.filter(like="Against").iloc[0])) == "deployed"
 
 
 def line_of_a_plan_that_loses_elsewhere() -> None:
@@ -208,19 +201,6 @@ def rows() -> list[list[int]]:
     return [row] * LAYERS
 
 
-def drop(app: AppTest, name: str, text: str) -> AppTest:
-    """Upload the plan that is deployed."""
-    return upload(app, "deployed-file", {name: text})
-
-
-def drop_map(app: AppTest) -> AppTest:
-    return drop(app, FILE, json.dumps({"physical_to_logical_map": rows()}))
-
-
-def figures(app: AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in app.metric}
-
-
 def deployed() -> Plan:
     """The rows of the file."""
     slots = np.full(GPUS, 3)
@@ -232,47 +212,21 @@ def deployed() -> Plan:
 def test_contiguous_blocks_are_scored_until_something_else_is_chosen(app: AppTest) -> None:
     problem = problem_of(app)
     assert "Deployed today: linear" in said(app.markdown)
-    linear = metrics(app.plans[0], problem)
-    assert figures(app)["Balancedness"] == f"{linear.balancedness:.3f}"
-    assert figures(app)["Time, simulated"] == f"{1e3 * linear.total:.3g} ms"
+    linear, shown = metrics(app.plans[0], problem), metrics_of(app)
+    assert shown["Balancedness"] == f"{linear.balancedness:.3f}"
+    assert shown["Time, simulated"] == f"{1e3 * linear.total:.3g} ms"
     # Nothing is proven over placements until a system has proven it.
-    assert figures(app)["Ceiling by order alone"] == f"{linear.total / linear.order_bound:.3g}×"
-
-
-def test_an_engines_file_counts_as_deployed_everywhere(app: AppTest) -> None:
-    drop_map(app)
-    assert f"{FILE} counts as deployed now: SGLang" in said(app.caption)
-    problem, plan = problem_of(app), deployed()
-    assert f"Deployed today: {FILE}" in said(app.markdown)
-    shown = figures(app)
-    assert shown["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
-    assert shown["Cross-node share"] == f"{cross_node_share(plan, problem):.0%}".replace("%", " %")
-    assert shown["Time, simulated"] == f"{1e3 * simulate(plan, problem).total:.3g} ms"
-    table = app.dataframe[0].value.set_index("Plan")
-    assert table.loc[FILE, "Copies to move"].startswith("0 ")
-    assert table.loc[FILE, "Against what is deployed"] == "deployed"
-    aurora = app.plans[1]
-    wanted = simulate(plan, problem).total / simulate(aurora, problem).total
-    assert table.loc[aurora.name, "Against what is deployed"] == f"{wanted:.3g}×"
-    visit(app, "timeline")
-    beside = field(app, "Compare with")
-    assert app.session_state["in_use"] in beside.value
-    assert any(option == f"{FILE} (deployed now)" for option in beside.options)
-
-
-def test_a_review_names_what_is_deployed_by_its_file(app: AppTest) -> None:
-    drop_map(app)
-    team.add_workspace(database(), "Autumn", "Ana")
-    visit(app, "review")
-    press(app, "Save")
-    assert f"as {FILE}" in said(app.markdown) or FILE in said(app.markdown)
-    assert "Placement in use" not in said(app.markdown)
-    problem = problem_of(app)
-    wanted = simulate(deployed(), problem).total / simulate(app.plans[1], problem).total
-    assert gain(app) == {f"Gain over {FILE}": f"{wanted:.3g}×"}
-
-
-def test_the_default_layout_of_vllm_by_word(app: AppTest) -> None:
+    assert shown["Ceiling by order alone"] == f"{linear.total / linear.order_bound:.3g}×"
+    # A file that does not fit is refused in one line.
+    for text, complaint in (
+        ('{"physical_to_logical_map": [[1, 2', "not valid JSON"),
+        (json.dumps({"physical_to_logical_map": rows()[:5]}), "has 5 rows"),
+        (json.dumps({"physical_to_logical_map": [[*row[:-1], 99] for row in rows()]}), "99"),
+    ):
+        upload(app, "deployed-file", {"plan.json": text})
+        (refusal,) = complaints(app)
+        assert complaint in refusal and "plan.json" in refusal and app.session_state["in_use"] is None
+    # The default layout of vLLM by word.
     box = chooser(app, "Deployed now")
     assert box.options[:2] == ["linear (contiguous blocks)", "round-robin (as vLLM)"]
     box.select_index(1)
@@ -280,35 +234,47 @@ def test_the_default_layout_of_vllm_by_word(app: AppTest) -> None:
     assert not app.exception and "Deployed today: round-robin" in said(app.markdown)
     dealt = Placement.from_gpu_of_expert(np.tile(np.arange(EXPERTS) % GPUS, (LAYERS, 1)), GPUS, tuple(range(LAYERS)))
     plan = deployed().model_copy(update={"placement": dealt})
-    assert figures(app)["Balancedness"] == f"{balance_of(plan, problem_of(app)).balancedness:.3f}"
+    assert metrics_of(app)["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
     chooser(app, "Deployed now").select_index(0)
     app.run()
     assert app.session_state["in_use"] is None and "Deployed today: linear" in said(app.markdown)
 
 
-def test_a_file_that_does_not_fit_is_refused_in_one_line(app: AppTest) -> None:
-    for text, complaint in (
-        ('{"physical_to_logical_map": [[1, 2', "not valid JSON"),
-        (json.dumps({"physical_to_logical_map": rows()[:5]}), "has 5 rows"),
-        (json.dumps({"physical_to_logical_map": [[*row[:-1], 99] for row in rows()]}), "99"),
-    ):
-        drop(app, "plan.json", text)
-        (said,) = complaints(app)
-        assert complaint in said and "plan.json" in said and app.session_state["in_use"] is None
-
-
-def test_what_no_longer_fits_is_said(app: AppTest) -> None:
-    drop_map(app)
-    cluster = app.session_state["cluster"]
-    app.session_state["cluster"] = cluster.part(list(range(6)))
-    app.run()
-    assert not app.exception
+def test_an_engines_file_counts_as_deployed_everywhere_until_it_no_longer_fits(app: AppTest) -> None:
+    upload(app, "deployed-file", {FILE: json.dumps({"physical_to_logical_map": rows()})})
+    assert f"{FILE} counts as deployed now: SGLang" in said(app.caption)
+    problem, plan = problem_of(app), deployed()
+    assert f"Deployed today: {FILE}" in said(app.markdown)
+    shown, total = metrics_of(app), simulate(plan, problem).total
+    assert shown["Balancedness"] == f"{balance_of(plan, problem).balancedness:.3f}"
+    assert shown["Cross-node share"] == f"{cross_node_share(plan, problem):.0%}".replace("%", " %")
+    assert shown["Time, simulated"] == f"{1e3 * total:.3g} ms"
+    table = app.dataframe[0].value.set_index("Plan")
+    assert table.loc[FILE, "Copies to move"].startswith("0 ")
+    assert table.loc[FILE, "Against what is deployed"] == "deployed"
+    ours = app.plans[1]
+    wanted = f"{total / simulate(ours, problem).total:.3g}×"
+    assert table.loc[ours.name, "Against what is deployed"] == wanted
+    visit(app, "timeline")
+    beside = field(app, "Compare with")
+    assert app.session_state["in_use"] in beside.value
+    assert any(option == f"{FILE} (deployed now)" for option in beside.options)
+    # A review names it by its file.
+    team.add_workspace(database(), "Autumn", "Ana")
+    visit(app, "review")
+    press(app, "Save")
+    assert FILE in said(app.markdown) and "Placement in use" not in said(app.markdown)
+    assert gain(app) == {f"Gain over {FILE}": wanted}
+    # Where it no longer fits that is said.
+    app.session_state["cluster"] = app.session_state["cluster"].part(list(range(6)))
+    visit(app, "optimise")
     assert "is for 8 GPUs, but there are 6" in said(app.warning)
     assert "Deployed today: linear" in said(app.markdown)
 
 
-def test_the_share_that_crosses_nodes(app: AppTest) -> None:
-    problem, plan = problem_of(app), app.plans[0]
+def test_the_share_that_crosses_nodes() -> None:
+    problem = sample_problem("alpha-code", tokens=None, cluster=cluster_presets()["mixed-8"].cluster)
+    plan = run(SYSTEMS["linear"], problem).result.solution
     node = problem.cluster.node_of_gpu
     moved = problem.workload.demand(GPUS) @ plan.placement.share
     crossing = sum(moved[:, a, b].sum() for a in range(GPUS) for b in range(GPUS) if node[a] != node[b])

@@ -78,9 +78,17 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     assert runner.jobs(store.data_folder(), "verdict")[0] == stopped and stopped.state is State.CANCELLED
     app.run()
     assert app.title[0].value == others.title[0].value, "what was told before stays"
+    (job.folder / RESULT).write_text(json.dumps({"verdict": "do-it"}))
+    app.run()
+    assert not app.exception and not app.title and "of an older version" in said(app.info)
 
 
-def test_recordings_that_are_held_out_are_those_that_fit(app: AppTest) -> None:
+def test_a_verdict_holds_out_what_fits_is_told_with_the_sessions_thresholds_and_goes_to_the_report(
+    app: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dossiers = []
+    monkeypatch.setattr("app.review.report.html", lambda dossier: dossiers.append(dossier) or "")
+    app.session_state["report"] = True  # the popover is open
     trace = problem_of(app).workload
     other = RoutingTrace("another hour", (trace.experts + 5) % 16, 16)
     alien = RoutingTrace("another model", np.zeros((8, 2, 1), dtype=np.int16), 4)
@@ -89,18 +97,28 @@ def test_recordings_that_are_held_out_are_those_that_fit(app: AppTest) -> None:
     app.run()
     chooser = field(app, "Held-out recordings")
     assert chooser.options == ["another hour"] and chooser.value == [other.digest]
+    assert dossiers[-1].verdict is None
+    set_threshold(app, "Gain held out, to try it, %", 50.0)
+    assert app.session_state["thresholds"] == Thresholds(try_gain=0.5) and "Not judged yet" in said(app.info)
+
     job = tell(app)
+    told = Judgement.from_dict(job.result, "verdict")
     assert job.request.arguments["recordings"] == [trace.digest, other.digest]
-    parts = Judgement.from_dict(job.result, "verdict").evidence.parts
+    parts = told.evidence.parts
     assert [part.by for part in parts] == ["time", "recording"] and parts[1].part == "another hour"
+    assert dossiers[-1].verdict == told.verdict and dossiers[-1].judged_at == job.started
+    assert job.result["thresholds"]["try_gain"] == 0.5
+    (rows,) = tables(app, "Threshold")
+    assert "at least 50 %" in rows["Threshold"].tolist() and "other thresholds" not in text(app)
+    again = studio(session=app.query_params["session"])
+    assert again.run().session_state["thresholds"] == Thresholds(try_gain=0.5), "a reload finds them"
     field(app, "Held-out recordings").set_value([]).run()
     assert "Judge it again" in said(app.info), "what it was told with is no longer what is chosen"
 
 
 def set_threshold(app: AppTest, name: str, value: float) -> None:
-    next(number for number in app.number_input if number.label == name).set_value(value)
+    field(app, name).set_value(value)
     press(app, "Apply")
-    assert not app.exception, app.exception
 
 
 def test_every_threshold_has_a_label() -> None:
@@ -111,7 +129,9 @@ def word(app: AppTest) -> str:
     return app.title[0].value.split("] ")[1]
 
 
-def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTest) -> None:
+def test_a_changed_threshold_decides_again_at_once_for_everybody_but_who_may_only_look_changes_nothing(
+    app: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tell(app)
     before, evidence = word(app), job.result["evidence"]
     others = link(plan=app.saved.plan)
@@ -133,56 +153,18 @@ def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTes
     press(app, "Restore defaults")
     assert app.session_state["thresholds"] == Thresholds() and "other thresholds" not in text(app)
 
-
-def test_thresholds_are_kept_for_the_session_and_for_verdicts_to_come(app: AppTest) -> None:
-    set_threshold(app, "Gain held out, to try it, %", 50.0)
-    assert app.session_state["thresholds"] == Thresholds(try_gain=0.5) and "Not judged yet" in said(app.info)
-    assert tell(app).result["thresholds"]["try_gain"] == 0.5
-    (rows,) = tables(app, "Threshold")
-    assert "at least 50 %" in rows["Threshold"].tolist() and "other thresholds" not in text(app)
-    again = studio(session=app.query_params["session"])
-    assert again.run().session_state["thresholds"] == Thresholds(try_gain=0.5), "a reload finds them"
-
-
-def test_who_may_only_look_does_not_decide_for_others(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_) -> None:
         raise InputError("only planners may plan")
 
-    job = tell(app)
-    before = job.result
+    told = job.result
     monkeypatch.setattr("app.visitor.people.allow", refuse)
     set_threshold(app, "Gain held out, to try it, %", 50.0)
-    assert "only planners may plan" in said(app.error) and job.result == before
+    assert "only planners may plan" in said(app.error) and job.result == told
     app.run()
-    press(app, "Apply this session's")
-    assert "only planners may plan" in said(app.error) and job.result == before
-
-
-def test_a_verdict_of_an_older_version_is_told_anew(app: AppTest) -> None:
-    job = tell(app)
-    (job.folder / "result.json").write_text(json.dumps({"verdict": "do-it"}))
-    app.run()
-    assert not app.exception and not app.title and "of an older version" in said(app.info)
-
-
-def test_the_report_has_the_verdict(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    dossiers = []
-    monkeypatch.setattr("app.review.report.html", lambda dossier: dossiers.append(dossier) or "")
-    app.session_state["report"] = True  # the popover is open
-    app.run()
-    assert dossiers[-1].verdict is None
-    job = tell(app)
-    assert dossiers[-1].verdict == Judgement.from_dict(job.result, "verdict").verdict
-    assert dossiers[-1].judged_at == job.started
-
-
-def test_who_may_only_look_is_told_why(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_) -> None:
-        raise InputError("only planners may plan")
-
-    monkeypatch.setattr("app.visitor.people.allow", refuse)
-    press(app, "Judge this plan")
-    assert "only planners may plan" in said(app.error) and not runner.jobs(store.data_folder(), "verdict")
+    for label in ("Apply this session's", "Judge this plan"):
+        press(app, label)
+        assert "only planners may plan" in said(app.error) and job.result == told, label
+    assert runner.jobs(store.data_folder(), "verdict") == [job]
 
 
 # The table and the chart alone.

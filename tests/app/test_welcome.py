@@ -1,23 +1,26 @@
 """A first visit: the welcome, the guide, and the words that pages explain."""
 
 import ast
+import functools
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import samples
+from app import samples, widgets
 from app.charts.workload import gain
 from app.tables import plain
 from app.visitor.glossary import PAGES, STEPS, TERMS
-from engine import formats, store
+from engine import formats
 from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.problem import make_problem
 from engine.systems import SYSTEMS, run
+from tests.app.conftest import Stored
 from tests.cases.cli import ROOT, SAMPLES
-from tests.cases.pages import buttons, open_sample, press, studio, visit
+from tests.cases.pages import buttons, press, studio, visit
 
 GAIN = samples.gain()
 
@@ -44,28 +47,31 @@ def test_the_chart_draws_both_times_and_the_bound():
     assert "1.4 ms" in figure.layout.annotations[0].text and figure.layout.shapes[0].x0 == 1.4e-3
 
 
-def test_a_newcomer_plans_the_sample_with_one_click(app: AppTest):
+def test_a_newcomer_plans_the_sample_with_one_click(
+    app: AppTest, planned_session: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(planned_session[0] / "jobs", own_data_folder / "jobs")
+    (planned,), started = runner.jobs(own_data_folder, "optimise"), []
+    monkeypatch.setattr(widgets, "start_job_on", lambda problem, *job: started.append(job) or planned)
     assert welcomes(app) and any("before you deploy it" in header.value for header in app.header)
     press(app, "Plan the sample")
     assert app.header[0].value == "Optimise" and "Run" in buttons(app)
-    (job,) = app.session_state["plan_jobs"]
-    runner.wait(runner.find(job, store.data_folder()), 60)
-    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [job], "it runs once"
+    ((kind, asked),) = started
+    assert (kind, asked["systems"]) == ("optimise", planned.request.arguments["systems"])
+    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [planned.id]
+    assert len(started) == 1, "it runs once"
     assert not welcomes(visit(app, "workload"))
 
 
-def test_who_brings_a_recording_is_left_alone(app: AppTest):
+def test_who_brings_a_recording_is_left_alone_and_a_sample_of_real_size_is_called_synthetic(app: AppTest):
+    assert not guide(app)
     press(app, "Upload mine")
     assert not welcomes(app) and app.get("file_uploader") and not welcomes(app.run())
     press(app, "Beta on prose")
-    assert not welcomes(app)
-
-
-def test_a_sample_of_real_size_is_called_synthetic(app: AppTest):
+    assert not welcomes(app) and not guide(app), "nobody is guided with a recording of their own"
     press(app, "DeepSeek-R1 size (synthetic)")
     texts = [popover.proto.popover.label for popover in app.get("popover")]
     assert any(text.startswith("synthetic") for text in texts) and plain("DeepSeek-R1") in texts
-    assert not welcomes(app)
     visit(app, "optimise")
     assert not app.error
 
@@ -74,21 +80,19 @@ def guide(app: AppTest) -> str:
     return next((caption.value for caption in app.caption if "**Guide" in caption.value), "")
 
 
-def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_their_own(app: AppTest) -> None:
-    assert not guide(app)
-    assert not guide(press(app, "Beta on prose"))
-
-
-def test_the_guide_speaks_of_what_is_open(sample: AppTest) -> None:
+def test_the_guide_speaks_of_what_is_open_and_asks_for_a_run_until_one_was_asked_for(sample: AppTest) -> None:
     assert "“alpha\\-code”." in guide(visit(sample, "workload"))
     assert "8 GPUs of 4 types:" in guide(visit(sample, "cluster"))
     press(sample, plain("hgx-h100-8"))
     assert "8 GPUs of 1 type:" in guide(sample)
+    assert "Press Run: each plan" in guide(visit(sample, "optimise"))
+    sample.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
+    assert "Each plan has a proven bound" in guide(sample.run()) and "Press Run" not in guide(sample)
     press(visit(sample, "workload"), "Beta on prose")
     assert "“beta\\-prose”." in guide(sample)
 
 
-def test_each_step_leads_to_the_next_and_the_end_is_kept(sample: AppTest) -> None:
+def test_each_step_has_its_words_and_leads_to_the_next_and_the_end_is_kept(sample: AppTest) -> None:
     steps = [(title, *step) for title, step in STEPS.items()]
     assert [title for title, *_ in steps] == [
         *("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
@@ -100,18 +104,12 @@ def test_each_step_leads_to_the_next_and_the_end_is_kept(sample: AppTest) -> Non
         links = {link.proto.label for link in sample.get("page_link")}
         leads = {link for link in links if link.startswith("Next: ")}
         assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
+        assert any(TERMS[PAGES[title][0]].meaning in markdown.value for markdown in sample.markdown), title
     visit(sample, "timeline")
     assert not guide(press(sample, "End guide"))
     again = studio(session=sample.query_params["session"])
     assert not guide(again.run()) and not again.exception
     assert not guide(visit(again, "cluster"))
-
-
-def test_the_guide_asks_for_a_run_until_one_was_asked_for(app: AppTest) -> None:
-    visit(open_sample(app), "optimise")
-    assert "Press Run: each plan" in guide(app)
-    app.session_state["plan_jobs"] = ["20250102T030405000006-0123abcd"]
-    assert "Each plan has a proven bound" in guide(app.run()) and "Press Run" not in guide(app)
 
 
 PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")
@@ -126,38 +124,31 @@ COMMON = ("widgets", "glossary", "text", "state")
 """Modules that every page imports say nothing about a page."""
 
 
-def imported(path: Path) -> set[Path]:
-    """The modules of `app` that a module imports, directly or not."""
-    modules, waiting = set(), [path]
-    while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app"):
-                folder = ROOT.joinpath(*node.module.split("."))
-                for module in (folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)):
-                    if module.exists() and module not in modules and module.stem not in COMMON:
-                        modules.add(module)
-                        waiting.append(module)
-    return modules
-
-
-def texts(module: Path) -> list[str]:
-    """The strings of a module without its docstrings."""
-    tree = ast.parse(module.read_text())
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        str(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
-    ]
+@functools.cache
+def read(module: Path) -> tuple[set[Path], str]:
+    """The modules of `app` that a module imports itself, and its strings without its docstrings."""
+    nodes = list(ast.walk(ast.parse(module.read_text())))
+    modules = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app"):
+            folder = ROOT.joinpath(*node.module.split("."))
+            modules |= {folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)}
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
+    used = {module for module in modules if module.stem not in COMMON and module.exists()}
+    return used, " ".join(text for text in texts if isinstance(text, str))
 
 
 def words_of(page: str) -> str:
-    """All text in a page's own modules and in the folders it shows."""
-    path = ROOT / "pages" / f"{page.lower().replace('-', '_')}.py"
-    modules = {path, *imported(path)}
+    """All text in a page's own modules, imported directly or not, and in the folders it shows."""
+    waiting = [ROOT / "pages" / f"{page.lower().replace('-', '_')}.py"]
+    modules: set[Path] = set()
+    while waiting:
+        modules.add(module := waiting.pop())
+        waiting += read(module)[0] - modules
     if page in SHOWN:
         modules |= set((ROOT / "engine" / SHOWN[page]).rglob("*.py"))
-    return " ".join(text for module in modules for text in texts(module))
+    return " ".join(read(module)[1] for module in modules)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -184,12 +175,3 @@ def test_a_word_is_explained_in_a_sentence_or_two_and_cites_its_source() -> None
         for paper in cited:
             numbers = "[IV]+" if paper in ("ExFlow", "PipeMoE") else r"\d"
             assert re.search(rf"{paper}[^;]*§{numbers}", term.source) or name in ELSEWHERE, name
-
-
-def test_every_page_offers_its_words(sample: AppTest) -> None:
-    app = sample
-    for page in PAGES:
-        path = f"pages/{page.lower().replace('-', '_')}.py"
-        if (ROOT / path).exists():
-            visit(app, Path(path).stem)
-            assert any(TERMS[PAGES[page][0]].meaning in markdown.value for markdown in app.markdown), page

@@ -10,7 +10,7 @@ from engine.store import team
 from engine.store.database import database
 from engine.units import ratio
 from engine.workload import DECODE, PREFILL, Finding, Origin, RoutingTrace
-from tests.cases.pages import press, said, visit
+from tests.cases.pages import press, run, said, visit
 from tests.cases.reviews import save
 from tests.cases.samples import sample
 from tests.cases.sessions import problem_of
@@ -25,9 +25,7 @@ def opened(app: AppTest, trace: RoutingTrace) -> AppTest:
     digest = store.save_workload(trace)
     app.session_state["workloads"] = {**app.session_state["workloads"], digest: trace.name}
     app.session_state["workload"] = digest
-    app.run()
-    assert not app.exception, app.exception
-    return app
+    return run(app)
 
 
 def recording(app: AppTest) -> RoutingTrace:
@@ -38,18 +36,17 @@ def labels(app: AppTest) -> list[str]:
     return [button.label for button in app.button]
 
 
-def with_profile_rows(rows: int) -> RoutingTrace:
-    trace = sample("alpha-code")
-    same = np.repeat(trace.experts[:1], rows, axis=0)
-    return RoutingTrace("warm", np.concatenate([same, trace.experts]), trace.num_experts)
+def remedies(app: AppTest) -> list[str]:
+    return [button.key for button in app.button if (button.key or "").startswith("remedy-")]
 
 
-def test_a_clean_recording_has_nothing_to_mend(app: AppTest) -> None:
-    assert not any(button.key and button.key.startswith("remedy-") for button in app.button)
-
-
-def test_profile_rows_are_cut_by_a_button(app: AppTest) -> None:
-    opened(app, with_profile_rows(8448))
+def test_profile_rows_are_cut_by_a_button_and_a_clean_recording_is_saved_as_a_file(app: AppTest) -> None:
+    assert not remedies(app) and "Write the file" in labels(app)
+    next(box for box in app.selectbox if box.key == "save-recording-as").set_value("sglang-statistics")
+    press(app, "Write the file")
+    assert "Left out" in said(app.caption) and not app.error
+    same = np.repeat(sample("alpha-code").experts[:1], 8448, axis=0)
+    opened(app, RoutingTrace("warm", np.concatenate([same, sample("alpha-code").experts]), 16))
     button = next(button for button in app.button if button.key == "remedy-cut-profile-rows")
     assert button.label.startswith("Cut the first 8,4")
     press(app, button.label)
@@ -66,7 +63,7 @@ def test_a_remedy_that_is_not_known_here_has_no_button(app: AppTest) -> None:
         app, RoutingTrace("newer", trace.experts, trace.num_experts, origin=Origin(format="npz", findings=(finding,)))
     )
     assert "Tomorrow" in said(app.warning)
-    assert not any(button.key and button.key.startswith("remedy-") for button in app.button)
+    assert not remedies(app)
 
 
 def test_one_phase_is_kept_by_a_button(app: AppTest) -> None:
@@ -75,13 +72,6 @@ def test_one_phase_is_kept_by_a_button(app: AppTest) -> None:
     opened(app, RoutingTrace("mixed", trace.experts, trace.num_experts, phase=phase))
     press(app, "Keep the decode")
     assert recording(app).tokens == int((phase == DECODE).sum())
-
-
-def test_the_recording_as_a_file(app: AppTest) -> None:
-    assert "Write the file" in labels(app)
-    next(box for box in app.selectbox if box.key == "save-recording-as").set_value("sglang-statistics")
-    press(app, "Write the file")
-    assert "Left out" in said(app.caption) and not app.error
 
 
 @pytest.fixture

@@ -16,9 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Locator, Page, TimeoutError, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, TimeoutError, expect, sync_playwright
 
+from engine.jobs import runner
 from tests import everything, warm
+from tests.cases.jobs import until
 from tests.cases.sessions import session_with_plans
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,7 @@ QUIET = [
 
 RUN = re.compile("^Run$")
 """The button of Optimise; others begin with its name."""
+VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
 TITLES = '[class*="st-key-titled-"] [data-testid="stMarkdown"]'
 """The titles of charts, which stand above them."""
 FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
@@ -89,11 +92,14 @@ NEVER_BEGINS = 30_000
 AT_REST = 250
 """Milliseconds: a slider tells the studio that it was moved 200 ms later."""
 HANDS = ("click", "fill", "focus", "set_input_files")
+EYES = ("to_be_visible", "to_be_attached", "to_be_checked", "to_be_in_viewport", "to_contain_text", "to_have_value")
 PATIENCE = 5_000
 """Milliseconds that a person waits for a page that does not come to rest, as while a job tells of itself, before using it."""
 BEGINS = 120
 """Seconds that a studio may take to answer: the first one of a run waits until every module is compiled and imported."""
-expect.set_options(timeout=60_000)  # milliseconds, on a machine that does other things too
+PATIENT = 60_000
+"""Milliseconds for whatever is expected, on a machine that does other things too."""
+expect.set_options(timeout=PATIENT)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -121,6 +127,8 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
         for name in HANDS:
             patch.setattr(Locator, name, at_rest(getattr(Locator, name)))
+        for name in EYES:
+            patch.setattr(LocatorAssertions, name, once_there(getattr(LocatorAssertions, name)))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser
         browser.close()
@@ -137,6 +145,19 @@ def at_rest(use: Callable) -> Callable:
     return use_at_rest
 
 
+def once_there(check: Callable) -> Callable:
+    """The same assertion, made once its element is there: Playwright describes the whole page whenever it looks in vain."""
+
+    @functools.wraps(check)
+    def check_once_there(assertions: LocatorAssertions, *arguments: Any, **options: Any) -> None:
+        locator, timeout = assertions._impl_obj._actual_locator.first, options.get("timeout", PATIENT)
+        with contextlib.suppress(TimeoutError):
+            assertions._sync(locator.wait_for(state="attached", timeout=timeout))
+        check(assertions, *arguments, **options)
+
+    return check_once_there
+
+
 @pytest.fixture
 def data_folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
@@ -150,11 +171,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def studios(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
+def studios(data_folder: Path, warm_process: Path | None = None) -> Iterator[Callable[..., str]]:
     """Starts studios, which end with the block: `start("--sample")` returns the address of one that answers.
 
     data_folder: its `SWITCHYARD_DATA`; logs lie next to it.
-    warm_process: the address of the process of `tests.warm`.
+    warm_process: the address of the process of `tests.warm`; None: all of them start cold.
 
     `start` takes `cold`, to start as a person starts it and not from a process that has imported everything, and `port`, from
     `free_port`.
@@ -164,7 +185,7 @@ def studios(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str
     def start(*arguments: str, cold: bool = False, port: int | None = None) -> str:
         port = port or free_port()
         log = data_folder.parent / f"studio-{port}.log"
-        python = sys.executable if cold else str(warm.PYTHON)
+        python = sys.executable if cold or warm_process is None else str(warm.PYTHON)
         command = [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments]
         environment = os.environ | {"SWITCHYARD_DATA": str(data_folder), warm.ADDRESS: str(warm_process)}
         with log.open("wb") as output:
@@ -271,6 +292,41 @@ def await_rest(page: Page) -> None:
         page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50, timeout=PATIENCE)
 
 
+def click(target: Locator) -> None:
+    target.click()
+
+
+def wait_for_plans(page: Page) -> None:
+    """Until the systems that run have ended and their plans are drawn."""
+    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("Candidate plans").last).to_be_visible()
+    settle(page)
+
+
+def run_systems(page: Page, click: Callable[[Locator], None] = click) -> None:
+    """Press Run on Optimise and wait for the plans."""
+    click(page.get_by_role("button", name=RUN))
+    wait_for_plans(page)
+
+
+def new_workspace(page: Page, name: str = "Autumn", click: Callable[[Locator], None] = click) -> None:
+    """Make a workspace on Review."""
+    click(page.get_by_role("button", name="New workspace"))
+    page.get_by_role("textbox", name="Name of the workspace").fill(name)
+    click(page.get_by_role("button", name="Create"))
+
+
+def call_oneself(page: Page, name: str, click: Callable[[Locator], None] = click) -> None:
+    """Tell the studio one's name."""
+    corner = page.locator(".st-key-people").get_by_role("button").first
+    click(corner)
+    page.get_by_role("textbox", name="Your name").fill(name)
+    click(page.get_by_role("button", name="Set name"))
+    expect(corner).to_contain_text(name)
+    page.keyboard.press("Escape")
+    settle(page)
+
+
 def link_of_plan(page: Page) -> str:
     """The link to the plan that Review shows."""
     page.get_by_role("button", name="Link", exact=True).first.click()
@@ -278,6 +334,13 @@ def link_of_plan(page: Page) -> str:
     page.keyboard.press("Escape")
     settle(page)
     return link
+
+
+def finished(data_folder: Path, kind: str) -> runner.Job:
+    """The newest job of a kind, once it is done: to look for its end on the page would take the browser more time."""
+    job = until(lambda: runner.jobs(data_folder, kind))[0]
+    assert runner.wait(job, 180) is runner.State.DONE, job.log_tail()
+    return job
 
 
 def begins_at(page: Page, width: int, height: int) -> float:

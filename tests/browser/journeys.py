@@ -20,8 +20,23 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
-from tests.browser.conftest import RUN, SCREENSHOTS, TITLES, Clicks, chromium, link_of_plan, settle, watched_page, wear
-from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, studio, wait_for_plans
+from tests.browser.conftest import (
+    SCREENSHOTS,
+    TITLES,
+    VERDICTS,
+    Clicks,
+    call_oneself,
+    chromium,
+    link_of_plan,
+    new_workspace,
+    run_systems,
+    settle,
+    studios,
+    wait_for_plans,
+    watched_page,
+    wear,
+)
+from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT
 
 PICTURES = SCREENSHOTS / "journeys"
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 1024, "height": 768}
@@ -30,7 +45,6 @@ VARIANTS = ((NARROW, "dark"), (NARROW, "light"), (WIDE, "dark"), (WIDE, "light")
 DENSE_LAYERS = 3
 """The dense layers of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
 QUESTION = "Why does this layer wait for GPU 6?"
-VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
 
 
 class Journey:
@@ -76,16 +90,9 @@ class Journey:
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         settle(page)
 
-    def plan(self, page: Page) -> None:
-        """Press Run on Optimise and wait for the plans."""
-        self.click(page.get_by_role("button", name=RUN))
-        wait_for_plans(page)
-
     def save_in_new_workspace(self, page: Page) -> None:
         """Save the open plan on Review, where there is no workspace yet."""
-        self.click(page.get_by_role("button", name="New workspace"))
-        page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-        self.click(page.get_by_role("button", name="Create"))
+        new_workspace(page, click=self.click)
         self.click(page.get_by_role("button", name="Save the open plan"))
         self.click(page.get_by_role("button", name="Save", exact=True))
         expect(page.get_by_role("heading", name="Discussion")).to_be_visible()
@@ -146,7 +153,7 @@ def engineer(journey: Journey, folder: Path) -> None:
             expect(page.get_by_text("32 × H100").first).to_be_visible()
         with journey.step(page, "plans"):
             journey.visit(page, "Optimise")
-            journey.plan(page)
+            run_systems(page, click)
         with journey.step(page, "Gantt"):
             click(page.get_by_role("link", name="See why on the timeline"))
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
@@ -192,7 +199,7 @@ def planner(journey: Journey, folder: Path) -> None:
             expect(page.get_by_text("64 GPUs of 2 types").first).to_be_visible()
         with journey.step(page, "plans"):
             journey.visit(page, "Optimise")
-            journey.plan(page)
+            run_systems(page, click)
         front = page.locator(".js-plotly-plot").last
         with journey.step(page, "time against cost", front):
             journey.visit(page, "What-if")
@@ -221,17 +228,6 @@ def planner(journey: Journey, folder: Path) -> None:
             report.pdf(path=PICTURES / "planner-report.pdf", format="A4", print_background=True)
 
 
-def call_oneself(journey: Journey, page: Page, name: str) -> None:
-    """Tell the studio one's name."""
-    corner = page.locator(".st-key-people").get_by_role("button").first
-    journey.click(corner)
-    page.get_by_role("textbox", name="Your name").fill(name)
-    journey.click(page.get_by_role("button", name="Set name"))
-    expect(corner).to_contain_text(name)
-    page.keyboard.press("Escape")
-    settle(page)
-
-
 def team(journey: Journey, folder: Path) -> None:
     """Ana asks about a plan, Ben points to a layer, Ana looks there and decides."""
     click = journey.click
@@ -241,14 +237,14 @@ def team(journey: Journey, folder: Path) -> None:
             click(ana.get_by_role("button", name="Plan the sample"))
             wait_for_plans(ana)
         with journey.step(ana, "Ana asks"):
-            call_oneself(journey, ana, "Ana")
+            call_oneself(ana, "Ana", click)
             journey.visit(ana, "Review")
             journey.save_in_new_workspace(ana)
         with journey.step(ben, "Ben opens the link"):
             ben.goto(link_of_plan(ana))
             expect(ben.get_by_role("heading", name="Discussion")).to_be_visible()
         with journey.step(ben, "Ben writes", ben.get_by_role("heading", name="Discussion")):
-            call_oneself(journey, ben, "Ben")
+            call_oneself(ben, "Ben", click)
             ben.get_by_role("textbox", name="Your comment").fill(QUESTION)
             click(ben.get_by_role("combobox", name="About"))
             click(ben.get_by_role("option", name="Layer 3 on Timeline"))
@@ -275,8 +271,8 @@ def main(names: list[str]) -> None:
     with chromium() as browser:
         for name in names or JOURNEYS:
             print(f"{name}: {JOURNEYS[name].__doc__}")
-            with tempfile.TemporaryDirectory() as folder, studio(Path(folder) / "data") as address:
-                journey = Journey(browser, name, address)
+            with tempfile.TemporaryDirectory() as folder, studios(Path(folder) / "data") as start:
+                journey = Journey(browser, name, start())
                 JOURNEYS[name](journey, Path(folder))
             print(f"  {'in all':<40} {sum(journey.seconds):5.1f} s, {journey.click.count} clicks")
 

@@ -8,22 +8,27 @@ Each is as wide as a laptop's screen, light, and saved with 256 colours, which k
 import contextlib
 import io
 import json
-import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
-from tests.browser.conftest import CHROMIUM, QUIET, RUN, settle, watched_page
+from tests.browser.conftest import (
+    CHROMIUM,
+    QUIET,
+    VERDICTS,
+    call_oneself,
+    choose_in_strip,
+    new_workspace,
+    run_systems,
+    settle,
+    studios,
+    watched_page,
+)
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -85,45 +90,12 @@ class Camera:
         return self.page.locator('[class*="st-key-titled-"]').filter(has_text=title).last
 
 
-@contextlib.contextmanager
-def studio(data_folder: Path, *arguments: str) -> Iterator[str]:
-    """Start a studio as a person does, with its work in `data_folder`, and yield its address. arguments: as `--sample`"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments]
-    environment = os.environ | {"SWITCHYARD_DATA": str(data_folder)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as server:
-        try:
-            address = f"http://127.0.0.1:{port}"
-            wait_until_healthy(address)
-            yield address
-        finally:
-            server.terminate()
-
-
-def wait_until_healthy(address: str, seconds: float = 60) -> None:
-    """Return once the studio answers. Raises TimeoutError."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"the studio at {address} does not answer")
-
-
 def begin(page: Page, address: str) -> None:
     """Open the sample, without the guide and under a name."""
     page.goto(address)
     settle(page)
     page.get_by_role("button", name="End guide").click()
-    page.locator(".st-key-people").get_by_role("button").first.click()
-    page.get_by_role("textbox", name="Your name").fill("Ana")
-    page.get_by_role("button", name="Set name").click()
-    expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text("Ana")
-    page.keyboard.press("Escape")
-    settle(page)
+    call_oneself(page, "Ana")
 
 
 def workload(camera: Camera) -> None:
@@ -141,19 +113,6 @@ def affinity(camera: Camera) -> None:
     camera.page.get_by_text("Grouped by GPU", exact=True).click()
     expect(camera.page.get_by_text("of tokens stay on their GPU (layers 0 and 1)")).to_be_visible()
     camera.shoot("affinity", last=camera.page.get_by_text("Every GPU has a colour of its own"))
-
-
-def run_systems(page: Page) -> None:
-    """Press Run on Optimise and wait for the plans."""
-    page.get_by_role("button", name=RUN).click()
-    wait_for_plans(page)
-
-
-def wait_for_plans(page: Page) -> None:
-    """Until the systems that run have ended and their plans are drawn."""
-    expect(page.get_by_text("done · ")).to_be_visible(timeout=JOB_TIMEOUT)
-    expect(page.get_by_text("Candidate plans").last).to_be_visible()
-    settle(page)
 
 
 def plans(camera: Camera) -> None:
@@ -230,9 +189,7 @@ def record(camera: Camera) -> None:
 def review(camera: Camera) -> None:
     page = camera.page
     camera.visit("Review")
-    page.get_by_role("button", name="New workspace").click()
-    page.get_by_role("textbox", name="Name of the workspace").fill("Autumn cluster")
-    page.get_by_role("button", name="Create").click()
+    new_workspace(page, "Autumn cluster")
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill("Aurora on the mixed eight")
     page.get_by_role("textbox", name="Note").fill("For the nodes that arrive in October")
@@ -241,8 +198,7 @@ def review(camera: Camera) -> None:
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     camera.shoot("review", last=page.locator(".js-plotly-plot").first)
     page.get_by_role("button", name="Judge this plan").click()
-    words = re.compile("Do it|Try it|Not now|Cannot say yet")
-    expect(page.get_by_role("heading", name=words)).to_be_visible(timeout=JOB_TIMEOUT)
+    expect(page.get_by_role("heading", name=VERDICTS)).to_be_visible(timeout=JOB_TIMEOUT)
     settle(page)
     camera.shoot("verdict", first=page.get_by_text("Worth it?"), last=page.get_by_test_id("stDataFrame").last)
 
@@ -269,10 +225,8 @@ def launch(camera: Camera) -> None:
 
 def training_step(camera: Camera) -> None:
     page = camera.page
-    for place, name in ((1, "lancet-p4de-2-nodes"), (2, "GPT2-S-MoE")):  # cluster and model in the row at the top
-        page.get_by_test_id("stPopover").get_by_role("button").nth(place).click()
-        page.get_by_role("button", name=name, exact=True).click()
-        settle(page)
+    choose_in_strip(page, 1, "lancet-p4de-2-nodes")
+    choose_in_strip(page, 2, "GPT2-S-MoE")
     camera.visit("Optimise")
     page.get_by_role("button", name="Training step").click()
     expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
@@ -301,13 +255,18 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        studio(Path(folder), "--sample") as address,
+        studios(Path(folder) / "data") as start,
         sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)) as browser,
         watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,
     ):
+        address = start("--sample")
         begin(page, address)
-        usual = [(sys.executable, ".venv/bin/python"), (folder, ".switchyard"), (address, "http://127.0.0.1:8501")]
+        usual = [
+            (sys.executable, ".venv/bin/python"),
+            (f"{folder}/data", ".switchyard"),
+            (address, "http://127.0.0.1:8501"),
+        ]
         for photograph in SERIES:
             photograph(Camera(page, usual))
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import open_sample, settle, shoot
@@ -21,54 +20,43 @@ def too_large(path: Path) -> None:
         file.truncate(300 * 1024**2)
 
 
-def model_of_another_recording(path: Path) -> None:
-    config = {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 14336,
-        "torch_dtype": "bfloat16",
-    }
-    path.write_text(json.dumps(config))
-
-
-def text(content: str):
-    return lambda path: path.write_text(content)
-
-
-CASES = {
-    "hole.csv": (text("token,layer,expert\n0,0,1\n0,1,\n"), "line 3"),
-    "range.csv": (
-        text("token,layer,expert\n" + "".join(f"0,{layer},{layer + 9}\n" for layer in range(8))),
-        "out of range",
-    ),
-    "negative.csv": (text("0,5\n-3,0\n"), "negative"),
-    "nonsquare.csv": (text("0,5,1.5\n3,0,1.5\n"), "square"),
-    "notazip.npz": (text("this is text"), "not a NumPy .npz archive"),
-    "pickle.npy": (pickled_array, "Python objects"),
-    "empty.csv": (text(""), "empty"),
-    "large.npy": (too_large, "File must be 200.0MB or smaller"),
-    "config.json": (model_of_another_recording, "does not fit"),
+MODEL_OF_ANOTHER_RECORDING = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 14336,
+    "torch_dtype": "bfloat16",
 }
+CASES = {
+    "hole.csv": ("token,layer,expert\n0,0,1\n0,1,\n", "line 3"),
+    "range.csv": ("token,layer,expert\n" + "".join(f"0,{at},{at + 9}\n" for at in range(8)), "out of range"),
+    "negative.csv": ("0,5\n-3,0\n", "negative"),
+    "nonsquare.csv": ("0,5,1.5\n3,0,1.5\n", "square"),
+    "notazip.npz": ("this is text", "not a NumPy .npz archive"),
+    "pickle.npy": (pickled_array, "Python objects"),
+    "empty.csv": ("", "empty"),
+    "large.npy": (too_large, "File must be 200.0MB or smaller"),
+    "config.json": (json.dumps(MODEL_OF_ANOTHER_RECORDING), "does not fit"),
+}
+"""Files by name: contents, or their writer; and a part of the answer."""
 
 
-@pytest.fixture
-def studio_page(page: Page, studio: str) -> Page:
+def test_every_bad_file_is_answered_and_loses_nothing_and_names_are_shown_as_text(
+    page: Page, studio: str, tmp_path: Path
+) -> None:
     open_sample(page, studio)
     expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
     page.get_by_text("Add a recording").click()
     settle(page)
-    return page
-
-
-def test_every_bad_file_is_answered_and_loses_nothing(studio_page: Page, tmp_path: Path) -> None:
-    page = studio_page
-    for name, (make, reason) in CASES.items():
+    for name, (content, reason) in CASES.items():
         path = tmp_path / name
-        make(path)
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            content(path)
         page.locator('input[type="file"]').set_input_files(path)
         # Streamlit itself refuses a file that is too large: it turns red, and the reason is read out and shown on hover.
         answer = page.get_by_test_id("stAlert").or_(page.get_by_role("alert")).filter(has_text=reason)
@@ -78,9 +66,6 @@ def test_every_bad_file_is_answered_and_loses_nothing(studio_page: Page, tmp_pat
     shoot(page, "6-bad-input")
     expect(page.get_by_test_id("stException")).to_have_count(0)
 
-
-def test_names_are_shown_as_text(studio_page: Page, tmp_path: Path) -> None:
-    page = studio_page
     path = tmp_path / "<img src=x onerror=alert(1)> **bold** $x$.csv"
     path.write_text("token,layer,expert\n" + "".join(f"{t},{layer},{t % 4}\n" for t in range(8) for layer in range(2)))
     page.locator('input[type="file"]').set_input_files(path)

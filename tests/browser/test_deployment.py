@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, settle, shoot
+from tests.browser.conftest import VERDICTS, new_workspace, run_systems, settle, shoot
 from tests.cases import checkers
 from tests.cases.samples import sample
 
@@ -41,21 +41,15 @@ def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, studio
     page.get_by_role("link", name="Make a plan").click()
     settle(page)
     expect(page.get_by_role("combobox", name="Deployed now")).to_have_value("running.json")
-    page.get_by_role("button", name=RUN).click()
-    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
-    settle(page)
+    run_systems(page)
 
     page.get_by_role("link", name="Review", exact=True).click()
-    page.get_by_role("button", name="New workspace").click()
-    page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-    page.get_by_role("button", name="Create").click()
+    new_workspace(page)
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("button", name="Save", exact=True).click()
     settle(page)
     page.get_by_role("button", name="Judge this plan").click()
-    expect(page.get_by_role("heading", name=re.compile("Do it|Try it|Not now|Cannot say yet"))).to_be_visible(
-        timeout=120_000
-    )
+    expect(page.get_by_role("heading", name=VERDICTS)).to_be_visible(timeout=120_000)
     settle(page)
     shoot(page, "deployment-2-verdict")
 

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, open_sample, settle, shoot
+from tests.browser.conftest import open_sample, run_systems, settle, shoot
 
 
 def test_two_models_then_the_front_of_one(page: Page, studio: str) -> None:
@@ -15,9 +15,7 @@ def test_two_models_then_the_front_of_one(page: Page, studio: str) -> None:
     page.get_by_role("option", name="Beta on prose (sample)").click()
     expect(page.get_by_text("beside beta-prose")).to_be_visible()
     settle(page)
-    page.get_by_role("button", name=RUN).click()
-    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
-    settle(page)
+    run_systems(page)
     shoot(page, "6-two-models")
     page.get_by_role("link", name="See why on the timeline").click()
     gantt = page.locator(".js-plotly-plot").first

@@ -7,7 +7,16 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.access import faults_in_either_theme
-from tests.browser.conftest import TITLES, begins_at, link_of_plan, settle, shoot, watched_page
+from tests.browser.conftest import (
+    TITLES,
+    begins_at,
+    call_oneself,
+    link_of_plan,
+    new_workspace,
+    settle,
+    shoot,
+    watched_page,
+)
 from tests.cases.sessions import session_with_plans
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
@@ -30,15 +39,6 @@ def other(browser: Browser) -> Iterator[Page]:
         yield page
 
 
-def call_oneself(page: Page, name: str) -> None:
-    page.locator(".st-key-people").get_by_role("button").first.click()
-    page.get_by_role("textbox", name="Your name").fill(name)
-    page.get_by_role("button", name="Set name").click()
-    expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text(name)
-    page.keyboard.press("Escape")
-    settle(page)
-
-
 def test_save_discuss_and_decide_in_two_browsers(
     page: Page, other: Page, browser: Browser, studio: str, planned: str, tmp_path: Path
 ) -> None:
@@ -46,9 +46,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     page.goto(f"{studio}/review?session={planned}")
     settle(page)
     call_oneself(page, "Ana")
-    page.get_by_role("button", name="New workspace").click()
-    page.get_by_role("textbox", name="Name of the workspace").fill(f"Autumn {HOSTILE}")
-    page.get_by_role("button", name="Create").click()
+    new_workspace(page, f"Autumn {HOSTILE}")
     expect(page.get_by_text("Nothing is saved here yet")).to_be_visible()
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill(HOSTILE)
@@ -132,7 +130,6 @@ def test_save_discuss_and_decide_in_two_browsers(
         lambda address: "plan=" not in address
     )  # a page that refreshes itself rests before the click counts
     settle(page)
-    page.reload()  # without the style that lays popovers aside
     expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
     expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=SOON)
     for width, height in ((1440, 900), (1024, 768)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, TITLES, choose_in_strip, open_sample, settle, shoot
+from tests.browser.conftest import TITLES, choose_in_strip, open_sample, run_systems, settle, shoot
 
 
 def drop(page: Page, place: int, path: Path, content: str) -> None:
@@ -39,10 +39,8 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     for system in ("PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "RAF-like (no partition)"):
         page.get_by_test_id("stCheckbox").filter(has_text=system).get_by_text(system, exact=True).click()
         settle(page)
-    page.get_by_role("button", name=RUN).click()
-    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
+    run_systems(page)
     expect(page.locator(TITLES).filter(has_text="of DeepSpeed's exposed communication")).to_be_visible()
-    settle(page)
     shoot(page, "9-training-step")
 
     page.get_by_role("link", name="See why on the timeline").click()

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from engine.jobs import queue, runner
 from engine.jobs.runner import State
-from tests.browser.conftest import RUN, link_of_plan, settle, watched_page
+from tests.browser.conftest import RUN, link_of_plan, new_workspace, settle, watched_page
 from tests.cases.jobs import WORKER, until
 from tests.cases.sessions import session_with_plans
 from tests.store.conftest import postgres
@@ -41,9 +41,7 @@ def test_sessions_jobs_and_links_work_from_each(
     # A saved plan's link, and a comment on it.
     page.goto(f"{first}/review?session={session}")
     settle(page)
-    page.get_by_role("button", name="New workspace").click()
-    page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-    page.get_by_role("button", name="Create").click()
+    new_workspace(page)
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill("The one")
     page.get_by_role("button", name="Save", exact=True).click()
