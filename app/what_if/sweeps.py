@@ -1,7 +1,7 @@
 """Sweeps of one parameter of a training plan on the What-if page, and its generator of synthetic routing logs."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -280,7 +280,7 @@ def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
 def _as_csv(points: list[SweepPoint]) -> str:
     """All figures in full, times in seconds."""
     rows = [
-        {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
+        {name: value for name, value in asdict(point).items() if name != "decomposition"} | point.decomposition
         for point in points
     ]
     return tables.as_csv(pd.DataFrame(rows))
