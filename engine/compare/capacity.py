@@ -146,28 +146,15 @@ def capacity(
     tried: dict[int, CapacityPoint] = {}
     missing = sorted(set(sizes))
     while missing and not stop():
-        for point in _points(common, missing, len(tried), stop, report):
+
+        def report_all(done: float, size: str, before: int = len(tried), count: int = len(missing)) -> None:
+            report((before + done * count) / (before + count), size)
+
+        titles = [f"planning for {size * own} GPUs" for size in missing]
+        for _, point in reported(_point_of_size, (common, tuple(missing)), titles, stop, report_all):
             tried[point.parts] = point
             yield point
         missing = _between(tried, target)
-
-
-def _points(
-    common: tuple[Problem, tuple[Node, ...], str, dict[str, Value]],
-    sizes: Sequence[int],
-    before: int,
-    stop: Stop,
-    report: Report,
-) -> Iterator[CapacityPoint]:
-    """The points of some sizes; before: how many others there are already."""
-    own = sum(len(node.gpus) for node in common[1])
-
-    def report_all(done: float, size: str) -> None:
-        report((before + done * len(sizes)) / (before + len(sizes)), size)
-
-    titles = [f"planning for {size * own} GPUs" for size in sizes]
-    for _, point in reported(_point_of_size, (common, tuple(sizes)), titles, stop, report_all):
-        yield point
 
 
 def _between(tried: Mapping[int, CapacityPoint], target: float) -> list[int]:

@@ -186,6 +186,9 @@ def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
         if text:
             (tmp_path / "jobs" / name / protocol.REQUEST).write_text(text)
     assert runner.jobs(tmp_path) == runner.jobs(tmp_path, "count") == [job] == [runner.find(ID, tmp_path)]
+    unread = [folder.id for folder in runner.folders(tmp_path)]
+    assert unread == sorted([ID, ID.replace("1", "2"), ID.replace("1", "3")], reverse=True), "the newest first"
+    assert runner.folders(tmp_path / "nowhere") == []
 
 
 DAMAGED = [

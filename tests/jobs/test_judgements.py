@@ -13,14 +13,14 @@ from engine.compare.verdict import Judgement, verdict_of
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_model
-from engine.jobs import judgements, runner
-from engine.jobs.kinds import HANDLERS, handler_of
+from engine.jobs import judgements, protocol, runner
 from engine.jobs.protocol import Context, replace_result
 from engine.problem import Problem, make_problem
 from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import RoutingTrace
+from tests.cases.jobs import by_hand
 from tests.jobs.asking import in_json
 from tests.jobs.handlers import LooseAnswer
 
@@ -30,7 +30,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 @pytest.fixture
-def problem(own_data_folder: Path, warm_python: None) -> Problem:
+def problem(own_data_folder: Path) -> Problem:
     """Two layers of the sample's model, in which two experts get most tokens."""
     model = read_model(SAMPLES / "tiny-moe-alpha.json")
     rng = np.random.default_rng(0)
@@ -73,10 +73,12 @@ def test_a_verdict_in_a_whole_step(problem: Problem, tmp_path: Path) -> None:
 def test_a_finished_verdict_is_decided_again_from_its_evidence_unless_an_older_version_made_it(
     problem: Problem, own_data_folder: Path
 ) -> None:
-    job = runner.start("verdict", verdict_arguments(problem), own_data_folder)
+    job = by_hand(own_data_folder)
     with pytest.raises(InputError, match="wait for its verdict"):
         judgements.decide_again(job, Thresholds())
-    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    (job.folder / protocol.PID).write_text('{"pid": 4194305, "start": 0.0}')  # of nobody
+    context = Context(job.folder)
+    context.finish(LooseAnswer(**verdict(verdict_arguments(problem), context)))
     before = Judgement.from_dict(job.result, "verdict")
     assert before.thresholds == Thresholds(gain=0.2)
     strict = Thresholds(tokens_per_expert=1e9)
@@ -112,7 +114,3 @@ def test_spare_slots_point_by_point(problem: Problem, tmp_path: Path) -> None:
     ]
     assert result["held_out"] and result["planned_on"] != result["judged_on"][0]
     assert store.load_workload(problem.workload.digest).name == "lop-sided"
-
-
-def test_the_worker_knows_every_kind() -> None:
-    assert all(callable(handler_of(kind)) for kind in HANDLERS)

@@ -9,7 +9,7 @@ import pytest
 
 from engine import store
 from engine.errors import InputError
-from engine.jobs import launches, runner
+from engine.jobs import launches
 from engine.jobs.launches import BRIEF, Brief, brief_of
 from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
@@ -65,14 +65,6 @@ def test_a_launch_is_listed_by_what_was_asked_for_unless_that_is_of_another_vers
     request = Request(kind="launch", arguments={"plan": {}, "ranks": 2}, created=1.0)
     (job.folder / REQUEST).write_text(request.to_json())
     assert brief_of(job) is None
-
-
-def test_folders_are_listed_unread_newest_first(tmp_path):
-    names = ["20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"]
-    for name in [*names, "something else"]:
-        (tmp_path / "jobs" / name).mkdir(parents=True)
-    assert [job.id for job in runner.folders(tmp_path)] == names[::-1]
-    assert runner.folders(tmp_path / "nowhere") == []
 
 
 # By a scheduler.

@@ -79,7 +79,7 @@ def test_more_tokens_have_a_smaller_error_and_several_recordings_share_it_and_th
 @pytest.mark.parametrize("gpus", [3, 5, 7])
 def test_any_number_of_gpus_has_slots_that_divide(gpus):
     problem = problem_of(loads("a", np.arange(16) + 100.0), gpus)
-    points = curve(problem, problem.workload, loads("b", np.arange(16)[::-1] + 100.0))
+    points = curve(problem, problem.workload, loads("b", np.arange(16)[::-1] + 100.0), algorithm="eplb")
     assert points[0].slots_of_gpu == -(-16 // gpus)
     assert all(at.slots % gpus == 0 and at.slots >= 16 and at.slots_of_gpu <= 16 for at in points)
     assert points[-1].balancedness <= 1

@@ -113,9 +113,7 @@ def test_what_is_used_at_the_last_moment_stays(folder: Folder, monkeypatch: pyte
     monkeypatch.setattr(retention, "_remove", someone_comes_first)
     assert cleaned(folder).going == () and looked == ["an-old-session.json", f"{other}.npz"]
     assert store.load_workload(digest) and store.load_workload(other) and store.load_session("an-old-session")
-
-
-def test_a_session_that_is_opened_counts_as_used_and_other_tabs_are_not_told_each_time(folder: Folder) -> None:
+    # A session that is opened counts as used, and other tabs are not told each time.
     path = folder.session("an-old-session", OLD)
     assert store.load_session("an-old-session") and path.stat().st_mtime >= NOW
     written = store.session_written("an-old-session")
