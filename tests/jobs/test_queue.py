@@ -32,7 +32,9 @@ def waiting(*jobs: Job) -> bool:
     return all(job.state is State.WAITING for job in jobs)
 
 
-def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
+def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(start):
+    watching = start("count", LONG, queued=False)
+    until(lambda: running(watching))
     first = start("count", LONG)
     until(lambda: running(first))
     others = [start("count", {"steps": 5, "pause": 0.05}) for _ in range(3)]
@@ -41,6 +43,7 @@ def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
     standing_in_words = importlib.import_module("app.widgets").standing_in_words  # Streamlit: half a second
     words = [standing_in_words(job, job.state) for job in (first, *others)]
     assert words == ["running", "waiting, next in line", "waiting, 1 before it", "waiting, 2 before it"]
+    assert running(watching)
     runner.cancel(first)
     assert {runner.wait(job, 60) for job in others} == {State.DONE}
     began = [job.history[0].time for job in others]
@@ -83,17 +86,6 @@ def test_studios_on_one_data_folder_share_the_limit_and_the_queue_outlives_them(
     runner.cancel(mine)
     assert runner.wait(theirs, 60) is State.DONE and runner.wait(after, 60) is State.DONE
     assert mine.history[-1].time < theirs.history[0].time < after.history[0].time
-
-
-def test_what_only_watches_work_elsewhere_neither_waits_nor_keeps_others_waiting(tmp_path, start):
-    watching = runner.start("count", LONG, tmp_path, module=WORKER, queued=False)
-    try:
-        until(lambda: running(watching))
-        other = start("count", LONG)
-        until(lambda: running(other))
-    finally:
-        runner.cancel(watching, grace=0)
-        assert runner.wait(watching, 5).finished
 
 
 def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_path):
