@@ -189,7 +189,7 @@ def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> No
     clock, curves = time.process_time, []  # free time on this machine does not count
     for slower in (1, 5):
         monkeypatch.setattr(time, "perf_counter", lambda slower=slower: slower * clock())
-        curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[300, 3000], seeds=1))
+        curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[3000], seeds=1))
     assert curves[0] == curves[1]
 
 
