@@ -1,6 +1,7 @@
 """Studies run as jobs: start one, and watch the newest of its kind."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -84,7 +85,7 @@ def watch_for_problem(
 
 def download(points: list, name: str) -> None:
     """A button for all points of a study as CSV; times in seconds."""
-    download_table(pd.DataFrame([point.to_dict() for point in points]), name)
+    download_table(pd.DataFrame([asdict(point) for point in points]), name)
 
 
 def download_table(table: pd.DataFrame, name: str) -> None:

@@ -93,7 +93,7 @@ def _show(problem: Problem, answer: RedundancyAnswer, complete: bool) -> None:
         f"The band is the {units.share(CONFIDENCE)} interval of the gain, as far as those recordings are samples. Times are of "
         f"{plain(answer.unit)}. Costs: {plain(answer.cost_source)}."
     )
-    studies.download(points, KIND)
+    studies.download_table(pd.DataFrame([point.to_dict() for point in points]), KIND)
 
 
 def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:

@@ -1,7 +1,7 @@
 """Sweeps of one parameter of a training plan on the What-if page, and its generator of synthetic routing logs."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -221,7 +221,7 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
 
         def as_csv() -> str:
-            rows = [point.to_dict() for point in points]
+            rows = [asdict(point) for point in points]
             return tables.as_csv(pd.DataFrame([row | row.pop("decomposition") for row in rows]))
 
         widgets.download("Points as CSV", as_csv, f"sweep-{kind}-{job.id}.csv", key=f"sweep-csv-{kind}")

@@ -5,21 +5,21 @@ scored on the other, so that no plan is judged by tokens it has seen. The score 
 layers that stay on their GPU. All hops cost the same; nodes are ignored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.compare.held_out import halves, sample
 from engine.errors import InputError
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import kept, transitions
 from engine.result import Limits, Stop, never
+from engine.schema import Amounts
 from engine.systems.base import Report, silent
 from engine.workload import RoutingTrace
 
@@ -36,16 +36,7 @@ SORTED = 0.75
 class KeepLimits:
     """hops: float64[layer - 1], those between each layer and the next that equally large groups can keep at most."""
 
-    hops: NDArray[np.float64]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"hops": self.hops.tolist()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The limits that `to_dict` described."""
-        return cls(np.array(data["hops"], dtype=np.float64))
+    hops: Amounts
 
 
 @dataclass(frozen=True)
@@ -99,13 +90,6 @@ class TokensEnough:
         short = [size for size, gain in gains.items() if gain < part]
         return min((size for size in gains if size > max(short, default=0)), default=None)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        return cls(**data | {"points": tuple(SamplePoint(**point) for point in data["points"])})
-
 
 @dataclass(frozen=True)
 class OutOfDistribution:
@@ -141,14 +125,6 @@ class OutOfDistribution:
     def against_own(self) -> NDArray[np.float64]:
         """Every column as a ratio to the plan made for that recording: the loss by planning on another one."""
         return _ratio(self.matrix(), self.matrix().diagonal()[None, :])
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        lists = {name: tuple(data[name]) for name in ("names", "tokens", "held_out", "linear")}
-        return cls(**data | lists | {"kept": tuple(tuple(row) for row in data["kept"])})
 
 
 def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -198,15 +174,9 @@ def tokens_enough(
     # The ceiling and the whole half first, then one sample of each size: the shape of the curve is seen long before its spread.
     samples = [None] + [(whole, 0)] * (whole in wanted)
     samples += [(size, seed) for seed in range(seeds) for size in wanted if size < whole]
-
-    def begun(finished: int, index: int) -> None:
-        tokens = f"{samples[index][0]:,} tokens" if samples[index] else "the held-out half itself"
-        report(finished / len(samples), f"planning from {tokens}")
-
+    titles = [f"planning from {f'{each[0]:,} tokens' if each else 'the held-out half itself'}" for each in samples]
     common = (plan_on, instance, first_choice, time_limit, samples)
-    for index, share in in_order(_kept_by_sample, common, len(samples), stop, begun):
-        if share is None:
-            continue
+    for index, share in reported(_kept_by_sample, common, titles, stop, report):
         if samples[index] is None:
             curve = replace(curve, ceiling=share)
         else:
@@ -266,13 +236,9 @@ def out_of_distribution(
         tuple(kept(_linear(plans[0]), count) for count in counts),
     )
     time_limit = time_limit or seconds_of_plan(traces[0])
-
-    def begun(finished: int, index: int) -> None:
-        report(finished / len(plans), f"planning on {traces[index].name}")
-
-    common = (plans, counts, time_limit, seed)
-    for index, row in in_order(_kept_on_recordings, common, len(plans), stop, begun):
-        if row is None or index > len(table.kept):  # rows after one that a stop left out would be taken for it
+    common, titles = (plans, counts, time_limit, seed), [f"planning on {trace.name}" for trace in traces]
+    for index, row in reported(_kept_on_recordings, common, titles, stop, report):
+        if index > len(table.kept):  # rows after one that a stop left out would be taken for it
             break
         table = replace(table, kept=(*table.kept, row))
         if on_point:

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
 
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
@@ -49,10 +48,6 @@ class CapacityPoint:
             return True
         return self.scope == "placement and order" and self.bound > target
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
     """The parts by which a cluster could grow, by their words: every kind of node it has, and if there are several the fewest
@@ -60,17 +55,13 @@ def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
     kinds: dict[tuple, list[Node]] = {}
     for node in cluster.nodes:
         kinds.setdefault((node.gpus, node.link_bandwidth, node.link_latency), []).append(node)
-    parts = {_in_words(alike[0]): (alike[0],) for alike in kinds.values()}
+    parts = {f"{hardware([node])} ({node.name})": (node,) for node, *_ in kinds.values()}
     if len(kinds) > 1:
         times = gcd(*map(len, kinds.values()))
         mix = tuple(node for alike in kinds.values() for node in alike[: len(alike) // times])
         what = "the whole cluster" if times == 1 else "the same mix"
         parts[f"{what} in steps of {sum(len(node.gpus) for node in mix)} GPUs"] = cluster.nodes if times == 1 else mix
     return parts
-
-
-def _in_words(node: Node) -> str:
-    return f"{hardware([node])} ({node.name})"
 
 
 def hardware(part: Sequence[Node], count: int = 1) -> str:
@@ -155,29 +146,15 @@ def capacity(
     tried: dict[int, CapacityPoint] = {}
     missing = sorted(set(sizes))
     while missing and not stop():
-        for point in _points(common, missing, len(tried), stop, report):
+
+        def report_all(done: float, size: str, before: int = len(tried), count: int = len(missing)) -> None:
+            report((before + done * count) / (before + count), size)
+
+        titles = [f"planning for {size * own} GPUs" for size in missing]
+        for _, point in reported(_point_of_size, (common, tuple(missing)), titles, stop, report_all):
             tried[point.parts] = point
             yield point
         missing = _between(tried, target)
-
-
-def _points(
-    common: tuple[Problem, tuple[Node, ...], str, dict[str, Value]],
-    sizes: Sequence[int],
-    before: int,
-    stop: Stop,
-    report: Report,
-) -> Iterator[CapacityPoint]:
-    """The points of some sizes; before: how many others there are already."""
-    own = sum(len(node.gpus) for node in common[1])
-    every = before + len(sizes)
-
-    def begun(finished: int, index: int) -> None:
-        report((before + finished) / every, f"planning for {sizes[index] * own} GPUs")
-
-    for _, point in in_order(_point_of_size, (common, tuple(sizes)), len(sizes), stop, begun):
-        if point is not None:
-            yield point
 
 
 def _between(tried: Mapping[int, CapacityPoint], target: float) -> list[int]:

@@ -102,8 +102,19 @@ class Comparison:
             fastest = min((row.metrics.total for row in self.candidates), default=None)
             # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
             others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
-            done = float(parts[:index].sum() + others.sum())
-            return _report_of_turn(report, done, float(parts[index]), choices[index][0], fastest)
+            before, part, title = (
+                float(parts[:index].sum() + others.sum()),
+                float(parts[index]),
+                choices[index][0].title,
+            )
+
+            def report_turn(
+                done: float, message: str, incumbent: float | None = None, bound: float | None = None
+            ) -> None:
+                best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
+                report(before + done * part, f"{title}: {message}", best, bound)
+
+            return report_turn
 
         def begun(finished: int, index: int) -> None:
             if finished:
@@ -136,17 +147,6 @@ def _run_choice(
         return error
     # The loads, which are large, stay in this process.
     return replace(outcome, loads=()), candidate(outcome, problem)
-
-
-def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
-    """The report of one system among several; the fastest of their plans so far takes `fastest` seconds. before, part: shares
-    of the work that were done before it, and that it is."""
-
-    def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
-        best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
-        report(before + done * part, f"{system.title}: {message}", best, bound)
-
-    return report_turn
 
 
 def candidate(outcome: Outcome, problem: Problem) -> Candidate:

@@ -5,10 +5,9 @@ The share of time in which GPUs compute with one model alone on them, and with b
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from typing import Any, Self
 
 import numpy as np
 
@@ -18,10 +17,11 @@ from engine.compare.what_if import Change, changed
 from engine.errors import InputError, StoppedError
 from engine.goal import Goal
 from engine.network import Network
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.plan import OrderMode, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Stop, never
+from engine.schema import Amounts
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.inference import simulate_inference
 from engine.simulate.work import Load, Work, works_of
@@ -49,10 +49,6 @@ class ContentionPoint:
         """Seconds that the best order saves of those of all sends at once; negative where it is slower."""
         return self.seconds["concurrent"] - min(total for mode, total in self.seconds.items() if mode != "concurrent")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]:
     """The plan with an order of each mode, by mode; relays only where GPUs of a node can relay, and one model has the GPUs.
@@ -61,7 +57,14 @@ def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]
         raise InputError("orders of sends are of inference; a training step's collectives go one after another")
     problem.check_plan(plan)
     relays = not problem.network.direct and problem.goal is Goal.INFERENCE
-    return {mode: _with_orders(plan, problem, mode, stop) for mode in MODES if mode != "two-tier" or relays}
+    works = dict(zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False))
+    return {
+        mode: plan.model_copy(
+            update={name: _order_of(work, problem.network, mode, stop) for name, work in works.items()}
+        )
+        for mode in MODES
+        if mode != "two-tier" or relays
+    }
 
 
 def contention_curve(
@@ -73,11 +76,8 @@ def contention_curve(
 ) -> Iterator[ContentionPoint]:
     """The plans of `ordered` at every contention, ascending. Raises InputError for values that cannot be."""
     changes = [Change.from_dict({"contention": value}, f"contention {value:g}") for value in sorted(set(values))]
-
-    def begun(finished: int, index: int) -> None:
-        report(finished / len(changes), changes[index].in_words)
-
-    for _, point in in_order(_point_at, (problem, dict(plans), changes), len(changes), stop, begun):
+    titles = [change.in_words for change in changes]
+    for _, point in reported(_point_at, (problem, dict(plans), changes), titles, stop, report):
         yield point
 
 
@@ -115,11 +115,6 @@ def _point_at(
     return seconds_at(changes[index].contention, problem, plans)
 
 
-def _with_orders(plan: Plan, problem: Problem, mode: OrderMode, stop: Stop) -> Plan:
-    works = zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False)
-    return plan.model_copy(update={name: _order_of(work, problem.network, mode, stop) for name, work in works})
-
-
 def _order_of(work: Work, network: Network, mode: OrderMode, stop: Stop) -> SendOrder:
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
@@ -147,7 +142,7 @@ class Utilisation:
     """
 
     served: str
-    gpu: np.ndarray
+    gpu: Amounts
     seconds: float
 
     @property
@@ -160,17 +155,6 @@ class AloneAndTogether:
     """Utilisation with the first model alone on all GPUs, with the second alone, and with both colocated."""
 
     parts: tuple[Utilisation, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"parts": [vars(part) | {"gpu": part.gpu.tolist()} for part in self.parts]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The figures that `to_dict` described."""
-        return cls(
-            tuple(Utilisation(**part | {"gpu": np.array(part["gpu"], dtype=np.float64)}) for part in data["parts"])
-        )
 
 
 def exclusive_and_colocated(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> AloneAndTogether:

@@ -236,33 +236,23 @@ class Decision:
 def decide(evidence: Evidence, thresholds: Thresholds) -> Decision:
     """The first rule that holds. A wider interval of the gain never brings a plan nearer to "do it"."""
     criteria = _criteria(evidence, thresholds)
-    passed = {criterion.name: criterion.passed for criterion in criteria}
-
-    def decided(word: Word, rule: str) -> Decision:
-        return Decision(word, rule, criteria)
-
-    if evidence.same:
-        return decided("not-now", "same")
-    if not passed["memory"]:
-        return decided("not-now", "memory")
-    if evidence.faults:
-        return decided("cannot-say", "faults")
-    if not evidence.parts:
-        return decided("cannot-say", "nothing held out")
-    if not passed["tokens_per_expert"]:
-        return decided("cannot-say", "few tokens")
-    low, high = evidence.interval(thresholds.confidence)
-    if high < thresholds.try_gain:
-        return decided("not-now", "too little")
-    if low <= 0:
-        return decided("cannot-say", "noise")
-    if not passed["try_gain"]:
-        return decided("not-now", "too little")
-    if not passed["break_even_minutes"]:
-        return decided("not-now", "move")
-    if all(passed[name] for name in ("gain", "worst_gain", "persistence", "replica_gain")):
-        return decided("do-it", "all")
-    return decided("try-it", "some")
+    missed = {criterion.name for criterion in criteria if not criterion.passed}
+    low, high = evidence.interval(thresholds.confidence) or (0.0, 0.0)
+    rules: tuple[tuple[object, Word, str], ...] = (
+        (evidence.same, "not-now", "same"),
+        ("memory" in missed, "not-now", "memory"),
+        (evidence.faults, "cannot-say", "faults"),
+        (not evidence.parts, "cannot-say", "nothing held out"),
+        ("tokens_per_expert" in missed, "cannot-say", "few tokens"),
+        (high < thresholds.try_gain, "not-now", "too little"),
+        (low <= 0, "cannot-say", "noise"),
+        ("try_gain" in missed, "not-now", "too little"),
+        ("break_even_minutes" in missed, "not-now", "move"),
+        (missed, "try-it", "some"),
+        (True, "do-it", "all"),
+    )
+    word, rule = next((word, rule) for holds, word, rule in rules if holds)
+    return Decision(word, rule, criteria)
 
 
 def _criteria(evidence: Evidence, thresholds: Thresholds) -> tuple[Criterion, ...]:

@@ -108,19 +108,11 @@ def metrics(
     if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
     dispatch = _dispatch(loads)
-    everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
-    order_bound, bound = bound_of_plan(plan, problem, loads=loads), _own_bound(plan, problem, timeline.total)
     return Metrics(
-        total=timeline.total,
-        order_bound=order_bound,
-        order_gap=relative_gap(timeline.total, order_bound),
-        bound=bound,
-        gap=relative_gap(timeline.total, bound) if bound is not None else None,
-        utilisation=timeline.utilisation,
+        **_of_any(plan, problem, timeline, bound_of_plan(plan, problem, loads=loads), dispatch),
         exposed_communication=timeline.exposed_communication(),
         overlap=timeline.overlap,
         balance=Balance.of(dispatch.sum(axis=1)),
-        kept_local=float(stays / everything) if everything else 1.0,
         memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
         phases=sum(
             schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch
@@ -129,8 +121,25 @@ def metrics(
         exact=timeline.exact,
         latest=timeline.latest,
         rows=_rows_away(loads),
-        events=None if timeline.bundled else len(timeline.events),
     )
+
+
+def _of_any(
+    plan: Plan, problem: Problem, timeline: Timeline, order_bound: float, traffic: np.ndarray
+) -> dict[str, Any]:
+    """The figures that inference and training have alike. traffic: float64[layer, src, dst] of every copy of a token"""
+    everything, stays = traffic.sum(), np.trace(traffic, axis1=1, axis2=2).sum()
+    bound = _own_bound(plan, problem, timeline.total)
+    return {
+        "total": timeline.total,
+        "order_bound": order_bound,
+        "order_gap": relative_gap(timeline.total, order_bound),
+        "bound": bound,
+        "gap": relative_gap(timeline.total, bound) if bound is not None else None,
+        "utilisation": timeline.utilisation,
+        "kept_local": float(stays / everything) if everything else 1.0,
+        "events": None if timeline.bundled else len(timeline.events),
+    }
 
 
 def balance_of(plan: Plan, problem: Problem) -> Balance:
@@ -178,27 +187,17 @@ def _rows_away(loads: tuple[Load, ...]) -> float:
 
 def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     """The figures of a plan for a training step."""
-    routing = _routing(plan, problem)
-    everything, stays = routing.traffic.sum(), np.trace(routing.traffic, axis1=1, axis2=2).sum()
-    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
-    parts = timeline.decomposition()
+    routing, parts = _routing(plan, problem), timeline.decomposition()
     sent = parts["communication"] + parts["overlapped"]
     return Metrics(
-        total=timeline.total,
-        order_bound=order_bound,
-        order_gap=relative_gap(timeline.total, order_bound),
-        bound=bound,
-        gap=relative_gap(timeline.total, bound) if bound is not None else None,
-        utilisation=timeline.utilisation,
+        **_of_any(plan, problem, timeline, bound_of_plan(plan, problem), routing.traffic),
         exposed_communication=parts["communication"],
         overlap=parts["overlapped"] / sent if sent else 0.0,
         balance=_balance_of_step(routing),
-        kept_local=float(stays / everything) if everything else 1.0,
         memory=float(step_state_bytes(problem, plan.placement).max()),
         phases=0,
         seconds=timeline.busy_of_kind(),
         decomposition=parts,
-        events=None if timeline.bundled else len(timeline.events),
     )
 
 
@@ -318,15 +317,6 @@ class Migration:
         if math.isinf(self.steps):
             return "never pays off, as the plan is no faster"
         return "pays off in the first pass" if self.steps <= 1 else f"pays off after {math.ceil(self.steps):,} passes"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON but for an infinite number of steps."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The move that `to_dict` described."""
-        return cls(**data)
 
 
 def migration(now: Placement, new: Placement, problem: Problem, seconds_now: float, seconds_new: float) -> Migration:

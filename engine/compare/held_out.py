@@ -78,7 +78,7 @@ def sample(trace: RoutingTrace, tokens: int, seed: int) -> NDArray[np.int16]:
 
 
 REPLICATING = "eplb"
-"""The system that stands in for one that cannot be run without replicas."""
+"""The system whose balance without spare slots stands in for one that cannot leave replicas out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,17 +113,8 @@ class Maker:
         return Maker(self.system, self.settings.model_copy(update={"redundant": 0}), self.problem)
 
 
-def maker_of(plan: Plan, problem: Problem) -> Maker | None:
-    """The system that made a plan, by its provenance; None where it is none of ours, or has other options by now."""
-    return _maker(plan.provenance.optimiser, plan.provenance.options, problem, plan)
-
-
-def replicating_without_replicas(plan: Plan, problem: Problem) -> Maker:
-    """EPLB's balance without spare slots, for plans with replicas that their maker cannot leave out."""
-    return _maker(REPLICATING, {"redundant": 0}, problem, plan)
-
-
 def _maker(name: str, options: Mapping[str, Any], problem: Problem, plan: Plan) -> Maker | None:
+    """The system of this name; None where it is none of ours, or has other options by now."""
     system = SYSTEMS.get(name)
     if system is None or problem.goal not in system.goals:
         return None
@@ -189,9 +180,9 @@ def candidates_of(
 ) -> Candidates:
     """The plan with the plans and makers that it is compared with."""
     problem = replace(judge.problem, in_use=deployed.placement)
-    maker, bare = maker_of(plan, problem), None
+    maker, bare = _maker(plan.provenance.optimiser, plan.provenance.options, problem, plan), None
     if replicas_of(plan):
-        bare = (maker and maker.without_replicas()) or replicating_without_replicas(plan, problem)
+        bare = (maker and maker.without_replicas()) or _maker(REPLICATING, {"redundant": 0}, problem, plan)
     try:
         linear = baseline_of(travelling_like(plan, replace(problem, in_use=None)))
     except InputError:  # contiguous blocks do not fit every cluster
@@ -253,7 +244,7 @@ def _judged(part: Part, candidates: Candidates, judge: Judge, stop: Stop, report
         part=recording.name,
         by=part.by,
         tokens=copies_of(recording) / judge.problem.model.experts_per_token,
-        planned_on=_names(part.made_from),
+        planned_on=" and ".join(source.name for source in part.made_from) or UNKNOWN,
         seconds_deployed=gain.seconds_now,
         seconds=gain.seconds,
         gain=gain.gain,
@@ -279,10 +270,6 @@ def _plan_by(maker: Maker | None, recordings: tuple[Workload, ...], stop: Stop, 
 def copies_of(recording: Workload) -> float:
     """Token copies in the median layer."""
     return float(np.median(recording.load.sum(axis=1)))
-
-
-def _names(recordings: Sequence[Workload]) -> str:
-    return " and ".join(recording.name for recording in recordings) or UNKNOWN
 
 
 def persistence_of(parts: Sequence[HeldOut], candidates: Candidates, judge: Judge, stop: Stop) -> float | None:

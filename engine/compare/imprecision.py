@@ -8,14 +8,14 @@ its plan is deployed, and then other requests come. A longer time at a higher le
 so the figure that counts is Aurora's gain over its baselines at the same level."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop, never
@@ -110,10 +110,6 @@ class ImprecisionPoint:
     seed: int
     total: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def contenders_of(problem: Problem) -> dict[str, Contender]:
     """Aurora, then its baselines for as many models as are open. Raises InputError for a training step."""
@@ -149,25 +145,19 @@ def imprecision(
     chosen = [
         (contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()
     ]
-
-    def planning(finished: int, index: int) -> None:
-        report(0.5 * finished / len(chosen), f"{chosen[index][0].title} plans on the traffic as recorded")
-
-    made = [plan for _, plan in in_order(_plan_of, (problem, chosen), len(chosen), stop, planning)]
-    if len(made) < len(chosen) or None in made:
+    planning = [f"{contender.title} plans on the traffic as recorded" for contender, _ in chosen]
+    plans_made = reported(_plan_of, (problem, chosen), planning, stop, lambda done, title: report(0.5 * done, title))
+    made = [plan for _, plan in plans_made]
+    if len(made) < len(chosen):
         return
     plans = dict(zip(contenders, made, strict=True))
     trials = [(level, seed, name) for level in wanted for seed in range(seeds if level else 1) for name in plans]
-
-    def begun(finished: int, index: int) -> None:
-        level, _, name = trials[index]
-        report(
-            0.5 + 0.5 * finished / len(trials), f"{contenders[name].title} on traffic that is {share(level)} imprecise"
-        )
-
-    for _, point in in_order(_point_of_trial, (problem, noise, trials, plans), len(trials), stop, begun):
-        if point is not None:
-            yield point
+    titles = [f"{contenders[name].title} on traffic that is {share(level)} imprecise" for level, _, name in trials]
+    common = (problem, noise, trials, plans)
+    for _, point in reported(
+        _point_of_trial, common, titles, stop, lambda done, title: report(0.5 + 0.5 * done, title)
+    ):
+        yield point
 
 
 def _plan_of(common: tuple, index: int, stop: Stop, report: Report) -> Plan | None:

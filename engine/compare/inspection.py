@@ -47,15 +47,8 @@ class Inspection:
         return Balance(tuple(self.skew.tolist()))
 
     def to_dict(self) -> dict:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "title": self.title,
-            "format": self.format,
-            "layers": self.layers,
-            "experts": self.experts,
-            "k": self.k,
-            "tokens": self.tokens,
+        alike = ("name", "kind", "title", "format", "layers", "experts", "k", "tokens")
+        return {name: getattr(self, name) for name in alike} | {
             "max_over_mean": self.skew.tolist(),
             "skew": self.balance.factors,
             "foretold_share": None if self.predicted is None else self.predicted.tolist(),

@@ -7,9 +7,10 @@ the curve, as far as noise lets it be seen.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, InstanceOf
 
 from engine.compare.figures import Metrics, metrics
 from engine.compare.held_out import by_time
@@ -26,7 +27,7 @@ from engine.compare.judge import (
 )
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.placement.even_slots import even_slots
 from engine.placement.replication import Algorithm, ReplicationInstance, balancedness, replicate
 from engine.plan import Placement, Plan, SendOrder
@@ -53,7 +54,8 @@ class RedundancyPoint:
         layer; planned_balancedness: mean over layers of the recording that was planned on
     seconds: of a step or pass, mean over the judged recordings; gain: over the fewest slots, mean over these, as a share
     memory_bytes: of the spare slots in all layers on all GPUs; gpu_bytes: of all slots of a GPU
-    error: standard error of the gain, from the judged recordings being samples; gain_worst: on the one with the least
+    error: standard error of the gain, from the judged recordings being samples; gain_worst: on the one with the least; None of
+        points that the first versions kept
     draws: float64[draw], the gain in every draw of the judged recordings, the same draws at every point; not kept in JSON
     """
 
@@ -67,9 +69,11 @@ class RedundancyPoint:
     gain: float
     memory_bytes: float
     gpu_bytes: float
-    error: float
-    gain_worst: float
-    draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    error: float | None = None
+    gain_worst: float | None = None
+    draws: Annotated[InstanceOf[np.ndarray], Field(exclude=True)] = field(
+        default_factory=lambda: np.zeros(0), repr=False, compare=False
+    )
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -79,11 +83,6 @@ class RedundancyPoint:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return {kept.name: getattr(self, kept.name) for kept in fields(self) if kept.name != "draws"}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The point that `to_dict` described."""
-        return cls(**data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +145,12 @@ def redundancy(
             "spare slots are advised for inference of one model; close the second model or the training step"
         )
     counts = counts_of(judge)
-
-    def begun(finished: int, index: int) -> None:
-        report(finished / len(counts), f"{counts[index]} slots per GPU", None, None)
-
     sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
     common, first = (judge, planned, sampled, replication or Replication(), counts), None
-    for index, answer in in_order(_count, common, len(counts), stop, begun):
-        if answer is None:
+    titles = [f"{count} slots per GPU" for count in counts]
+    for turn, (index, (balance, planned_balance, timings)) in enumerate(reported(_count, common, titles, stop, report)):
+        if index > turn:  # one before it was stopped midway
             return
-        balance, planned_balance, timings = answer
         first = timings if first is None else first
         yield _point(judge, counts[index], balance, planned_balance, timings, first)
 

@@ -5,7 +5,7 @@ The operators of a training step are summed up here too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
@@ -13,7 +13,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.overlap.operator_graph import OperatorGraph
 from engine.overlap.transformer import transformer_step
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop, never
@@ -52,10 +52,6 @@ class SensitivityPoint:
     def reach(self) -> float:
         """Seconds between the two."""
         return abs(self.more - self.less)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
@@ -100,12 +96,8 @@ def sensitivity(
     for a share that cannot be, and for a plan that does not fit."""
     if not SHARES[0] <= share <= SHARES[1]:
         raise InputError(f"the share {share:g} is not between {SHARES[0]:g} and {SHARES[1]:g}")
-
-    def begun(finished: int, index: int) -> None:
-        report(finished / len(parameters), parameters[index].title)
-
-    common = (plan, problem, share, tuple(parameters))
-    for _, point in in_order(_point_of_parameter, common, len(parameters), stop, begun):
+    common, titles = (plan, problem, share, tuple(parameters)), [parameter.title for parameter in parameters]
+    for _, point in reported(_point_of_parameter, common, titles, stop, report):
         yield point
 
 
@@ -163,10 +155,6 @@ class CurvePoint:
     value: float
     total: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def changes_of(field: Field, values: Sequence[float]) -> list[Change]:
     """The changes, ascending, each once. Raises InputError for none, too many and such as cannot be."""
@@ -188,12 +176,9 @@ def curve(
     """Value by value every plan as it is, then with `anew` (a system and its options) the plan that it makes for that value;
     heuristics may find a slower one. Raises InputError for values that cannot be."""
     changes = changes_of(field, values)
-
-    def begun(finished: int, index: int) -> None:
-        report(finished / len(changes), f"{field} {getattr(changes[index], field):g}")
-
     common = (problem, field, changes, dict(plans), anew and (anew[0], dict(anew[1])))
-    for _, points in in_order(_points_at, common, len(changes), stop, begun):
+    titles = [f"{field} {getattr(change, field):g}" for change in changes]
+    for _, points in reported(_points_at, common, titles, stop, report):
         yield from points
 
 

@@ -7,7 +7,7 @@ the time of the same step under a policy without the parameter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -78,10 +78,6 @@ class SweepPoint:
     experts_per_gpu: int
     plan_id: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def trials_of(
     problem: Problem, kind: Kind, values: Sequence[float], settings: Mapping[str, Any] | None = None
@@ -125,7 +121,8 @@ def sweep(
     best = None
 
     def begun(finished: int, index: int) -> None:
-        report(finished / len(trials), _in_words(trials[index]), best)
+        series, value = trials[index].series, trials[index].value
+        report(finished / len(trials), series if value is None else f"{series}: {value:g}", best)
 
     for _, (point, outcome) in in_order(_run_trial, (problem, tuple(trials)), len(trials), stop, begun):
         if outcome.result.status is not Status.CANCELLED:
@@ -165,10 +162,6 @@ def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:
     """When the last of the operators called `forward` ends, cut or not."""
     mine = [label.split(" · ")[0] in forward for label in timeline.labels]
     return float(timeline.events["end"][mine].max())
-
-
-def _in_words(trial: Trial) -> str:
-    return trial.series if trial.value is None else f"{trial.series}: {trial.value:g}"
 
 
 def _all_reduces(timeline: Timeline) -> tuple[int, float]:

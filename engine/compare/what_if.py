@@ -1,8 +1,7 @@
 """Changes of cluster, model and traffic (a faster network, a bigger model), under which the same plan is simulated again."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +15,7 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.schema import Frozen
+from engine.schema import Amounts, Frozen
 from engine.simulate import bound_of_plan, loads_of, simulate
 from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
 from engine.simulate.work import works_of
@@ -91,7 +90,9 @@ def changed(problem: Problem, change: Change) -> Problem:
 
 def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
     """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
-    model = _wider(problem.model, change)
+    sizes = {name: max(1, round(getattr(problem.model, name) * change.width)) for name in ("d_model", "d_ff")}
+    fresh = problem.model.model_dump() | sizes | ({"dtype": change.dtype} if change.dtype else {})
+    model = MoEModel.from_dict(fresh, f"the model {problem.model.name}, changed")
     factor = model.bytes_per_token / problem.model.bytes_per_token
     recordings = (_rebased(other, factor) for other in (problem.workload, *problem.others))
     workload, *others = recordings
@@ -102,12 +103,6 @@ def _rebased(workload: Workload, factor: float) -> Workload:
     if factor == 1 or not isinstance(workload, TrafficMatrix):
         return workload
     return replace(workload, bytes=workload.bytes * factor, bytes_per_token=workload.bytes_per_token * factor)
-
-
-def _wider(model: MoEModel, change: Change) -> MoEModel:
-    sizes = {name: max(1, round(getattr(model, name) * change.width)) for name in ("d_model", "d_ff")}
-    fresh = model.model_dump() | sizes | ({"dtype": change.dtype} if change.dtype else {})
-    return MoEModel.from_dict(fresh, f"the model {model.name}, changed")
 
 
 def _changed_step(problem: Problem, change: Change) -> Problem:
@@ -140,10 +135,10 @@ class Outlook:
     total: float
     bound: float
     parts: dict[str, float]
-    compute: np.ndarray
-    network: np.ndarray
+    compute: Amounts
+    network: Amounts
     resources: tuple[str, ...]
-    layers: np.ndarray | None
+    layers: Amounts | None
     kinds: dict[str, float] | None = None
     simulated: bool = True
 
@@ -152,29 +147,14 @@ class Outlook:
         """The GPU that computes and communicates longest."""
         return int((self.compute + self.network).argmax())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {
-            field.name: value.tolist() if isinstance(value := getattr(self, field.name), np.ndarray) else value
-            for field in fields(self)
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The outlook that `to_dict` described."""
-        arrays = {
-            name: data[name] if data[name] is None else np.array(data[name], dtype=np.float64)
-            for name in ("compute", "network", "layers")
-        }
-        return cls(**data | arrays | {"resources": tuple(data["resources"])})
-
 
 def outlook(plan: Plan, problem: Problem) -> Outlook:
     """Simulate a plan and sum it up. Raises InputError when the plan does not fit the problem."""
     loads = loads_of(plan, problem)
     timeline = simulate(plan, problem, loads=loads)
-    by_kind = problem.goal is Goal.INFERENCE
-    parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
+    training = problem.goal is Goal.TRAINING
+    parts = timeline.seconds_of_kind() if problem.goal is Goal.INFERENCE else timeline.decomposition()
+    kinds = {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0} if training else None
     return Outlook(
         total=timeline.total,
         bound=bound_of_plan(plan, problem, loads=loads),
@@ -182,8 +162,8 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
         compute=timeline.busy("compute"),
         network=timeline.busy("network"),
         resources=timeline.resources,
-        layers=None if problem.goal is Goal.TRAINING else _layer_seconds(timeline, problem.workload.layers),
-        kinds=_busy_of_kind(timeline) if problem.goal is Goal.TRAINING else None,
+        layers=None if training else _layer_seconds(timeline, problem.workload.layers),
+        kinds=kinds,
     )
 
 
@@ -192,10 +172,6 @@ def outlook_after(problem: Problem, plan: Plan, change: Change) -> Outlook:
     and `outlook` do."""
     then = problem if change.is_none else changed(problem, change)
     return outlook(plan, then) if is_quick(then) else least(plan, then)
-
-
-def _busy_of_kind(timeline: Timeline) -> dict[str, float]:
-    return {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0}
 
 
 def is_quick(problem: Problem) -> bool:

@@ -61,9 +61,10 @@ def _few_tokens(evidence: Evidence, limits: Thresholds) -> str:
     copies = evidence.tokens_per_expert
     tokens, needed = (count * evidence.tokens_for_each for count in (copies, limits.tokens_per_expert))
     shares = ", or give the counts if these are shares" if copies < 1 else ""
+    chance = share(copies**-0.5) if copies > 0 else "any amount"
     return (
         f"{evidence.scarcest} has {digits(tokens)} tokens, {digits(copies)} per expert on average, so that chance alone "
-        f"moves its load by {_chance(copies)}. Record at least {_tokens(needed)} tokens{shares}."
+        f"moves its load by {chance}. Record at least {_tokens(needed)} tokens{shares}."
     )
 
 
@@ -180,7 +181,3 @@ def _tokens(count: float) -> str:
     count = ceil(count)
     step = 10 ** max(len(str(count)) - 2, 0)
     return f"{-(-count // step) * step:,}"
-
-
-def _chance(copies: float) -> str:
-    return share(copies**-0.5) if copies > 0 else "any amount"

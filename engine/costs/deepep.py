@@ -103,15 +103,23 @@ def rows_of_token(nodes: int, unit: TravelUnit) -> float:
 
 
 def benchmark_experts(nodes: int, unit: TravelUnit) -> np.ndarray:
-    """int64[token, k]: the experts of tokens that are routed as DeepEP's benchmarks do."""
+    """int64[token, k], not to be changed: the experts of tokens that are routed as DeepEP's benchmarks do."""
+    return _drawn_experts(nodes if unit == "node" and nodes > MOST_NODES_PER_TOKEN else None)
+
+
+@lru_cache(maxsize=4)
+def _drawn_experts(nodes: int | None) -> np.ndarray:
+    """nodes: those of which a token may reach `MOST_NODES_PER_TOKEN`; None: it may reach all"""
     scores = np.abs(np.random.default_rng(0).standard_normal((SAMPLED_TOKENS, EXPERTS))) + 1
-    if unit == "node" and nodes > MOST_NODES_PER_TOKEN:
+    if nodes is not None:
         groups = scores.reshape(SAMPLED_TOKENS, nodes, -1)
         best = np.argsort(-groups.max(axis=2), axis=1)[:, :MOST_NODES_PER_TOKEN]
         allowed = np.zeros((SAMPLED_TOKENS, nodes), dtype=bool)
         np.put_along_axis(allowed, best, True, axis=1)
         scores = np.where(allowed[:, :, None], groups, 0.0).reshape(SAMPLED_TOKENS, EXPERTS)
-    return np.argpartition(-scores, EXPERTS_PER_TOKEN, axis=1)[:, :EXPERTS_PER_TOKEN]
+    chosen = np.argpartition(-scores, EXPERTS_PER_TOKEN, axis=1)[:, :EXPERTS_PER_TOKEN].copy()
+    chosen.flags.writeable = False
+    return chosen
 
 
 def benchmark_model() -> MoEModel:

@@ -1,9 +1,8 @@
 """Jobs that judge plans on recordings that these were not made from."""
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import PlainSerializer, PlainValidator, field_validator
+from pydantic import field_validator
 
 from engine import store
 from engine.compare.evidence import Evidence, Thresholds
@@ -102,19 +101,6 @@ def decide_again(job: runner.Job, thresholds: Thresholds) -> None:
     replace_result(job.folder, kept.model_copy(update={"thresholds": thresholds}))
 
 
-def _read_point(data: object) -> RedundancyPoint:
-    if isinstance(data, RedundancyPoint):
-        return data
-    try:
-        return RedundancyPoint.from_dict({"error": None, "gain_worst": None} | data)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-KeptPoint = Annotated[RedundancyPoint, PlainValidator(_read_point), PlainSerializer(lambda point: point.to_dict())]
-"""A point without its draws, which are not kept. The first versions kept no intervals: their `error` is None."""
-
-
 class RedundancyAsk(JudgedAsk):
     """recordings: the one to plan on first."""
 
@@ -127,7 +113,7 @@ class RedundancyAnswer(Answer):
     limit: why the curve ends, in words; unit: of the times, in words
     """
 
-    points: tuple[KeptPoint, ...] = ()
+    points: tuple[RedundancyPoint, ...] = ()
     of: int
     knee: Knee | None = None
     planned_on: str

@@ -8,7 +8,7 @@ import pandas as pd
 from pydantic import Field, PlainSerializer, SkipValidation
 
 from engine.costs import CostProfile
-from engine.costs.device_profile import DeviceProfile, Fit
+from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs.kinds import Answer, Ask, Document
@@ -326,7 +326,9 @@ def table_of(profile: DeviceProfile) -> list[dict[str, str]]:
         {
             "operation": " ".join(filter(None, (NAMES[fit.operation], fit.dtype, fit.gpu))),
             "latency α": seconds(fit.line.alpha),
-            "rate 1/β": "" if fit.rate is None else f"{digits(fit.rate / 1e9)} {_giga(fit)}",
+            "rate 1/β": ""
+            if fit.rate is None
+            else f"{digits(fit.rate / 1e9)} {'GFLOP/s' if fit.operation == 'gemm' else 'GB/s'}",
             "line's error": share(fit.line.error),
             "spread": share(fit.spread),
             "points": str(fit.points),
@@ -334,7 +336,3 @@ def table_of(profile: DeviceProfile) -> list[dict[str, str]]:
         }
         for fit in profile.fits
     ]
-
-
-def _giga(fit: Fit) -> str:
-    return "GFLOP/s" if fit.operation == "gemm" else "GB/s"

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
@@ -38,6 +38,8 @@ RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when t
 VERSION = 1
 """The version of a result. Raise it when a key is renamed or means something else, and let readers mend the older ones. Results
 of the first release have none."""
+
+Line = TypeVar("Line", bound=Frozen)
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
 START_TOLERANCE = 2.0
@@ -94,7 +96,7 @@ def append_progress(folder: Path, progress: Progress) -> None:
 def read_progress(folder: Path) -> list[Progress]:
     """Every whole report, oldest first; a line torn by a kill or a full disk is passed over."""
     try:
-        return _whole_reports((folder / PROGRESS).read_bytes())
+        return whole_lines(Progress, (folder / PROGRESS).read_bytes())
     except FileNotFoundError:
         return []
 
@@ -103,7 +105,7 @@ def first_progress(folder: Path) -> Progress | None:
     """The oldest report, without reading a long history; None before it is whole."""
     try:
         with (folder / PROGRESS).open("rb") as file:
-            reports = _whole_reports(file.readline())
+            reports = whole_lines(Progress, file.readline())
     except FileNotFoundError:
         return None
     return reports[0] if reports else None
@@ -111,16 +113,17 @@ def first_progress(folder: Path) -> Progress | None:
 
 def latest_progress(folder: Path) -> Progress | None:
     """The newest whole report, without reading a long history."""
-    reports = _whole_reports(tail(folder / PROGRESS))
+    reports = whole_lines(Progress, tail(folder / PROGRESS))
     return reports[-1] if reports else None
 
 
-def _whole_reports(lines: bytes) -> list[Progress]:
-    reports = []
-    for line in lines.splitlines():
+def whole_lines(kind: type[Line], text: bytes) -> list[Line]:
+    """The documents of a text with one a line; a line that is torn or of another version is passed over."""
+    documents = []
+    for line in text.splitlines():
         with contextlib.suppress(ValidationError):
-            reports.append(Progress.model_validate_json(line))
-    return reports
+            documents.append(kind.model_validate_json(line))
+    return documents
 
 
 def write_pid(folder: Path, pid: int) -> None:

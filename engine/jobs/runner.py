@@ -29,28 +29,8 @@ from pydantic import JsonValue
 
 from engine.errors import InputError
 from engine.files import PRIVATE_FILE, make_folder, mark, open_to_append, tail, write_atomically
-from engine.jobs import queue
-from engine.jobs.protocol import (
-    CANCELLED,
-    ERROR,
-    EXIT,
-    FINAL,
-    LOG,
-    PID,
-    REQUEST,
-    RESULT,
-    RESUMED,
-    Failure,
-    Progress,
-    Request,
-    is_alive,
-    latest_progress,
-    lives,
-    living_worker,
-    read_progress,
-    read_result,
-    write_pid,
-)
+from engine.jobs import protocol, queue
+from engine.jobs.protocol import Progress, Request
 from engine.logs import OURS
 from engine.schema import json_text
 
@@ -60,7 +40,7 @@ MARK = "SWITCHYARD_JOB"
 
 def processes_of(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """The living processes of a job: `known`, the worker, whatever carries the mark, and all their descendants."""
-    worker = living_worker(folder)
+    worker = protocol.living_worker(folder)
     processes = {*known, worker} if worker is not None else set(known)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -69,14 +49,14 @@ def processes_of(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psu
     for process in list(processes):
         with contextlib.suppress(psutil.Error):
             processes.update(process.children(recursive=True))
-    return [process for process in processes if is_alive(process)]
+    return [process for process in processes if protocol.is_alive(process)]
 
 
 def kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> None:
     """Leave `processes` and whatever belongs to the job `grace` seconds to end by themselves."""
     # psutil's own waiting would reap the worker and so take its exit code from the thread that writes it down.
     deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and any(is_alive(process) for process in processes):
+    while time.monotonic() < deadline and any(protocol.is_alive(process) for process in processes):
         time.sleep(0.02)
     kill(folder, processes)
 
@@ -130,17 +110,17 @@ class Job:
     def state(self) -> State:
         """The state, from the files and the processes as they are now."""
         # Liveness first: the files of a dead worker can no longer change while they are being read.
-        noted = self._has(PID)
-        alive = self.folder in _unreaped or lives(self.folder)
+        noted = self._has(protocol.PID)
+        alive = self.folder in _unreaped or protocol.lives(self.folder)
         if alive or (not noted and queue.may_be_starting(self.started)):
-            if self._has(CANCELLED):
+            if self._has(protocol.CANCELLED):
                 return State.CANCELLING
             if not noted:
                 return State.STARTING
             return State.WAITING if queue.waits(self.folder) else State.RUNNING
-        if self._has(FINAL):
+        if self._has(protocol.FINAL):
             return State.DONE
-        return State.CANCELLED if self._has(CANCELLED) else State.FAILED
+        return State.CANCELLED if self._has(protocol.CANCELLED) else State.FAILED
 
     @property
     def ahead(self) -> int:
@@ -150,7 +130,7 @@ class Job:
     @property
     def request(self) -> Request:
         """The question. Raises InputError if it is damaged. Not to be changed: others share it."""
-        path = self.folder / REQUEST
+        path = self.folder / protocol.REQUEST
         try:
             about = path.stat()
         except OSError as error:
@@ -160,24 +140,24 @@ class Job:
     @property
     def progress(self) -> Progress | None:
         """The latest report."""
-        return latest_progress(self.folder)
+        return protocol.latest_progress(self.folder)
 
     @property
     def history(self) -> list[Progress]:
         """Every report, oldest first."""
-        return read_progress(self.folder)
+        return protocol.read_progress(self.folder)
 
     @property
     def result(self) -> dict[str, JsonValue] | None:
         """The result: the final one of a job that is done, otherwise the best that was kept so far. Raises InputError where it
         is damaged."""
-        return read_result(self.folder) if self._has(RESULT) else None
+        return protocol.read_result(self.folder) if self._has(protocol.RESULT) else None
 
     @property
     def result_written(self) -> int | None:
         """When the result was last written, in nanoseconds since the epoch; None while there is none."""
         try:
-            return (self.folder / RESULT).stat().st_mtime_ns
+            return (self.folder / protocol.RESULT).stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
@@ -186,17 +166,17 @@ class Job:
         """One line that says why the job failed; None unless it did."""
         if self.state is not State.FAILED:
             return None
-        if self._has(ERROR):
+        if self._has(protocol.ERROR):
             try:
-                return Failure.from_json(_read(self.folder / ERROR), ERROR).message
+                return protocol.Failure.from_json(_read(self.folder / protocol.ERROR), protocol.ERROR).message
             except InputError as error:
                 return f"why it failed cannot be read: {error}"
-        if not self._has(EXIT):
+        if not self._has(protocol.EXIT):
             return "the process is gone"
         try:
-            code = int(_read(self.folder / EXIT)[:20])
+            code = int(_read(self.folder / protocol.EXIT)[:20])
         except ValueError:  # an InputError too
-            return f"the process is gone, and its {EXIT} code cannot be read"
+            return f"the process is gone, and its {protocol.EXIT} code cannot be read"
         if code < 0:
             return f"the worker was killed by signal {-code}"
         return f"the worker ended with exit code {code}"
@@ -222,7 +202,7 @@ class Job:
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines the worker and its children printed."""
-        return "\n".join(tail(self.folder / LOG).decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(tail(self.folder / protocol.LOG).decode(errors="replace").splitlines()[-lines:])
 
     def _has(self, name: str) -> bool:
         return (self.folder / name).exists()
@@ -242,7 +222,7 @@ def start(
     text = json_text(request.model_dump())
     try:
         make_folder(folder)
-        write_atomically(folder / REQUEST, text)
+        write_atomically(folder / protocol.REQUEST, text)
         if queued:
             queue.join(folder)
         _begin(module, folder)
@@ -259,11 +239,13 @@ def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
     failed. For a studio that starts; several may at once."""
     resumed = []
     for folder in queue.everybody(root.resolve() / "jobs"):
-        with contextlib.suppress(InputError, OSError), FileLock(folder / RESUMED, mode=PRIVATE_FILE):
+        with contextlib.suppress(InputError, OSError), FileLock(folder / protocol.RESUMED, mode=PRIVATE_FILE):
             job = Job(folder.name, folder)
             if not job.state.finished:
                 continue
-            if any((folder / end).exists() for end in (CANCELLED, FINAL, ERROR, EXIT)):
+            if any(
+                (folder / end).exists() for end in (protocol.CANCELLED, protocol.FINAL, protocol.ERROR, protocol.EXIT)
+            ):
                 queue.leave(folder)
                 continue
             _begin(module, folder)
@@ -279,7 +261,7 @@ def _begin(module: str, folder: Path) -> None:
         process = _spawn(module, folder)
         with contextlib.suppress(psutil.NoSuchProcess):
             # The worker notes itself too, but may die before it gets there.
-            write_pid(folder, process.pid)
+            protocol.write_pid(folder, process.pid)
     except OSError:
         if process is not None:
             process.kill()
@@ -293,7 +275,7 @@ def _begin(module: str, folder: Path) -> None:
 def find(id: str, root: Path) -> Job:
     """The job with this id under `root`; raises InputError when there is none, and if its question is damaged."""
     folder = root.resolve() / "jobs" / id if ID.fullmatch(id) else None
-    if folder is None or not (folder / REQUEST).is_file():
+    if folder is None or not (folder / protocol.REQUEST).is_file():
         raise InputError(f"there is no job {id[:40]!r}")
     job = Job(id, folder)
     _ = job.request
@@ -326,8 +308,8 @@ def cancel(job: Job, grace: float = GRACE) -> None:
         return
     processes = processes_of(job.folder)  # now: once the worker is dead, nothing leads to its children
     with contextlib.suppress(OSError):  # on a full disk it is all the more important that the job ends
-        mark(job.folder / CANCELLED)
-    worker = living_worker(job.folder)
+        mark(job.folder / protocol.CANCELLED)
+    worker = protocol.living_worker(job.folder)
     if worker is not None:
         with contextlib.suppress(OSError):
             os.killpg(worker.pid, signal.SIGTERM)
@@ -362,7 +344,7 @@ def _spawn(module: str, folder: Path) -> subprocess.Popen[bytes]:
         "PYTHONUNBUFFERED": "1",  # the log is read while it is written, and must be whole when the worker is killed
         MARK: str(folder),
     }
-    with open_to_append(folder / LOG) as log:
+    with open_to_append(folder / protocol.LOG) as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(folder)],
             cwd=PROJECT,
@@ -379,7 +361,7 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
         code = process.wait()
         _LOG.info("a job has ended", extra={"job": folder.name, "code": code})
         with contextlib.suppress(OSError):
-            write_atomically(folder / EXIT, str(code))
+            write_atomically(folder / protocol.EXIT, str(code))
         queue.leave(folder)  # a worker that was killed while it waited has not
         kill(folder, [])  # a job's processes end with its worker, also when that was killed
     finally:
@@ -389,7 +371,7 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
 @functools.lru_cache(maxsize=256)
 def _request(path: Path, written: int, size: int) -> Request:
     """A request as it is on the disk now; pages ask for those of all jobs every second."""
-    return Request.from_json(_read(path), f"job {path.parent.name}, {REQUEST}")
+    return Request.from_json(_read(path), f"job {path.parent.name}, {protocol.REQUEST}")
 
 
 def _read(path: Path) -> bytes:

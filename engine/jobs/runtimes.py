@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter
 
 from engine.files import append, data_folder, tail, write_atomically
 from engine.goal import Goal
-from engine.jobs.protocol import first_progress
+from engine.jobs.protocol import first_progress, whole_lines
 from engine.jobs.runner import Job, State
 from engine.parallel.processes import processors
 from engine.problem import Problem
@@ -100,7 +100,7 @@ def note(run: Run) -> None:
 
 
 def noted() -> tuple[Run, ...]:
-    """The runs of this machine, oldest first; a line that is torn or of another version is passed over."""
+    """The runs of this machine, oldest first."""
     path = data_folder() / NOTES
     try:
         about = path.stat()
@@ -111,11 +111,7 @@ def noted() -> tuple[Run, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _noted(path: Path, written: int, size: int) -> tuple[Run, ...]:
-    runs = []
-    for line in tail(path).splitlines():
-        with contextlib.suppress(ValidationError):
-            runs.append(Run.model_validate_json(line))
-    return tuple(run for run in runs if run.machine == machine())
+    return tuple(run for run in whole_lines(Run, tail(path)) if run.machine == machine())
 
 
 def estimate(problem: Problem, system: System, options: Mapping[str, JsonValue]) -> float | None:

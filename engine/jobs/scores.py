@@ -12,7 +12,7 @@ from engine.errors import InputError, StoppedError
 from engine.jobs.kinds import Answer, Document
 from engine.jobs.problem_ask import ProblemAsk
 from engine.jobs.protocol import Context
-from engine.parallel import in_order
+from engine.parallel import reported
 from engine.placement.joint.front import USUAL_SECONDS, FrontPoint, front
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.rows import RowsInstance, with_starts
@@ -171,23 +171,17 @@ def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
     }
     names = tuple(recording.name for recording in recordings)
     context.keep(MatrixAnswer(names=names, system=system.title, **tables))
-
-    def begun(finished: int, index: int) -> None:
-        context.report(finished / count, f"{system.title} on {recordings[index].name}")
-
-    for made_on, plan in in_order(_plan_on, (problems, system, ask.options), count, context.stop, begun):
+    titles, common = [f"{system.title} on {name}" for name in names], (problems, system, ask.options)
+    for made_on, plan in reported(_plan_on, common, titles, context.stop, context.report):
         # Its own recording first: the others are compared with that.
         for scored_on in sorted(range(count), key=lambda index: index != made_on):
             if context.stop():
                 break
             figures = metrics(plan, problems[scored_on])
-            for name, score in (
-                ("seconds", figures.total),
-                ("balancedness", figures.balancedness),
-                ("kept_local", figures.kept_local),
-                ("overload", figures.balance.factors),
-            ):
-                tables[name][made_on][scored_on] = score
+            tables["seconds"][made_on][scored_on] = figures.total
+            tables["balancedness"][made_on][scored_on] = figures.balancedness
+            tables["kept_local"][made_on][scored_on] = figures.kept_local
+            tables["overload"][made_on][scored_on] = figures.balance.factors
             context.keep(MatrixAnswer(names=names, system=system.title, **tables))
     return MatrixAnswer(names=names, system=system.title, **tables)
 
@@ -251,20 +245,16 @@ def lina_study(ask: LinaAsk, context: Context) -> LinaAnswer:
     lengths = [length for length in ask.lengths if length < trace.layers]
     if not lengths:
         raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
-
-    def begun(finished: int, index: int) -> None:
-        context.report(finished / len(lengths), f"path length {lengths[index]}")
-
     common = (
         problem.with_workload(served),
         profile,
         [TwoPhaseOptions(path_length=length, **ask.options) for length in lengths],
     )
     answer = LinaAnswer(profile=profile.name, served=served.name)
-    for _, run_of_length in in_order(_lina_run, common, len(lengths), context.stop, begun):
-        if run_of_length is not None:
-            answer = answer.model_copy(update={"runs": (*answer.runs, run_of_length)})
-            context.keep(answer)
+    titles = [f"path length {length}" for length in lengths]
+    for _, run_of_length in reported(_lina_run, common, titles, context.stop, context.report):
+        answer = answer.model_copy(update={"runs": (*answer.runs, run_of_length)})
+        context.keep(answer)
     return answer
 
 

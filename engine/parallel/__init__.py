@@ -5,15 +5,16 @@ Short work stays in this process. Long work goes to processes of this machine, o
 """
 
 import contextlib
+import copy
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from engine.errors import InputError
-from engine.parallel.crew import GRACE, Batch, Crew, Report, Work, silent
+from engine.parallel.crew import GRACE, LOST_IN_A_ROW, Batch, Crew, Report, Work, silent
 from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
 from engine.parallel.remote import Remote
 from engine.result import Stop, never
@@ -24,8 +25,6 @@ ADDRESS = "SWITCHYARD_DASK"
 PATIENCE = 2.0
 """Seconds of work in this process before others are prepared. That takes about as long, so that no work takes more than
 twice as long as with its length known from the start, and short work no longer than ever."""
-LOST_IN_A_ROW = 3
-"""Times that workers may be lost without a point finished in between."""
 POLL = 0.05
 
 Begun = Callable[[int, int], None]
@@ -60,27 +59,39 @@ def in_order(
             yield index, work(common, index, stop, report_of(index))
             finished += 1
         if helpers.futures:
-            crew, futures = helpers.hand_over()
-            yield from _Elsewhere(helpers.crew_for, count, finished, stop, begun).collect(crew, futures)
+            elsewhere = _Elsewhere(helpers.crew_for, count, finished, stop, begun)
+            yield from elsewhere.collect(helpers.crew, helpers.futures)
     finally:
         helpers.close()
+
+
+def reported(work: Work, common: Any, titles: Sequence[str], stop: Stop, report: Report) -> Iterator[tuple[int, Any]]:
+    """`in_order` with a point for every title. `report` is told the share of finished points, and the title of the one that
+    is waited for. Points whose work answers None, as it was stopped midway, are left out."""
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(titles), titles[index])
+
+    points = in_order(work, common, len(titles), stop, begun)
+    return ((index, answer) for index, answer in points if answer is not None)
 
 
 class _Helpers:
     """Processes that take over the points not begun in this one, once the work has proved long.
 
+    crew: the processes, once they are there
     futures: of the points that they took, in order
     """
 
     def __init__(self, work: Work, common: Any, count: int) -> None:
         self.futures: dict[int, Future] = {}
         self._free, self._lock, self._closed = deque(range(count)), threading.Lock(), threading.Event()
-        self._crew: Crew | None = None
+        self.crew: Crew | None = None
         self._preparing = False
         if count > 1 and processors() > 1:
             self._module = work.__module__
             # Now: later this process would change the common data while the thread hands it out.
-            self._batch = Batch(work, common).detached()
+            self._batch = Batch(work, copy.deepcopy(common))
             threading.Thread(target=self._take_over, daemon=True).start()
 
     def next_here(self) -> int | None:
@@ -93,20 +104,14 @@ class _Helpers:
         prepare(self._module)
         return Processes(self._batch, points)
 
-    def hand_over(self) -> tuple[Crew, dict[int, Future]]:
-        """The processes and their points, for the caller to wait for."""
-        crew, self._crew = self._crew, None
-        return crew, self.futures
-
     def close(self) -> None:
-        """End the processes that were not handed over, and those being prepared."""
+        """End the processes, and those being prepared."""
         with self._lock:
             self._closed.set()
             if self._preparing:
                 give_up_preparing()
-            if self._crew is not None:
-                self._crew.ask_to_stop()
-                self._crew.close()
+            if self.crew is not None:
+                self.crew.close()
 
     def _take_over(self) -> None:
         if self._closed.wait(PATIENCE):
@@ -117,7 +122,7 @@ class _Helpers:
             self._preparing = False
             with self._lock:
                 if not self._closed.is_set() and self._free:
-                    self._crew, self.futures = self._started(list(self._free))
+                    self.crew, self.futures = self._started(list(self._free))
                     self._free.clear()
 
     def _started(self, points: list[int]) -> tuple[Crew, dict[int, Future]]:
@@ -150,7 +155,11 @@ class _Elsewhere:
         try:
             while futures:
                 done = {index: future for index, future in futures.items() if future.done()}
-                gone = [index for index, future in done.items() if _is_lost(future, crew)]
+                gone = [
+                    index
+                    for index, future in done.items()
+                    if future.cancelled() or isinstance(future.exception(), crew.lost)
+                ]
                 if len(done) - len(gone) + already > self._finished:
                     self._finished, lost_in_a_row = len(done) - len(gone) + already, 0
                 if gone:
@@ -168,7 +177,10 @@ class _Elsewhere:
                     self._begun(self._finished, next(iter(futures)))
                     if self._wait(crew, [future for index, future in futures.items() if index not in done]):
                         break
-            yield from self._rest(crew, futures)
+            if futures:  # at work when asked to stop
+                crew.ask_to_stop()
+                wait(futures.values(), GRACE)
+            yield from _answers(futures)
         except InputError:
             yield from _answers(futures)
             raise
@@ -190,17 +202,6 @@ class _Elsewhere:
             crew.check()
         return self._stop()
 
-    def _rest(self, crew: Crew, futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
-        """The answers of points that were at work when asked to stop."""
-        if futures:
-            crew.ask_to_stop()
-            wait(futures.values(), GRACE)
-        yield from _answers(futures)
-
-
-def _is_lost(future: Future, crew: Crew) -> bool:
-    return future.cancelled() or isinstance(future.exception(), crew.lost)
-
 
 def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
     """All available answers, in order."""
@@ -209,4 +210,4 @@ def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
             yield index, future.result()
 
 
-__all__ = ["ADDRESS", "in_order"]
+__all__ = ["ADDRESS", "in_order", "reported"]

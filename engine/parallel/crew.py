@@ -1,6 +1,5 @@
 """The workers of a study's points outside this process, and the work of one of them."""
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ returns its answer. A function of a module, so that another process finds it; it
 
 GRACE = 0.7
 """Seconds that points at work are given to hand back their best; a job is killed a second after it was asked to stop."""
+LOST_IN_A_ROW = 3
+"""Times that workers may be lost without a point finished, or an answer come, in between."""
 
 
 class NotBegunError(Exception):
@@ -52,10 +53,6 @@ class Batch:
 
     work: Work
     common: Any
-
-    def detached(self) -> "Batch":
-        """A copy that shares nothing with this one: it can go to other processes while this one works."""
-        return Batch(self.work, copy.deepcopy(self.common))
 
     def do(self, index: int, stop: Stop) -> Any:
         """Do a point, in a worker. Raises `NotBegunError` if nobody waits for it any more."""

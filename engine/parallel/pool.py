@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import InputError
+from engine.parallel.crew import LOST_IN_A_ROW
 from engine.parallel.processes import Workers, prepare, processors
 
 KEPT = 8
 """Large arguments that a worker keeps: those of its last questions."""
-LOST_IN_A_ROW = 3
-"""Times that a worker may be lost while somebody waits for the same answers."""
 POLL = 0.05
 """Seconds between two checks that the answers are still wanted."""
 

@@ -160,26 +160,17 @@ class _RememberingContext(ForkServerContext):
         return process
 
 
-class Processes:
+class Processes(Workers):
     """A crew of processes on this machine, see `Crew`. `prepare` comes first."""
 
     lost = (BrokenProcessPool,)
     advice = "processes of this machine were killed again and again, perhaps for want of memory; make the study smaller"
 
     def __init__(self, batch: Batch, points: int) -> None:
-        self._workers = Workers(workers_for(points), _take, batch)
+        super().__init__(workers_for(points), _take, batch)
 
     def submit(self, index: int) -> Future:
-        return self._workers.executor.submit(_do, index)
-
-    def check(self) -> None:
-        self._workers.check()
-
-    def ask_to_stop(self) -> None:
-        self._workers.ask_to_stop()
-
-    def close(self) -> None:
-        self._workers.close()
+        return self.executor.submit(_do, index)
 
 
 _stop_asked = threading.Event()

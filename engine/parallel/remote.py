@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from engine.errors import InputError
@@ -45,22 +45,20 @@ class Remote:
             self._client = distributed.Client(address, timeout=CONNECTING, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"no Dask scheduler answers at {address} ({error or type(error).__name__})") from None
-        try:
-            self._client.wait_for_workers(1, timeout=CONNECTING)
-            self._check_versions()
-            self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
-            self._batch = self._client.scatter(batch, broadcast=True, hash=False)
-        except TimeoutError:
-            _briefly(self._client.close)
-            raise InputError(
-                f"the Dask scheduler at {address} has no workers; start some: dask worker {address}"
-            ) from None
-        except (OSError, CancelledError) as error:
-            _briefly(self._client.close)
-            raise InputError(f"the Dask scheduler at {address} went away ({type(error).__name__})") from None
-        except InputError:
-            _briefly(self._client.close)
-            raise
+        with ExitStack() as if_refused:
+            if_refused.callback(_briefly, self._client.close)
+            try:
+                self._client.wait_for_workers(1, timeout=CONNECTING)
+                self._check_versions()
+                self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
+                self._batch = self._client.scatter(batch, broadcast=True, hash=False)
+            except TimeoutError:
+                raise InputError(
+                    f"the Dask scheduler at {address} has no workers; start some: dask worker {address}"
+                ) from None
+            except (OSError, CancelledError) as error:
+                raise InputError(f"the Dask scheduler at {address} went away ({type(error).__name__})") from None
+            if_refused.pop_all()
         self._executor = self._client.get_executor(pure=False)
 
     def _check_versions(self) -> None:

@@ -3,9 +3,10 @@
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -58,17 +59,18 @@ class Database:
         """Address of this database, without its password."""
         return self._engine.url.render_as_string(hide_password=True)
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> AbstractContextManager[Connection]:
         """A connection that sees one state of the database."""
-        with _explained(self._engine), self._engine.connect() as connection, connection.begin():
-            yield connection
+        return self._begun()
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """A transaction: all of it is kept, or after an exception nothing. SQLite has one writer at a time, others wait."""
+        return self._begun(writes=True)
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction: all of it is kept, or after an exception nothing. SQLite has one writer at a time, others wait."""
+    def _begun(self, **options: Any) -> Iterator[Connection]:
         with _explained(self._engine), self._engine.connect() as connection:
-            connection = connection.execution_options(writes=True)
+            connection = connection.execution_options(**options)
             with connection.begin():
                 yield connection
 
@@ -79,12 +81,9 @@ class Database:
             with _explained(self._engine), _copied(self._engine) as copy, copy.connect() as connection:
                 yield connection
         else:
-            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-            with _explained(self._engine), self._engine.connect() as connection:
-                connection = connection.execution_options(**options)
-                with connection.begin():
-                    connection.execute(text("select 1"))  # the first query settles the state that it sees
-                    yield connection
+            with self._begun(isolation_level="REPEATABLE READ", postgresql_readonly=True) as connection:
+                connection.execute(text("select 1"))  # the first query settles the state that it sees
+                yield connection
 
     def close(self) -> None:
         self._engine.dispose()

@@ -2,13 +2,15 @@
 again, so a file that is damaged, or was kept in another form, counts as not there."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from engine.errors import InputError
@@ -27,17 +29,10 @@ FIGURES = 2
 """Version of the figures. Raise it when the meaning of one changes; those of other versions are computed again."""
 
 
-class Figures(Protocol):
-    """Few numbers about a plan, that can be written as plain JSON; `from_dict` may raise anything if it cannot read
-    them."""
+Kind = TypeVar("Kind")
+"""Few numbers about a plan: a dataclass of fields that pydantic writes and reads, unless it has `to_dict` and `from_dict`."""
 
-    def to_dict(self) -> dict[str, Any]: ...
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self: ...
-
-
-Kind = TypeVar("Kind", bound=Figures)
+_adapter = functools.cache(TypeAdapter)
 
 
 def is_worth_keeping(timeline: Timeline) -> bool:
@@ -77,11 +72,14 @@ def load_timeline(key: str) -> Timeline | None:
         return None
 
 
-def save_figures(figures: Figures, *depends_on: str) -> None:
+def save_figures(figures: Kind, *depends_on: str) -> None:
     """Keep figures under a digest of their kind and all that they depend on."""
-    path = _path_of_figures(type(figures), depends_on)
+    kind = type(figures)
+    own = hasattr(kind, "to_dict")
+    data = figures.to_dict() if own else _adapter(kind).dump_python(figures, mode="json")
+    path = _path_of_figures(kind, depends_on)
     with writing(path.parent):
-        write_atomically(path, to_json(figures.to_dict(), inf_nan_mode="constants"))
+        write_atomically(path, to_json(data, inf_nan_mode="constants"))
 
 
 def load_figures(kind: type[Kind], *depends_on: str) -> Kind | None:
@@ -90,11 +88,12 @@ def load_figures(kind: type[Kind], *depends_on: str) -> Kind | None:
     if used_now(path):
         # Whatever is wrong with them: no page should fail for figures that it can compute.
         with contextlib.suppress(Exception):
-            return kind.from_dict(json.loads(path.read_bytes()))
+            data = json.loads(path.read_bytes())
+            return kind.from_dict(data) if hasattr(kind, "from_dict") else _adapter(kind).validate_python(data)
     return None
 
 
-def has_figures(kind: type[Figures], *depends_on: str) -> bool:
+def has_figures(kind: type, *depends_on: str) -> bool:
     """True if figures were kept under these digests."""
     return _path_of_figures(kind, depends_on).exists()
 

@@ -394,9 +394,14 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
     of_plans = _saved_plans().where(saved.number.in_({row.saved for row in rows}))
     plans = {row.number: SavedPlan(*row) for row in connection.execute(of_plans)}
     ids = [row.id for row in rows]
-    said = _entries(connection, tables.comment, ids, _comment)
-    decided = _entries(connection, tables.decision, ids, _decision)
-    changed = _entries(connection, tables.threshold_change, ids, _threshold_change)
+    said, decided, changed = (
+        _entries(connection, table, ids, entry)
+        for table, entry in (
+            (tables.comment, lambda row: Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)),
+            (tables.decision, lambda row: Decision(row.by, row.at, row.verdict, row.reason, row.login)),
+            (tables.threshold_change, lambda row: ThresholdChange(row.by, row.at, row.before, row.after)),
+        )
+    )
     return [
         Review(id, plans[saved], question, by, at, said[id], decided[id], changed[id], login)
         for id, saved, question, by, at, login in rows
@@ -411,18 +416,6 @@ def _entries(
     for row in connection.execute(select(table).where(table.c.review.in_(reviews)).order_by(table.c.number)):
         entries[row.review] += (entry(row),)
     return entries
-
-
-def _comment(row: Row) -> Comment:
-    return Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)
-
-
-def _decision(row: Row) -> Decision:
-    return Decision(row.by, row.at, row.verdict, row.reason, row.login)
-
-
-def _threshold_change(row: Row) -> ThresholdChange:
-    return ThresholdChange(row.by, row.at, row.before, row.after)
 
 
 def _keep_plan(connection: Connection, plan: Plan) -> None:

@@ -19,7 +19,6 @@ from engine.store.team import (
     State,
     Summary,
     ThresholdChange,
-    Verdict,
     clean_name,
     clean_text,
     find_saved,
@@ -147,7 +146,11 @@ def listed_plans(
         query = query.where(or_(*(column.icontains(part, autoescape=True) for column in columns)))
     with db.reading() as connection:
         rows = connection.execute(query.order_by(c.at.desc(), c.number.desc())).all()
-        newest = _newest_reviews(connection, workspace)
+        of_review = tables.review.c
+        asked = _of_workspace(select(of_review.saved, of_review.id), workspace).order_by(
+            of_review.at, of_review.id.desc()
+        )
+        newest = {row.saved: row.id for row in connection.execute(asked)}  # the last one counts
         decided = _last_decisions(connection, workspace)
         comments = _counts(connection, workspace)
         news = news_by_review(connection, newest.values(), *reader) if reader else {}
@@ -156,8 +159,7 @@ def listed_plans(
             *row[:6],
             Summary(*row[6:]),
             review := newest.get(row.number),
-            state_after(decided[review].verdict if review in decided else None) if review else None,
-            decided[review].whose if review in decided else None,
+            *(decided.get(review, ("open", None)) if review else (None, None)),
             comments.get(review, 0),
             news.get(review, News()),
         )
@@ -165,27 +167,14 @@ def listed_plans(
     ]
 
 
-@dataclass(frozen=True)
-class _Decided:
-    verdict: Verdict
-    whose: Whose | None
-
-
-def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
-    """Id of the newest review by the number of its saved plan."""
-    c = tables.review.c
-    rows = connection.execute(_of_workspace(select(c.saved, c.id), workspace).order_by(c.at, c.id.desc()))
-    return {row.saved: row.id for row in rows}
-
-
-def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
-    """The last decision by review."""
+def _last_decisions(connection: Connection, workspace: str) -> dict[str, tuple[State, Whose | None]]:
+    """The state and the standing of decided reviews, by review."""
     c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
     savers = saved.by.label("saved_by"), saved.login.label("saved_login")
     behind = (*savers, review.by.label("asked_by"), review.login.label("asked_login"))
     query = select(c.review, c.verdict, c.by, c.login, *behind).join(tables.review, review.id == c.review)
     last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
-    return {id: _Decided(row.verdict, _whose(row)) for id, row in last.items()}
+    return {id: (state_after(row.verdict), _whose(row)) for id, row in last.items()}
 
 
 def _whose(row: Row) -> Whose | None:

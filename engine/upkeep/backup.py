@@ -22,6 +22,8 @@ import stat
 import time
 import zipfile
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +208,11 @@ def _unpack(archive: zipfile.ZipFile, staged: Path) -> None:
         path = staged / member.filename.removeprefix(DATA)
         make_folder(path.parent)
         # No more is read than `check` has counted.
-        with archive.open(member) as source, open(path, "xb", opener=_private) as into:
+        with archive.open(member) as source, open(path, "xb", opener=partial(os.open, mode=PRIVATE_FILE)) as into:
             shutil.copyfileobj(source, into, 2**20)
         written = time.mktime((*member.date_time, 0, 0, -1))
         os.utime(path, (written, written))  # old files stay old
     os.sync()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE_FILE)
 
 
 def _restore_database(url: str, archive: zipfile.ZipFile, manifest: Manifest, staged: Path, folder: Path) -> None:
@@ -235,8 +233,8 @@ def _restore_database(url: str, archive: zipfile.ZipFile, manifest: Manifest, st
 
 
 def _add_rows(connection: Connection, archive: zipfile.ZipFile, table: Table, count: int | None) -> None:
-    added = 0
-    for rows in _batches(_rows(archive, table.name, {column.name for column in table.columns})):
+    added, every = 0, _rows(archive, table.name, {column.name for column in table.columns})
+    while rows := list(islice(every, AT_ONCE)):
         try:
             connection.execute(insert(table), rows)
         except SQLAlchemyError as error:
@@ -265,14 +263,3 @@ def _rows(archive: zipfile.ZipFile, name: str, columns: set[str]) -> Iterator[di
             if not isinstance(row, dict) or set(row) != columns:
                 raise _damaged(name, "a row that is none of this table")
             yield row
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -207,16 +207,14 @@ class _Walk:
     def _job(self, job: runner.Job, needed: bool) -> Going | None:
         """The job, if it may go."""
         try:
-            if needed or not job.state.finished or self._is_verdict_on_saved_plan(job):
+            if needed or not job.state.finished:
+                return None
+            if job.request.kind == "verdict" and job.request.arguments.get("plan_id") in self.work.plans:
                 return None
         except (InputError, FileNotFoundError, json.JSONDecodeError):
             pass  # it is being made, or of no version that is known
         part = _tree(KINDS["jobs"], job.folder)
         return part if part.used < self.before else None
-
-    def _is_verdict_on_saved_plan(self, job: runner.Job) -> bool:
-        request = job.request
-        return request.kind == "verdict" and request.arguments.get("plan_id") in self.work.plans
 
     def _left_behind(self) -> Iterator[Going]:
         for path in _children(self.folder):

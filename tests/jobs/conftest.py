@@ -12,8 +12,8 @@ def start(tmp_path):
     """Starts jobs of `tests/jobs/handlers.py`; whatever still runs at the end of the test is killed."""
     started = []
 
-    def begin(kind: str, arguments: dict | None = None) -> Job:
-        started.append(runner.start(kind, arguments or {}, tmp_path, module=WORKER))
+    def begin(kind: str, arguments: dict | None = None, queued: bool = True) -> Job:
+        started.append(runner.start(kind, arguments or {}, tmp_path, module=WORKER, queued=queued))
         return started[-1]
 
     yield begin

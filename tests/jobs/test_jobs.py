@@ -21,7 +21,7 @@ from tests.jobs.handlers import LooseAnswer
 
 
 def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
-    job = start("count", {"steps": 8, "pause": 0.25})  # long enough to be looked at on a busy machine
+    job = start("count", {"steps": 8, "pause": 0.2})  # long enough to be looked at on a busy machine
     seen = until(lambda: job.progress)
     assert job.state is State.RUNNING and job.finished is None and job.error is None
     assert 0 < seen.done < 1 and seen.message.startswith("step") and seen.bound is None
@@ -53,15 +53,16 @@ def test_a_worker_killed_from_outside_has_failed_with_its_descendants_gone_and_i
 
 
 @pytest.mark.clock
-def test_cancel_stops_a_cooperative_worker_and_keeps_its_best(start):
-    job = start("count", LONG)
-    until(lambda: job.progress)
+def test_cancel_stops_a_cooperative_worker_and_a_polite_signal_from_outside_counts_as_one(start):
+    jobs = [start("count", LONG) for _ in range(2)]
+    until(lambda: all(job.progress for job in jobs))
     before = time.monotonic()
-    runner.cancel(job)
-    assert job.state in (State.CANCELLING, State.CANCELLED)
-    assert runner.wait(job, 5) is State.CANCELLED
+    runner.cancel(jobs[0])
+    protocol.living_worker(jobs[1].folder).terminate()
+    assert jobs[0].state in (State.CANCELLING, State.CANCELLED)
+    assert {runner.wait(job, 5) for job in jobs} == {State.CANCELLED}
     assert time.monotonic() - before < 2
-    assert job.result["returned"] and job.result["reached"] >= 1 and job.error is None
+    assert all(job.result["returned"] and job.result["reached"] >= 1 and job.error is None for job in jobs)
 
 
 @pytest.mark.clock
@@ -80,21 +81,19 @@ def test_cancel_stops_a_worker_that_ignores_it_and_descendants_in_other_sessions
     assert job.result == {"reached": 1}
 
 
-def test_cancel_before_the_worker_is_up_and_after_the_end(start):
-    early = start("count", LONG)
+def test_cancel_before_the_worker_is_up_and_after_the_end_and_what_has_ended_can_be_removed(start, tmp_path):
+    done, early = start("count", {"steps": 1, "pause": 0}), start("count", LONG)
+    with pytest.raises(InputError, match="cancel it first"):
+        runner.remove(early)
     runner.cancel(early)
     assert runner.wait(early, 5) is State.CANCELLED and early.result is None
-    done = start("count", {"steps": 1, "pause": 0})
     assert runner.wait(done, 60) is State.DONE
     runner.cancel(done)
     assert done.state is State.DONE
-
-
-def test_a_polite_signal_from_outside_counts_as_a_cancel(start):
-    job = start("count", LONG)
-    until(lambda: job.progress)
-    protocol.living_worker(job.folder).terminate()
-    assert runner.wait(job, 5) is State.CANCELLED and job.result["returned"]
+    runner.remove(early)
+    assert runner.jobs(tmp_path) == [done]
+    with pytest.raises(InputError, match="there is no job"):
+        runner.find(early.id, tmp_path)
 
 
 def test_a_job_outlives_the_server_that_started_it(tmp_path):
@@ -167,7 +166,7 @@ def test_torn_lines_of_progress_are_passed_over(tmp_path):
     assert protocol.read_progress(tmp_path) == reports and protocol.latest_progress(tmp_path) == reports[-1]
 
 
-def test_lines_of_many_threads_do_not_mix(tmp_path):
+def test_lines_of_many_threads_do_not_mix_and_none_overwrites_the_final_result(tmp_path):
     context = Context(tmp_path)
     threads = [threading.Thread(target=lambda: [context.report(7, "x" * 5000) for _ in range(20)]) for _ in range(8)]
     for thread in threads:
@@ -175,12 +174,8 @@ def test_lines_of_many_threads_do_not_mix(tmp_path):
     for thread in threads:
         thread.join()
     assert len(protocol.read_progress(tmp_path)) == 160 and protocol.latest_progress(tmp_path).done == 1
-
-
-def test_a_thread_left_behind_does_not_overwrite_the_final_result(tmp_path):
-    context = Context(tmp_path)
     context.finish(LooseAnswer(best=1))
-    context.keep(LooseAnswer(best=2))
+    context.keep(LooseAnswer(best=2))  # by a thread that was left behind
     assert protocol.read_result(tmp_path) == {"best": 1}
 
 
@@ -191,19 +186,14 @@ def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
         if text:
             (tmp_path / "jobs" / name / protocol.REQUEST).write_text(text)
     assert runner.jobs(tmp_path) == runner.jobs(tmp_path, "count") == [job] == [runner.find(ID, tmp_path)]
+    unread = [folder.id for folder in runner.folders(tmp_path)]
+    assert unread == sorted([ID, ID.replace("1", "2"), ID.replace("1", "3")], reverse=True), "the newest first"
+    assert runner.folders(tmp_path / "nowhere") == []
 
 
 DAMAGED = [
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b'"x',
-    b"\xff\xfe",
-    b"1e999",
-    b'{"pid": "x"}',
-    b'{"pid": -1, "start": 0}',
-    b"[" * 100_000,
+    *(b"", b"{", b"null", b"[]", b'"x', b"\xff\xfe", b"1e999", b"[" * 100_000),
+    *(b'{"pid": "x"}', b'{"pid": -1, "start": 0}'),
 ]
 
 
@@ -243,18 +233,6 @@ def test_ids_that_are_not_ids_find_nothing(tmp_path, id):
         runner.find(id, tmp_path)
 
 
-def test_a_finished_job_can_be_removed_and_a_running_one_cannot(start, tmp_path):
-    job = start("count", LONG)
-    with pytest.raises(InputError, match="cancel it first"):
-        runner.remove(job)
-    runner.cancel(job, grace=0)
-    runner.wait(job, 5)
-    runner.remove(job)
-    assert runner.jobs(tmp_path) == []
-    with pytest.raises(InputError, match="there is no job"):
-        runner.find(job.id, tmp_path)
-
-
 @pytest.mark.parametrize("moment", [runner, protocol], ids=["before the process", "after the process"])
 def test_a_full_disk_is_bad_input_and_leaves_nothing_behind(tmp_path, monkeypatch, moment):
     def full(path: Path, text: str) -> None:
@@ -268,13 +246,10 @@ def test_a_full_disk_is_bad_input_and_leaves_nothing_behind(tmp_path, monkeypatc
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
+def test_a_place_that_cannot_be_written_is_bad_input_and_work_goes_on_when_its_progress_finds_the_disk_full(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be started"):
         runner.start("count", LONG, tmp_path / "file")
-
-
-def test_work_goes_on_when_its_progress_finds_the_disk_full(tmp_path):
     (tmp_path / protocol.PROGRESS).symlink_to("/dev/full")
     Context(tmp_path).report(0.5, "half")
 

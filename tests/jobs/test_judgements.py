@@ -13,14 +13,14 @@ from engine.compare.verdict import Judgement, verdict_of
 from engine.costs import Datasheet
 from engine.errors import InputError, StoppedError
 from engine.formats import read_model
-from engine.jobs import judgements, runner
-from engine.jobs.kinds import HANDLERS
+from engine.jobs import judgements, protocol, runner
 from engine.jobs.protocol import Context, replace_result
 from engine.problem import Problem, make_problem
 from engine.serving.sizes import TransformerSizes, usual_sizes
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, usual_plan
 from engine.workload import RoutingTrace
+from tests.cases.jobs import by_hand
 from tests.jobs.asking import in_json
 from tests.jobs.handlers import LooseAnswer
 
@@ -30,7 +30,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 @pytest.fixture
-def problem(own_data_folder: Path, warm_python: None) -> Problem:
+def problem(own_data_folder: Path) -> Problem:
     """Two layers of the sample's model, in which two experts get most tokens."""
     model = read_model(SAMPLES / "tiny-moe-alpha.json")
     rng = np.random.default_rng(0)
@@ -70,11 +70,15 @@ def test_a_verdict_in_a_whole_step(problem: Problem, tmp_path: Path) -> None:
     assert TransformerSizes.from_dict(serving["sizes"], "sizes") == sizes
 
 
-def test_a_finished_verdict_is_decided_again_from_its_evidence(problem: Problem, own_data_folder: Path) -> None:
-    job = runner.start("verdict", verdict_arguments(problem), own_data_folder)
+def test_a_finished_verdict_is_decided_again_from_its_evidence_unless_an_older_version_made_it(
+    problem: Problem, own_data_folder: Path
+) -> None:
+    job = by_hand(own_data_folder)
     with pytest.raises(InputError, match="wait for its verdict"):
         judgements.decide_again(job, Thresholds())
-    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    (job.folder / protocol.PID).write_text('{"pid": 4194305, "start": 0.0}')  # of nobody
+    context = Context(job.folder)
+    context.finish(LooseAnswer(**verdict(verdict_arguments(problem), context)))
     before = Judgement.from_dict(job.result, "verdict")
     assert before.thresholds == Thresholds(gain=0.2)
     strict = Thresholds(tokens_per_expert=1e9)
@@ -83,48 +87,30 @@ def test_a_finished_verdict_is_decided_again_from_its_evidence(problem: Problem,
     assert after == Judgement(evidence=before.evidence, thresholds=strict)
     assert after.verdict.verdict == "cannot-say" != before.verdict.verdict
     assert job.state is runner.State.DONE
-
-
-def test_a_verdict_of_an_older_version_cannot_be_decided_again(problem: Problem, own_data_folder: Path) -> None:
-    job = runner.start("verdict", verdict_arguments(problem), own_data_folder)
-    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
     replace_result(job.folder, LooseAnswer(verdict="do-it"))
     with pytest.raises(InputError, match=f"job {job.id}: "):
         judgements.decide_again(job, Thresholds())
     assert job.result == {"verdict": "do-it"}
 
 
-def test_thresholds_that_cannot_be_are_refused(problem: Problem, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gain"):
-        verdict(verdict_arguments(problem, thresholds={"gain": -1}), Context(tmp_path))
-
-
-def test_a_stopped_verdict_is_none(problem: Problem, tmp_path: Path) -> None:
+def test_thresholds_that_cannot_be_are_refused_and_what_is_stopped_advises_nothing(problem: Problem, tmp_path) -> None:
     context = Context(tmp_path)
+    with pytest.raises(InputError, match="gain"):
+        verdict(verdict_arguments(problem, thresholds={"gain": -1}), context)
     context.ask_to_stop()
     with pytest.raises(StoppedError):
         verdict(verdict_arguments(problem), context)
+    result = redundancy_study(problem_arguments(problem) | {"recordings": [problem.workload.digest]}, context)
+    assert result["knee"] is None and len(result["points"]) < result["of"]
 
 
 def test_spare_slots_point_by_point(problem: Problem, tmp_path: Path) -> None:
     arguments = problem_arguments(problem) | {"recordings": [problem.workload.digest]}
     result = redundancy_study(arguments, Context(tmp_path))
-    points = [RedundancyPoint.from_dict(point) for point in result["points"]]
+    points = [RedundancyPoint(**point) for point in result["points"]]
     assert len(points) == result["of"] and points[0].slots == 16 and points[0].gain == 0
     assert all(point.slots % 8 == 0 for point in points) and result["knee"]["slots"] in [
         point.slots for point in points
     ]
     assert result["held_out"] and result["planned_on"] != result["judged_on"][0]
     assert store.load_workload(problem.workload.digest).name == "lop-sided"
-
-
-def test_stopped_spare_slots_advise_nothing(problem: Problem, tmp_path: Path) -> None:
-    context = Context(tmp_path)
-    context.ask_to_stop()
-    result = redundancy_study(problem_arguments(problem) | {"recordings": [problem.workload.digest]}, context)
-    assert result["knee"] is None and len(result["points"]) < result["of"]
-
-
-@pytest.mark.parametrize("kind", ["verdict", "redundancy"])
-def test_the_worker_knows_them(kind: str) -> None:
-    assert hasattr(judgements, HANDLERS[kind].split(":")[1])

@@ -9,7 +9,7 @@ import pytest
 
 from engine import store
 from engine.errors import InputError
-from engine.jobs import launches, runner
+from engine.jobs import launches
 from engine.jobs.launches import BRIEF, Brief, brief_of
 from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
@@ -67,14 +67,6 @@ def test_a_launch_is_listed_by_what_was_asked_for_unless_that_is_of_another_vers
     assert brief_of(job) is None
 
 
-def test_folders_are_listed_unread_newest_first(tmp_path):
-    names = ["20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"]
-    for name in [*names, "something else"]:
-        (tmp_path / "jobs" / name).mkdir(parents=True)
-    assert [job.id for job in runner.folders(tmp_path)] == names[::-1]
-    assert runner.folders(tmp_path / "nowhere") == []
-
-
 # By a scheduler.
 @pytest.fixture
 def on_slurm(tmp_path, monkeypatch):
@@ -87,15 +79,11 @@ def on_slurm(tmp_path, monkeypatch):
     return launch_for(where), where, state
 
 
-def print_progress(folder: Path, node: int, done: float, message: str) -> None:
+def print_progress(shared: str, node: int, done: float, message: str) -> None:
     """A node's ranks print a progress line."""
+    (folder,) = Path(shared).glob("run-*")
     with (folder / f"slurm-4242-switchyard-{node}.out").open("a") as file:
         file.write(f"[default0]:{PROGRESS}{json.dumps({'done': done, 'message': message})}\n{PROGRESS}torn\n")
-
-
-def run_folder(shared: str) -> Path:
-    (folder,) = Path(shared).glob("run-*")
-    return folder
 
 
 def test_a_scheduled_launch_is_watched_to_its_end_and_its_results_are_read(on_slurm, tmp_path, monkeypatch):
@@ -106,8 +94,8 @@ def test_a_scheduled_launch_is_watched_to_its_end_and_its_results_are_read(on_sl
     def report(done, message, *_) -> None:
         reports.append((done, message))
         if message == f"{HANDLE} is pending (Resources)":
-            print_progress(run_folder(where.shared), 0, 0.25, "pass 1 of 2")
-            print_progress(run_folder(where.shared), 1, 0.2, "warm-up")
+            print_progress(where.shared, 0, 0.25, "pass 1 of 2")
+            print_progress(where.shared, 1, 0.2, "warm-up")
             (state / "queue").write_text("RUNNING")
         elif message == f"{HANDLE} is running, pass 1 of 2":
             (state / "queue").write_text("COMPLETED\nCOMPLETED\n")

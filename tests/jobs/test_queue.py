@@ -32,7 +32,9 @@ def waiting(*jobs: Job) -> bool:
     return all(job.state is State.WAITING for job in jobs)
 
 
-def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
+def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(start):
+    watching = start("count", LONG, queued=False)
+    until(lambda: running(watching))
     first = start("count", LONG)
     until(lambda: running(first))
     others = [start("count", {"steps": 5, "pause": 0.05}) for _ in range(3)]
@@ -41,6 +43,7 @@ def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
     standing_in_words = importlib.import_module("app.widgets").standing_in_words  # Streamlit: half a second
     words = [standing_in_words(job, job.state) for job in (first, *others)]
     assert words == ["running", "waiting, next in line", "waiting, 1 before it", "waiting, 2 before it"]
+    assert running(watching)
     runner.cancel(first)
     assert {runner.wait(job, 60) for job in others} == {State.DONE}
     began = [job.history[0].time for job in others]
@@ -49,34 +52,22 @@ def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
     assert list((first.folder.parent.parent / "queue" / "places").iterdir()) == []
 
 
-def test_as_many_run_at_once_as_the_limit_says(start, monkeypatch):
-    monkeypatch.setenv(queue.JOBS, "2")
-    jobs = [start("count", LONG) for _ in range(3)]
-    until(lambda: all(map(running, jobs[:2])) and waiting(jobs[2]))
-    runner.cancel(jobs[0])
-    until(lambda: running(jobs[2]))
-    assert running(jobs[1])
-
-
 @pytest.mark.clock
-def test_a_waiting_job_is_stopped_at_once_and_the_next_moves_up(start):
-    first, second, third = (start("count", LONG) for _ in range(3))
-    until(lambda: running(first) and waiting(second, third))
-    assert third.ahead == 1
+def test_as_many_run_as_the_limit_says_a_waiting_job_is_stopped_at_once_and_the_killed_keep_nobody_waiting(
+    start, monkeypatch
+):
+    monkeypatch.setenv(queue.JOBS, "2")
+    first, second, third, fourth, fifth = (start("count", LONG) for _ in range(5))
+    until(lambda: running(first) and running(second) and waiting(third, fourth, fifth))
+    assert [job.ahead for job in (third, fourth, fifth)] == [0, 1, 2]
     begin = time.monotonic()
-    runner.cancel(second)
-    assert runner.wait(second, 3) is State.CANCELLED and time.monotonic() - begin < 2
-    assert second.result is None and third.ahead == 0 and waiting(third)
-
-
-def test_whoever_is_killed_in_the_queue_keeps_nobody_waiting(start):
-    first, second, third = (start("count", LONG) for _ in range(3))
-    until(lambda: running(first) and waiting(second, third))
-    os.kill(protocol.living_worker(second.folder).pid, signal.SIGKILL)
+    runner.cancel(third)
+    assert runner.wait(third, 3) is State.CANCELLED and time.monotonic() - begin < 2
+    assert third.result is None and fifth.ahead == 1 and waiting(fourth, fifth)
+    os.kill(protocol.living_worker(fourth.folder).pid, signal.SIGKILL)
     os.kill(protocol.living_worker(first.folder).pid, signal.SIGKILL)
-    until(lambda: running(third))
-    until(lambda: second.state.finished)
-    assert second.error == "the worker was killed by signal 9"
+    until(lambda: running(fifth) and fourth.state.finished)
+    assert fourth.error == "the worker was killed by signal 9" and running(second)
 
 
 def test_studios_on_one_data_folder_share_the_limit_and_the_queue_outlives_them(start, tmp_path):
@@ -95,17 +86,6 @@ def test_studios_on_one_data_folder_share_the_limit_and_the_queue_outlives_them(
     runner.cancel(mine)
     assert runner.wait(theirs, 60) is State.DONE and runner.wait(after, 60) is State.DONE
     assert mine.history[-1].time < theirs.history[0].time < after.history[0].time
-
-
-def test_what_only_watches_work_elsewhere_neither_waits_nor_keeps_others_waiting(tmp_path, start):
-    watching = runner.start("count", LONG, tmp_path, module=WORKER, queued=False)
-    try:
-        until(lambda: running(watching))
-        other = start("count", LONG)
-        until(lambda: running(other))
-    finally:
-        runner.cancel(watching, grace=0)
-        assert runner.wait(watching, 5).finished
 
 
 def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_path):
@@ -184,37 +164,29 @@ def report(job: Job, ago: float, done: float | None, expected: float | None = No
     append_progress(job.folder, Progress(time=time.time() - ago, done=done, expected=expected))
 
 
-def test_nothing_is_said_before_anything_is_done(job):
-    assert seconds_left(job) is None
-    report(job, 1.0, 0.0)
-    assert seconds_left(job) is None
-    report(job, 0.5, None)
-    assert seconds_left(job) is None
-
-
-def test_it_goes_on_as_it_went(job):
-    report(job, 40.0, 0.2)
-    report(job, 10.0, 0.6)
-    assert seconds_left(job) == pytest.approx(30.0 / 0.4 * 0.4 - 10.0, abs=1.0)
-
-
-def test_what_takes_longer_than_that_is_none_too_early(job):
-    report(job, 100.0, 0.0)
-    report(job, 90.0, 0.5)
-    assert seconds_left(job) == 0.0
-
-
-def test_what_is_expected_counts_until_the_job_shows_its_own_pace(job):
-    report(job, 5.0, 0.0, expected=60.0)
-    assert seconds_left(job) == pytest.approx(55.0, abs=1.0)
-    report(job, 0.0, 0.9, expected=60.0)
-    # Nine tenths in 5 s: hardly more than half a second is left, whatever was expected.
-    assert seconds_left(job) == pytest.approx(0.1 * (0.1 * 60 + 5), abs=0.2)
+@pytest.mark.parametrize(
+    ("reports", "left", "off"),
+    [
+        ([], None, 0),
+        ([(1.0, 0.0)], None, 0),
+        ([(1.0, 0.0), (0.5, None)], None, 0),  # nothing is done yet
+        ([(40.0, 0.2), (10.0, 0.6)], 30.0 / 0.4 * 0.4 - 10.0, 1.0),  # it goes on as it went
+        ([(100.0, 0.0), (90.0, 0.5)], 0.0, 0),  # it takes longer than that
+        ([(5.0, 0.0, 60.0)], 55.0, 1.0),
+        # Nine tenths in 5 s: hardly more than half a second is left, whatever was expected.
+        ([(5.0, 0.0, 60.0), (0.0, 0.9, 60.0)], 0.1 * (0.1 * 60 + 5), 0.2),
+    ],
+)
+def test_what_is_expected_counts_until_the_job_shows_its_own_pace(job, reports, left, off):
+    for ago, *said in reports:
+        report(job, ago, *said)
+    assert seconds_left(job) == (left if left is None else pytest.approx(left, abs=off))
 
 
 def test_a_job_that_is_stopped_or_has_ended_says_nothing(job):
     report(job, 10.0, 0.0)
     report(job, 5.0, 0.5)
+    assert seconds_left(job) is not None
     (job.folder / protocol.CANCELLED).touch()
     assert seconds_left(job) is None
     (job.folder / protocol.PID).unlink()

@@ -56,7 +56,7 @@ def test_what_is_said_of_a_quick_system_is_what_it_takes(problem, name):
     assert 0.1 < seconds / estimate(problem, SYSTEMS[name], {}) < 10
 
 
-def test_at_a_measured_size_the_measured_time_is_said(problem):
+def test_at_a_measured_size_the_measured_time_is_said_and_larger_problems_take_longer(problem):
     for name in ("aurora", "exflow", "joint"):
         (measured,) = (
             run.seconds
@@ -64,9 +64,6 @@ def test_at_a_measured_size_the_measured_time_is_said(problem):
             if run.kind == (Goal.INFERENCE, name, False, False) and (run.layers, run.experts, run.gpus) == SMALLEST
         )
         assert estimate(problem, SYSTEMS[name], {}) == pytest.approx(measured, rel=0.01)
-
-
-def test_larger_problems_take_longer():
     sizes = ((4, 16, 8), (16, 64, 16), (58, 256, 32), (58, 256, 320))
     for name in ("linear", "aurora-printed", "lina"):
         law = runtimes.law_of((Goal.INFERENCE, name, False, False))
@@ -105,7 +102,7 @@ def test_a_quick_run_that_started_slowly_says_nothing_of_a_large_problem(problem
     assert estimate(large, aurora, {}) == pytest.approx(2 * usual)
 
 
-def test_runs_of_other_machines_and_torn_lines_do_not_count(problem, own_data_folder):
+def test_runs_of_other_machines_and_torn_lines_do_not_count_and_notes_do_not_grow_without_end(problem, monkeypatch):
     linear = SYSTEMS["linear"]
     before = estimate(problem, linear, {})
     path = store.data_folder() / runtimes.NOTES
@@ -114,14 +111,11 @@ def test_runs_of_other_machines_and_torn_lines_do_not_count(problem, own_data_fo
     assert noted() == () and estimate(problem, linear, {}) == before
     note(run_of(problem, linear, {}, 1.0))
     assert len(noted()) == 1
-
-
-def test_notes_do_not_grow_without_end(problem, monkeypatch):
     monkeypatch.setattr(runtimes, "MOST_NOTES", 2000)
     monkeypatch.setattr("engine.files.TAIL", 1000)
     for seconds in range(1, 40):
-        note(run_of(problem, SYSTEMS["linear"], {}, float(seconds)))
-    assert (store.data_folder() / runtimes.NOTES).stat().st_size < 2500
+        note(run_of(problem, linear, {}, float(seconds)))
+    assert path.stat().st_size < 2500
     assert noted()[-1].seconds == 39.0 and len(noted()) > 2
 
 

@@ -1,6 +1,5 @@
 """Jobs that score many plans: their answers, partial results and stops."""
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +10,6 @@ from engine import store
 from engine.compare.figures import metrics
 from engine.errors import InputError
 from engine.jobs import runner, scores
-from engine.jobs.kinds import Answer
 from engine.jobs.runner import State
 from engine.placement.transitions import transitions
 from engine.plan import Plan, Travel
@@ -25,7 +23,7 @@ from engine.systems.joint import instance_of
 from engine.systems.pieces import to_placement
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.cases.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
-from tests.jobs.asking import in_json
+from tests.jobs.asking import FakeContext, in_json, strict
 from tests.oracles.placing import check_joint
 from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, make_gpu
@@ -35,29 +33,6 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 find_front, lina_study, score_matrix = map(in_json, (scores.find_front, scores.lina_study, scores.score_matrix))
 
 FOUR = cluster_of(*[make_gpu()] * 4)
-
-
-class FakeContext:
-    """The part of a job that a handler may ask for. It is asked to stop once it has kept `enough` partial results."""
-
-    def __init__(self, enough: float = np.inf) -> None:
-        self.enough = enough
-        self.kept: list[dict] = []
-        self.said: list[tuple[float | None, str]] = []
-
-    def stop(self) -> bool:
-        return len(self.kept) >= self.enough
-
-    def report(self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None):
-        self.said.append((done, message))
-
-    def keep(self, result: Answer) -> None:
-        self.kept.append(strict(result.model_dump(mode="json")))
-
-
-def strict(result: dict) -> dict:
-    """A copy by way of JSON, which must not have a NaN or an infinity."""
-    return json.loads(json.dumps(result, allow_nan=False))
 
 
 def arguments_of(problem: Problem, **more) -> dict:
@@ -92,14 +67,10 @@ def test_a_problem_survives_being_arguments():
     assert plain.second is None and plain.in_use is None and plain.others == ()
 
 
-def test_a_traffic_matrix_survives_being_arguments():
+def test_a_traffic_matrix_survives_being_arguments_and_what_is_gone_is_said():
     problem = problem_of(TrafficMatrix("bytes", np.ones((2, 4, 4)), 8.0), FOUR)
-    assert input_digests(problem_from(arguments_of(problem))) == input_digests(problem)
-
-
-def test_arguments_that_name_what_is_gone():
-    problem = sample_problem("alpha-code", "alpha-man", tokens=100)
     arguments = arguments_of(problem)
+    assert input_digests(problem_from(arguments)) == input_digests(problem)
     for missing in ({"workload": "0" * 64}, {"others": ["0" * 64]}):
         with pytest.raises(InputError, match="no longer in the data folder"):
             problem_from(arguments | missing)
@@ -127,10 +98,15 @@ def figures(candidate: dict, problem: Problem) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("others", [(), (chained(1, 60, 4, 6, 0.6, "other"),)], ids=["alone", "robust"])
-def test_no_point_of_the_front_beats_another_and_each_is_a_plan(others):
+def test_no_point_of_the_front_beats_another_and_each_is_a_plan_kept_as_soon_as_it_is_there(others):
     problem, context = front_problem(*others), FakeContext()
     candidates = strict(find_front(arguments_of(problem, **FRONT), context))["candidates"]
     assert 2 <= len(candidates) <= 3
+    ids = [[candidate["plan_id"] for candidate in kept["candidates"]] for kept in context.kept]
+    assert 2 <= len(ids) <= 3 and [len(row) for row in ids] == list(range(1, len(ids) + 1))
+    assert all(later[:-1] == earlier for earlier, later in pairwise(ids))
+    assert set(ids[-1]) & {candidate["plan_id"] for candidate in candidates}
+    assert context.said[-1] == (len(ids) / 3, f"{len(ids)} of at most 3 placements")
     points = [figures(candidate, problem) for candidate in candidates]
     for candidate, (kept, balance) in zip(candidates, points, strict=True):
         plan = Plan.from_dict(candidate["plan"], "plan")
@@ -140,9 +116,8 @@ def test_no_point_of_the_front_beats_another_and_each_is_a_plan(others):
         assert candidate["moves"] == (plan.placement.gpu_of_expert != np.arange(6) // 2).sum()
         assert not any(a >= kept and b >= balance for a, b in points if (a, b) != (kept, balance))
     assert len({candidate["plan_id"] for candidate in candidates}) == len(set(points)) == len(candidates)
-    assert [candidate["kept_share"] for candidate in candidates] == sorted(
-        (candidate["kept_share"] for candidate in candidates), reverse=True
-    )
+    shares = [candidate["kept_share"] for candidate in candidates]
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_a_front_of_rows_where_rows_are_shared():
@@ -163,16 +138,6 @@ def test_a_front_of_rows_where_rows_are_shared():
         assert plan.travel == problem.travel
         assert candidate["rows"] == max(instance.rows(place) / [900, 900])
         assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem))
-
-
-def test_the_front_keeps_every_point_as_soon_as_it_has_it():
-    problem, context = front_problem(), FakeContext()
-    final = find_front(arguments_of(problem, **FRONT), context)["candidates"]
-    ids = [[candidate["plan_id"] for candidate in kept["candidates"]] for kept in context.kept]
-    assert 2 <= len(ids) <= 3 and [len(row) for row in ids] == list(range(1, len(ids) + 1))
-    assert all(later[:-1] == earlier for earlier, later in pairwise(ids))
-    assert set(ids[-1]) & {candidate["plan_id"] for candidate in final}
-    assert context.said[-1] == (len(ids) / 3, f"{len(ids)} of at most 3 placements")
 
 
 def test_a_stopped_front_has_what_it_found():
@@ -208,7 +173,7 @@ def test_every_plan_is_scored_on_every_recording():
     recordings = [sample(name, 500) for name in ("alpha-code", "alpha-man")]
     problem, context = sample_problem("alpha-code", tokens=500), FakeContext()
     arguments = matrix_arguments("eplb", {"algorithm": "eplb", "redundant": 2}, recordings, problem)
-    scores = strict(score_matrix(arguments, context))
+    scores = score_matrix(arguments, context)
     assert scores["names"] == ["alpha-code", "alpha-man"] and scores["system"] == "Replication (EPLB)"
     for made_on, mine in enumerate(recordings):
         plan = run(SYSTEMS["eplb"], problem.with_workload(mine), arguments["options"]).result.solution
@@ -220,17 +185,10 @@ def test_every_plan_is_scored_on_every_recording():
             assert scores["kept_local"][made_on][scored_on] == wanted.kept_local
     assert np.array(scores["balancedness"]).argmax(axis=0).tolist() == [0, 1]
     filled = [[score is not None for row in kept["seconds"] for score in row] for kept in context.kept]
-    assert filled == [
-        [False, False, False, False],
-        [True, False, False, False],
-        [True, True, False, False],
-        [True, True, False, True],  # its own recording first
-        [True, True, True, True],
-    ]
+    # Of each plan its own recording first.
+    assert filled == [[place in done for place in range(4)] for done in ((), (0,), (0, 1), (0, 1, 3), (0, 1, 2, 3))]
     assert context.kept[-1] == scores
-    assert context.said == [
-        (turn / 2, f"Replication (EPLB) on {recording.name}") for turn, recording in enumerate(recordings)
-    ]
+    assert context.said == [(0.0, "Replication (EPLB) on alpha-code"), (0.5, "Replication (EPLB) on alpha-man")]
 
 
 def test_a_stopped_matrix_has_the_scores_so_far_and_holes():
@@ -272,25 +230,18 @@ def test_the_scheduler_is_simulated_for_every_path_that_is_short_enough():
         RoutingTrace("open", problem.workload.experts[part], 8, problem.workload.sequence[part])
         for part in (slice(0, 200), slice(200, 400))
     )
-    for lina_run in study["runs"]:
-        length = lina_run["options"]["path_length"]
+    for found in study["runs"]:
+        length = found["options"]["path_length"]
         wanted = two_phase(problem.with_workload(served), profile, TwoPhaseOptions(path_length=length, **OPTIONS))
-        assert (
-            lina_run["options"]["top_k"] == 2
-            and lina_run["batches"] == 4
-            and lina_run["cost_source"] == problem.cost_source
-        )
-        assert lina_run["accuracy_of_layer"][:length] == [None] * length
-        rest = lina_run["accuracy_of_layer"][length:]
-        assert len(rest) == 4 - length and lina_run["accuracy"] == pytest.approx(np.mean(rest))
-        assert (
-            lina_run["accuracy"] == pytest.approx(1 - lina_run["fine_tuning_rate"])
-            and lina_run["accuracy_in_order"] <= lina_run["accuracy"]
-        )
-        assert lina_run["accuracy"] == wanted.accuracy("set")
+        assert (found["options"]["top_k"], found["batches"], found["cost_source"]) == (2, 4, problem.cost_source)
+        assert found["accuracy_of_layer"][:length] == [None] * length
+        rest = found["accuracy_of_layer"][length:]
+        assert len(rest) == 4 - length and found["accuracy"] == pytest.approx(np.mean(rest))
+        assert found["accuracy"] == pytest.approx(1 - found["fine_tuning_rate"]) == wanted.accuracy("set")
+        assert found["accuracy_in_order"] <= found["accuracy"]
         ideal = np.median(wanted.schemes["ideal"].layer.sum(axis=1))
-        assert lina_run["ideal_seconds"] == pytest.approx(ideal) and list(lina_run["figures"]) == list(SCHEMES)
-        for scheme, values in lina_run["figures"].items():
+        assert found["ideal_seconds"] == pytest.approx(ideal) and list(found["figures"]) == list(SCHEMES)
+        for scheme, values in found["figures"].items():
             times = np.median(wanted.schemes[scheme].layer.sum(axis=1))
             assert values["median_inference"] == pytest.approx(times / ideal)
     assert [len(kept["runs"]) for kept in context.kept] == [1, 2] and context.kept[-1] == study
@@ -313,21 +264,17 @@ def test_a_stopped_study_has_the_runs_it_finished():
 
 
 def test_what_cannot_be_simulated_is_refused_by_name():
-    loads = ExpertLoad("loads", np.ones((4, 8)), (1, 2, 3, 4))
-    common = {"lengths": [1], "options": OPTIONS}
-    with pytest.raises(InputError, match=r"loads has no tokens .* use a routing log"):
-        lina_study(arguments_of(problem_of(loads, FOUR), profile=None, **common), FakeContext())
-    with pytest.raises(InputError, match=r"loads has no tokens .* learn from a routing log"):
-        lina_study(arguments_of(lina_problem(), profile=store.save_workload(loads), **common), FakeContext())
-    other = store.save_workload(chained(0, 100, 4, 4, 0.8, "narrow"))
-    with pytest.raises(InputError, match="narrow has 4 layers of 4 experts, open 4 of 8"):
-        lina_study(arguments_of(lina_problem(), profile=other, **common), FakeContext())
-    with pytest.raises(InputError, match="4 layers are too few: choose a path length below 4"):
-        lina_study(arguments_of(lina_problem(), profile=None, **common | {"lengths": [4, 7]}), FakeContext())
-    with pytest.raises(InputError, match="fewer than the 201 of one batch; make batches smaller"):
-        lina_study(
-            arguments_of(lina_problem(), profile=None, **common | {"options": {"batch_tokens": 201}}), FakeContext()
-        )
+    loads, narrow = ExpertLoad("loads", np.ones((4, 8)), (1, 2, 3, 4)), chained(0, 100, 4, 4, 0.8, "narrow")
+    common = {"profile": None, "lengths": [1], "options": OPTIONS}
+    for problem, asked, said in (
+        (problem_of(loads, FOUR), {}, r"loads has no tokens .* use a routing log"),
+        (lina_problem(), {"profile": store.save_workload(loads)}, r"loads has no tokens .* learn from a routing log"),
+        (lina_problem(), {"profile": store.save_workload(narrow)}, "narrow has 4 layers of 4 experts, open 4 of 8"),
+        (lina_problem(), {"lengths": [4, 7]}, "4 layers are too few: choose a path length below 4"),
+        (lina_problem(), {"options": {"batch_tokens": 201}}, "fewer than the 201 of one batch; make batches smaller"),
+    ):
+        with pytest.raises(InputError, match=said):
+            lina_study(arguments_of(problem, **common | asked), FakeContext())
 
 
 # As a real job

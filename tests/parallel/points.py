@@ -42,15 +42,10 @@ def deaf(common, index, stop, report):
 
 
 def die_once(common, index, stop, report):
-    """The worker that gets point 3 first dies with it: a note in the folder tells the second one."""
-    folder = Path(common)
+    """The worker that gets point 3 first dies with it: a note in the folder tells the second one. common: the folder"""
     time.sleep(0.05)
-    note = folder / "died"
-    if index == 3 and not note.exists():
-        note.touch()
-        _die()
-    with (folder / f"done-{index}").open("a") as file:
-        file.write("x")
+    if index == 3:
+        die_first(Path(common) / "died")
     return index
 
 
@@ -71,11 +66,8 @@ def threads(common, index, stop, report):
 def die_in_the_midst_of_an_answer(common, index, stop, report):
     """The worker that gets point 3 first dies when it has sent the length of its answer."""
     time.sleep(0.05)
-    note = Path(common) / "died"
-    if index == 3 and not note.exists():
-        note.touch()
-        _send_half_an_answer()
-        _die()
+    if index == 3:
+        die_first(Path(common) / "died", half_an_answer=True)
     return index
 
 
@@ -120,19 +112,12 @@ def refuse(text):
     raise InputError(text)
 
 
-def die_first(note):
-    """The worker that is asked first dies."""
+def die_first(note, half_an_answer=False):
+    """The worker that is asked first dies, at once or when it has sent the length of its answer."""
     if not Path(note).exists():
         Path(note).touch()
-        _die()
-    return "alive"
-
-
-def die_first_in_the_midst_of_an_answer(note):
-    """The worker that is asked first dies when it has sent the length of its answer."""
-    if not Path(note).exists():
-        Path(note).touch()
-        _send_half_an_answer()
+        if half_an_answer:
+            _send_half_an_answer()
         _die()
     return "alive"
 

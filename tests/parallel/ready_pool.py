@@ -1,8 +1,7 @@
 """A pool of processes that has started, for tests and for the scripts that they run."""
 
-import time
-
 from engine.parallel.pool import Pool
+from tests.cases.jobs import until
 
 
 def nothing() -> None:
@@ -11,8 +10,5 @@ def nothing() -> None:
 
 def ready(pool: Pool) -> Pool:
     pool.start()
-    deadline = time.monotonic() + 60
-    while not pool.ready:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: pool.ready)
     return pool

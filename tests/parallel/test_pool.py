@@ -13,6 +13,7 @@ from engine.errors import InputError
 from engine.parallel import pool as pools
 from engine.parallel.pool import Pool, Question
 from tests.cases.cli import ROOT
+from tests.cases.jobs import until
 from tests.cases.processes import left, workers
 from tests.parallel import points
 from tests.parallel.ready_pool import nothing, ready
@@ -57,19 +58,15 @@ def test_what_a_question_raises_is_raised_here(pool):
 
 
 def test_a_killed_worker_costs_a_second_attempt(pool, tmp_path):
-    other = Question(
-        points.times_sent, {"digest of another": points.Sent()}, (2.0,)
-    )  # at work when the death is noticed
+    # At work when the death is noticed.
+    other = Question(points.times_sent, {"digest of another": points.Sent()}, (1.0,))
     answers = pool.answers([Question(points.die_first, small=(str(tmp_path / "note"),)), other])
     assert answers[0] == "alive" and answers[1][0] == 1 and (tmp_path / "note").exists()
 
 
-def test_a_worker_killed_in_the_midst_of_its_answer_costs_a_second_attempt(pool, tmp_path):
-    question = Question(points.die_first_in_the_midst_of_an_answer, small=(str(tmp_path / "note"),))
+def test_a_worker_killed_in_the_midst_of_its_answer_or_while_nobody_asks_is_replaced(pool, tmp_path):
+    question = Question(points.die_first, small=(str(tmp_path / "note"), True))
     assert pool.answers([question]) == ["alive"] and (tmp_path / "note").exists()
-
-
-def test_workers_that_are_killed_while_nobody_asks_are_replaced(pool):
     for worker in workers():
         worker.kill()
     assert pool.answers([Question(max, small=(1, 2))]) == [2]
@@ -124,7 +121,4 @@ def test_workers_end_with_the_process_they_work_for(tmp_path, end, by):
             assert len(left(str(tmp_path))) == 5  # the studio, its server, its tracker, two workers
             studio.send_signal(by)
         studio.wait(30)
-    deadline = time.monotonic() + 10
-    while left(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left(str(tmp_path)) == []
+    until(lambda: not left(str(tmp_path)), 10)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from engine import parallel
 from engine.errors import InputError
 from engine.parallel import in_order, processes
 from engine.parallel.processes import workers_for
+from tests.cases.jobs import until
 from tests.cases.processes import left, servers, workers
 from tests.parallel import points
 
@@ -32,14 +32,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "processors", lambda: 2)
     monkeypatch.setattr(processes, "workers_for", lambda points: min(2, points))
     processes.prepare("tests.parallel.points")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that comes in a moment, if not on a busy machine."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def let_workers_begin(finished: int, index: int) -> None:
@@ -81,7 +73,7 @@ def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(
 
 
 def test_what_the_process_that_started_this_one_takes_does_not_count():
-    held = bytearray(500_000_000)
+    held = bytearray(300_000_000)
     script = "from engine.parallel.processes import most_memory; print(most_memory())"
     child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert 10_000_000 < int(child.stdout) < len(held) < processes.most_memory()
@@ -176,14 +168,9 @@ def test_a_generator_that_is_left_ends_its_workers():
     assert not workers()
 
 
-def test_a_killed_worker_costs_its_points_a_second_attempt(tmp_path):
-    answers = list(in_order(points.die_once, tmp_path, 20, begun=let_workers_begin))
-    assert answers == [(index, index) for index in range(20)]
-    assert (tmp_path / "died").exists()
-
-
-def test_a_worker_killed_in_the_midst_of_its_answer_costs_no_more(tmp_path):
-    answers = list(in_order(points.die_in_the_midst_of_an_answer, tmp_path, 20, begun=let_workers_begin))
+@pytest.mark.parametrize("work", [points.die_once, points.die_in_the_midst_of_an_answer])
+def test_a_killed_worker_costs_its_points_a_second_attempt_also_in_the_midst_of_its_answer(work, tmp_path):
+    answers = list(in_order(work, tmp_path, 20, begun=let_workers_begin))
     assert answers == [(index, index) for index in range(20)]
     assert (tmp_path / "died").exists()
 
@@ -200,15 +187,10 @@ def test_workers_are_ended_also_while_they_send_their_answers(tmp_path):
 
 
 def test_a_point_that_kills_every_worker_is_named_as_a_fault_and_the_others_stay():
-    crew = processes.Processes(parallel.Batch(points.die_always, None), 8)
+    batch = parallel.Batch(points.die_always, None)
+    crew = processes.Processes(batch, 8)
     futures = {index: crew.submit(index) for index in range(8)}
-    run = parallel._Elsewhere(
-        lambda points_left: processes.Processes(parallel.Batch(points.die_always, None), points_left),
-        8,
-        0,
-        lambda: False,
-        lambda *at: None,
-    )
+    run = parallel._Elsewhere(lambda count: processes.Processes(batch, count), 8, 0, lambda: False, lambda *at: None)
     kept = []
     with pytest.raises(InputError, match=r"killed again and again.*\d of 8 points are done"):
         for index, answer in run.collect(crew, futures):
@@ -252,15 +234,7 @@ def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
     environment = os.environ | {"PYTHONPATH": ROOT, "SWITCHYARD_TEST_ORPHANS": str(tmp_path)}
     study = subprocess.Popen([sys.executable, "-m", "study"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
 
-    deadline = time.monotonic() + 30
-    while (
-        len(left(str(tmp_path))) < 5 and time.monotonic() < deadline
-    ):  # the study, its server, its tracker, two workers
-        time.sleep(0.1)
-    assert len(left(str(tmp_path))) == 5
+    until(lambda: len(left(str(tmp_path))) == 5)  # the study, its server, its tracker, two workers
     study.send_signal(signal.SIGKILL)
     study.wait()
-    deadline = time.monotonic() + 4
-    while left(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left(str(tmp_path)) == []
+    until(lambda: not left(str(tmp_path)), 4)

@@ -21,6 +21,7 @@ from engine.model import MoEModel
 from engine.parallel import ADDRESS, in_order, remote
 from engine.problem import make_problem
 from engine.training import balanced_load, usual_step
+from tests.cases.jobs import until
 from tests.parallel import points
 
 distributed = pytest.importorskip("distributed")
@@ -60,15 +61,12 @@ def test_a_sweep_of_64_points_gives_the_same_numbers(cluster, monkeypatch):
     assert len(here) == 64
 
 
-def test_points_are_done_by_all_workers_and_by_nobody_else(on_cluster):
+def test_points_are_done_by_all_workers_and_by_nobody_else_but_a_single_one_stays_here(on_cluster):
+    assert list(in_order(points.square, ([3], 0.0), 1)) == [(0, (9, os.getpid()))]
     answers = list(in_order(points.square, (list(range(20)), 0.05), 20))
     assert [(index, square) for index, (square, _) in answers] == [(index, index**2) for index in range(20)]
     by = {process for _, (_, process) in answers}
     assert len(by) == 2 and os.getpid() not in by
-
-
-def test_a_single_point_stays_here(on_cluster):
-    assert list(in_order(points.square, ([3], 0.0), 1)) == [(0, (9, os.getpid()))]
 
 
 @pytest.mark.clock
@@ -94,19 +92,15 @@ def test_what_a_point_raises_is_raised_in_its_place(on_cluster):
 
 def test_workers_with_other_libraries_are_refused(on_cluster, monkeypatch):
     monkeypatch.setattr(remote, "library_versions", lambda: {"numpy": "0.1"})
-    with pytest.raises(
-        InputError, match=r"has numpy .*, this machine has 0.1; the same answers need the same versions"
-    ):
+    said = r"has numpy .*, this machine has 0.1; the same answers need the same versions"
+    with pytest.raises(InputError, match=said):
         list(in_order(points.square, ([1, 2], 0.0), 2))
 
 
 def test_nothing_is_left_on_the_client(on_cluster):
     before = threading.active_count()
     list(in_order(points.square, (list(range(4)), 0.0), 4))
-    deadline = time.monotonic() + 3
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before, 3)
 
 
 # Points that kill workers come last: on a busy machine a new worker can take long to start.
@@ -142,10 +136,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, subprocess.Pop
 
     process = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
     worker = start("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard", "--no-nanny")
-    deadline = time.monotonic() + 20
-    while not file.exists() or not file.read_text().strip():
-        assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
-        time.sleep(0.05)
+    until(lambda: file.exists() and file.read_text().strip(), 20)
     yield process, worker, json.loads(file.read_text())["address"]
     for each in (worker, process):
         each.kill()
@@ -153,11 +144,17 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, subprocess.Pop
 
 
 @pytest.mark.clock
-def test_a_scheduler_that_dies_half_way_costs_one_line_and_no_answer(scheduler, monkeypatch):
-    process, _, address = scheduler
-    monkeypatch.setattr(remote, "CONNECTING", 3.0)
+def test_a_worker_that_hangs_and_a_scheduler_that_dies_half_way_cost_one_line_and_no_answer(scheduler, monkeypatch):
+    process, worker, address = scheduler
     wait_for_worker(address)
     monkeypatch.setenv(ADDRESS, address)
+    monkeypatch.setattr(remote, "CONNECTING", 1.0)
+    worker.send_signal(signal.SIGSTOP)
+    said = rf"the Dask cluster at {address} hangs: not all its workers answered within 1 s"
+    with pytest.raises(InputError, match=said):
+        list(in_order(points.square, ([1, 2], 0.0), 2))
+    worker.send_signal(signal.SIGCONT)
+    monkeypatch.setattr(remote, "CONNECTING", 3.0)
     kept = []
     begin = time.monotonic()
     with pytest.raises(InputError, match=rf"no Dask scheduler answers at {address}.* of 30 points are done") as caught:
@@ -187,18 +184,6 @@ def test_stop_works_while_the_scheduler_hangs(scheduler, tmp_path, monkeypatch):
     assert list(in_order(points.deaf, tmp_path, 3, stop)) == [] and time.monotonic() - asked[0] < 4
 
 
-def test_a_worker_that_hangs_from_the_start_is_one_clear_line(scheduler, monkeypatch):
-    _, worker, address = scheduler
-    wait_for_worker(address)
-    monkeypatch.setattr(remote, "CONNECTING", 1.0)
-    monkeypatch.setenv(ADDRESS, address)
-    worker.send_signal(signal.SIGSTOP)
-    with pytest.raises(
-        InputError, match=rf"the Dask cluster at {address} hangs: not all its workers answered within 1 s"
-    ):
-        list(in_order(points.square, ([1, 2], 0.0), 2))
-
-
 def wait_for_worker(address: str) -> None:
     with distributed.Client(address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=30)
@@ -206,9 +191,7 @@ def wait_for_worker(address: str) -> None:
 
 def test_an_address_where_nobody_answers_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(remote, "CONNECTING", 0.5)
-    monkeypatch.setenv(ADDRESS, "tcp://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
-        list(in_order(points.square, ([1, 2], 0.0), 2))
-    monkeypatch.setenv(ADDRESS, "nonsense://x")
-    with pytest.raises(InputError, match=r"no Dask scheduler answers at nonsense://x"):
-        list(in_order(points.square, ([1, 2], 0.0), 2))
+    for address in ("tcp://127.0.0.1:9", "nonsense://x"):
+        monkeypatch.setenv(ADDRESS, address)
+        with pytest.raises(InputError, match=f"no Dask scheduler answers at {address}"):
+            list(in_order(points.square, ([1, 2], 0.0), 2))

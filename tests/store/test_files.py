@@ -41,6 +41,7 @@ rng = np.random.default_rng(5)
 EXPERTS = rng.integers(-1, 6, (20, 3, 2), dtype=np.int16)
 SEQUENCE = np.repeat(np.arange(4, dtype=np.int32), 5)
 
+MIXED = cluster_presets()["mixed-8"].cluster
 WORKLOADS = {
     "trace": RoutingTrace("a trace", EXPERTS, 6),
     "trace with columns": RoutingTrace("späť", EXPERTS, 8, SEQUENCE, SEQUENCE % 2),
@@ -58,31 +59,18 @@ def arrays_of(workload) -> dict[str, np.ndarray | None]:
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
     digest = store.save_workload(workload)
+    assert store.save_workload(workload) == digest, "saving twice keeps one file"
     back = store.load_workload(digest)
     assert type(back) is type(workload) and back is not workload
-    assert (back.name, back.layers, back.num_experts, back.k) == (
-        workload.name,
-        workload.layers,
-        workload.num_experts,
-        workload.k,
-    )
-    assert back.digest == digest == workload.digest
+    for part in ("name", "layers", "num_experts", "k", "digest", "model_layers", "bytes_per_token"):
+        assert getattr(back, part, None) == getattr(workload, part, None)
+    assert digest == workload.digest
     for array, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
         assert (array is None) == (other is None)
         if array is not None:
             assert array.dtype == other.dtype
             np.testing.assert_array_equal(array, other)
-    if isinstance(workload, ExpertLoad):
-        assert back.model_layers == workload.model_layers
-    if isinstance(workload, TrafficMatrix):
-        assert back.bytes_per_token == workload.bytes_per_token
     assert [path.name for path in own_data_folder.rglob("*") if path.is_file()] == [f"{digest}.npz"]
-
-
-def test_saving_twice_keeps_one_file(own_data_folder):
-    workload = WORKLOADS["trace"]
-    assert store.save_workload(workload) == store.save_workload(workload)
-    assert len(list((own_data_folder / "workloads").iterdir())) == 1
 
 
 def test_the_digest_is_of_the_content():
@@ -101,47 +89,36 @@ def test_the_digest_is_of_the_content():
     assert len({trace.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("document", [cluster_presets()["mixed-8"].cluster, model_presets()["DeepSeek-V2-Lite"].model])
-def test_a_document_comes_back_as_it_was(document):
-    digest = store.save_document(document)
-    assert digest == document.digest
-    assert store.load_document(type(document), digest) == document
-
-
-def test_a_cluster_is_not_taken_for_a_model():
-    digest = store.save_document(cluster_presets()["mixed-8"].cluster)
-    with pytest.raises(InputError, match=digest):
-        store.load_document(MoEModel, digest)
+def test_a_document_comes_back_as_it_was_and_is_not_taken_for_another():
+    for document in (MIXED, model_presets()["DeepSeek-V2-Lite"].model):
+        digest = store.save_document(document)
+        assert digest == document.digest
+        assert store.load_document(type(document), digest) == document
+    with pytest.raises(InputError, match=MIXED.digest):
+        store.load_document(MoEModel, MIXED.digest)
 
 
 @pytest.mark.parametrize(
     "digest",
-    ["", "a" * 63, "a" * 65, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61, "/etc/passwd", "..", "a" * 60 + "/../"],
+    [
+        *("", "a" * 63, "a" * 65, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61, "/etc/passwd", "..", "a" * 60 + "/../"),
+        "0" * 64,  # one that was never saved
+    ],
 )
-def test_what_is_not_a_digest_is_refused(digest, own_data_folder):
+def test_what_is_not_a_kept_digest_is_refused(digest, own_data_folder):
     # A file stands where each of these names would lead, so that only the name itself can be the reason.
     secret = own_data_folder / "secret.json"
     own_data_folder.mkdir()
     secret.write_text("{}")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="recording"):
         store.load_workload(digest)
     for kind in (Cluster, MoEModel):
         with pytest.raises(InputError, match=f"the {kind.__name__} of this plan"):
             store.load_document(kind, digest)
-
-
-def test_a_path_as_digest_does_not_reach_a_file_that_exists(own_data_folder):
-    store.save_document(cluster_presets()["mixed-8"].cluster)
-    (own_data_folder / "outside.json").write_text(cluster_presets()["mixed-8"].cluster.to_json())
+    store.save_document(MIXED)
+    (own_data_folder / "outside.json").write_text(MIXED.to_json())
     with pytest.raises(InputError):
         store.load_document(Cluster, "../outside")
-
-
-def test_what_was_never_saved_is_said_to_be_missing():
-    with pytest.raises(InputError, match="recording"):
-        store.load_workload("0" * 64)
-    with pytest.raises(InputError, match="MoEModel"):
-        store.load_document(MoEModel, "0" * 64)
 
 
 def test_a_session_comes_back_and_the_later_one_counts(own_data_folder):
@@ -175,14 +152,13 @@ def test_a_data_folder_that_cannot_be_written_is_bad_input(own_data_folder):
     own_data_folder.mkdir()
     for name in ("workloads", "documents", "sessions"):
         (own_data_folder / name).touch()
-    saves = (
-        lambda: store.save_workload(WORKLOADS["trace"]),
-        lambda: store.save_document(cluster_presets()["mixed-8"].cluster),
-        lambda: store.save_session("abcdefgh", "{}"),
-    )
-    for save in saves:
+    for save, *arguments in (
+        (store.save_workload, WORKLOADS["trace"]),
+        (store.save_document, MIXED),
+        (store.save_session, "abcdefgh", "{}"),
+    ):
         with pytest.raises(InputError, match="cannot be written"):
-            save()
+            save(*arguments)
 
 
 def test_a_damaged_recording_is_bad_input(own_data_folder):
@@ -200,24 +176,28 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
 def kept_problem() -> Problem:
     """A small problem with its recording in the data folder."""
     model = MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64)
-    cluster = cluster_presets()["mixed-8"].cluster.part([0, 2, 4])
     store.save_workload(WORKLOADS["trace"])
-    return make_problem(WORKLOADS["trace"], cluster, model, Datasheet())
+    return make_problem(WORKLOADS["trace"], MIXED.part([0, 2, 4]), model, Datasheet())
+
+
+def planned(problem: Problem) -> tuple[Plan, str]:
+    """A plan that a job made, and the digest under which the job keeps its timeline."""
+    asked = problem_arguments(problem) | {"systems": [{"name": "linear"}]}
+    (candidate,) = in_json(tasks.optimise)(asked, Context(store.data_folder()))["candidates"]
+    plan = Plan.from_dict(candidate["plan"], "plan")
+    return plan, simulation_digest(plan, problem)
 
 
 def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_long(own_data_folder, monkeypatch):
     problem = kept_problem()
-    arguments = problem_arguments(problem) | {"systems": [{"name": "linear"}]}
-    context = Context(own_data_folder)
-
-    def planned() -> tuple[Plan, str]:
-        plan = Plan.from_dict(in_json(tasks.optimise)(arguments, context)["candidates"][0]["plan"], "plan")
-        return plan, simulation_digest(plan, problem)
-
-    _, key = planned()
+    _, key = planned(problem)
     assert store.load_timeline(key) is None
     monkeypatch.setattr(simulated, "LONG", 0)
-    plan, key = planned()
+    with monkeypatch.context() as patch:
+        patch.setattr(simulated, "LONGEST", 10)
+        planned(problem)
+        assert not (own_data_folder / "timelines").exists(), "it is too large"
+    plan, key = planned(problem)
     kept, again = store.load_timeline(key), simulate(plan, problem)
     pd.testing.assert_frame_equal(kept.events, again.events, check_dtype=False)
     for name in ("resources", "source", "cost_source", "labels"):
@@ -236,13 +216,9 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
 
 def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, monkeypatch):
     """They are few, but simulating them was not."""
-    problem = kept_problem()
     monkeypatch.setattr(events, "MOST_SENDS", 0)
-    candidates = in_json(tasks.optimise)(
-        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
-    )["candidates"]
-    plan = Plan.from_dict(candidates[0]["plan"], "plan")
-    kept = store.load_timeline(simulation_digest(plan, problem))
+    plan, key = planned(problem := kept_problem())
+    kept = store.load_timeline(key)
     assert kept.bundled and kept.total == simulate(plan, problem).total
 
 
@@ -251,26 +227,11 @@ def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypat
     monkeypatch.setattr(simulated, "LONG", 0)
     for name in ("timelines", "figures"):
         (own_data_folder / name).write_text("a file where the folder should be")
-    result = in_json(tasks.optimise)(
-        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
-    )
-    assert len(result["candidates"]) == 1
-
-
-def test_a_timeline_that_is_too_large_is_not_kept(own_data_folder, monkeypatch):
-    problem = kept_problem()
-    monkeypatch.setattr(simulated, "LONG", 0)
-    monkeypatch.setattr(simulated, "LONGEST", 10)
-    in_json(tasks.optimise)(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
-    assert not (own_data_folder / "timelines").exists()
+    assert planned(problem)
 
 
 def test_figures_of_a_job_are_found_again_and_made_again_where_they_are_damaged(own_data_folder):
-    problem = kept_problem()
-    result = in_json(tasks.optimise)(
-        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
-    )
-    plan = Plan.from_dict(result["candidates"][0]["plan"], "plan")
+    plan, _ = planned(problem := kept_problem())
     expected, made = metrics(plan, problem), []
 
     def make() -> Metrics:
@@ -291,7 +252,7 @@ def test_figures_of_a_job_are_found_again_and_made_again_where_they_are_damaged(
         assert found() == expected and not made, "they were kept anew"
 
 
-def test_figures_depend_on_what_a_plan_claims(own_data_folder):
+def test_figures_depend_on_what_a_plan_claims_and_a_move_that_never_pays_is_kept_as_it_is(own_data_folder):
     problem = kept_problem()
     plan = run(SYSTEMS["linear"], problem).result.solution
     no_claim = plan.model_copy(update={"claim": None})
@@ -300,9 +261,6 @@ def test_figures_depend_on_what_a_plan_claims(own_data_folder):
         for part in (plan, no_claim)
     )
     assert with_bound.bound is not None and without.bound is None
-
-
-def test_a_move_that_never_pays_is_kept_as_it_is(own_data_folder):
     never = Migration(3, 4.0, 5.0, 5.0, float("inf"))
     store.save_figures(never, "move")
     assert store.figures(Migration, pytest.fail, "move") == never
@@ -340,7 +298,7 @@ def mode(path: Path) -> int:
 
 def test_everything_in_the_data_folder_is_its_owners_alone(own_data_folder: Path) -> None:
     store.save_workload(RoutingTrace("a trace", np.zeros((4, 1, 1), np.int16), 2))
-    store.save_document(cluster_presets()["mixed-8"].cluster)
+    store.save_document(MIXED)
     with store.alone_with_sessions():
         store.save_session("abcdefgh", write(Session()))
     with database().reading():
@@ -353,13 +311,12 @@ def test_everything_in_the_data_folder_is_its_owners_alone(own_data_folder: Path
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_a_data_folder_of_an_older_version_is_closed(own_data_folder: Path) -> None:
+def test_a_data_folder_of_an_older_version_is_closed_and_a_file_for_a_person_is_as_their_others(
+    own_data_folder: Path, tmp_path: Path
+) -> None:
     (own_data_folder / "sessions").mkdir(parents=True)
     own_data_folder.chmod(0o755)
     assert mode(store.data_folder()) == 0o700
-
-
-def test_a_file_that_a_person_asked_for_is_as_their_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     write_atomically(tmp_path / "plan.json", "{}")
     assert mode(tmp_path / "plan.json") == 0o644

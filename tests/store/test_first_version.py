@@ -29,16 +29,13 @@ def of_first_version(own_data_folder: Path) -> None:
     shutil.copytree(KEPT, own_data_folder)
 
 
-def test_recordings_open_under_their_digests() -> None:
+def test_recordings_open_under_their_digests_and_documents_open() -> None:
     kinds = set()
     for path in (KEPT / "workloads").iterdir():
         recording = store.load_workload(path.stem)
         assert recording.digest == path.stem
         kinds.add(type(recording))
     assert kinds == {RoutingTrace, ExpertLoad, TrafficMatrix}
-
-
-def test_documents_open() -> None:
     kinds = []
     for path in (KEPT / "documents").iterdir():
         for kind in (Cluster, MoEModel, Plan):

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import parallel
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster, Node
+from engine.compare import redundancy as study
 from engine.compare.judge import RESAMPLES, Judge, deviation, gain_of
 from engine.compare.redundancy import (
     Knee,
@@ -41,16 +43,12 @@ A = loads("a", [7000.0, 1000.0, 2000.0, 2000.0])
 B = loads("b", [4000.0, 2000.0, 3000.0, 3000.0])
 
 
-def point(slots: int, gain: float) -> RedundancyPoint:
-    return RedundancyPoint(slots, slots - 4, slots // 2, 1.0, 1.0, 1.0, 1.0, gain, 0.0, 0.0, 0.01, gain)
-
-
 def curve(problem, *recordings, **options) -> list[RedundancyPoint]:
     planned, judged, _ = planned_and_judged(recordings)
     return list(redundancy(Judge(problem), planned, judged, Replication(**options)))
 
 
-def test_a_curve_by_hand():
+def test_a_curve_and_its_errors_by_hand():
     """In a, expert 0 outweighs all others, so that it shares a GPU with 1; in b both GPUs have 6000 tokens. With a slot more a
     GPU, 0 and 1 are on both, 2 and 3 on one each: 3500 + 500 + 2000 tokens per GPU in a, and 6000 again in b."""
     points = curve(problem_of(A), A, B)
@@ -60,27 +58,18 @@ def test_a_curve_by_hand():
     size = 3 * 64 * 96 * 2
     assert [at.memory_bytes for at in points] == [0, 2 * size, 4 * size]
     assert [at.gpu_bytes for at in points] == [2 * size, 3 * size, 4 * size]
-
-
-def test_the_error_of_a_gain_is_that_of_a_verdict():
-    """The plans of the curve, made by hand."""
-    few, more, _ = curve(problem_of(A), A, B)
+    few, more, _ = points  # the error of a gain is that of a verdict
     plans = laid_out("4 slots", [[0, 1], [2, 3]]), laid_out("6 slots", [[0, 1, 2], [0, 1, 3]])
     assert (few.error, few.interval) == (0, (0, 0))
     assert more.error == pytest.approx(gain_of(Judge(problem_of(A)), *plans, B).error) and more.error > 0
     assert more.interval == pytest.approx((more.gain - 1.96 * more.error, more.gain + 1.96 * more.error), abs=1e-5)
 
 
-def test_a_hundred_times_the_tokens_have_a_tenth_of_the_error():
-    many = ExpertLoad("many", B.load * 100, (1,))
-    errors = [curve(problem_of(A), A, judged)[1].error for judged in (B, many)]
-    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.4)
-
-
-def test_several_recordings_share_the_error_and_the_worst_is_named():
+def test_more_tokens_have_a_smaller_error_and_several_recordings_share_it_and_the_worst_is_named():
     """The error of the mean over independent recordings is the root of the sum of squares over their number."""
-    other = loads("other", [2000.0, 6000.0, 3000.0, 1000.0])
-    alone = [curve(problem_of(A), A, judged)[1] for judged in (B, other)]
+    other, many = loads("other", [2000.0, 6000.0, 3000.0, 1000.0]), ExpertLoad("many", B.load * 100, (1,))
+    *alone, hundredfold = (curve(problem_of(A), A, judged)[1] for judged in (B, other, many))
+    assert hundredfold.error == pytest.approx(alone[0].error / 10, rel=0.4)
     both = curve(problem_of(A), A, B, other)[1]
     assert both.gain == pytest.approx(np.mean([at.gain for at in alone]))
     assert both.gain_worst == min(at.gain for at in alone) < both.gain
@@ -90,7 +79,7 @@ def test_several_recordings_share_the_error_and_the_worst_is_named():
 @pytest.mark.parametrize("gpus", [3, 5, 7])
 def test_any_number_of_gpus_has_slots_that_divide(gpus):
     problem = problem_of(loads("a", np.arange(16) + 100.0), gpus)
-    points = curve(problem, problem.workload, loads("b", np.arange(16)[::-1] + 100.0))
+    points = curve(problem, problem.workload, loads("b", np.arange(16)[::-1] + 100.0), algorithm="eplb")
     assert points[0].slots_of_gpu == -(-16 // gpus)
     assert all(at.slots % gpus == 0 and at.slots >= 16 and at.slots_of_gpu <= 16 for at in points)
     assert points[-1].balancedness <= 1
@@ -108,17 +97,12 @@ def test_the_smallest_gpu_limits_all():
     assert [at.slots for at in points] == [6, 9]
 
 
-def test_experts_that_do_not_fit_are_refused():
-    model = make_model(1, 4)
-    tight = problem_of(A, memory=1e9)
+def test_experts_that_do_not_fit_are_refused_and_no_more_slots_than_experts_are_needed():
+    problem = problem_of(A)
+    assert most_slots(Judge(problem)) == (4, "a GPU needs no more than one slot for each of 4 experts")
+    small = cluster_of(*[make_gpu(memory=make_model(1, 4).bytes_per_expert * 1.5)] * 2)
     with pytest.raises(InputError, match="2 slots per layer are needed for 4 experts, but GPU 0"):
-        small = cluster_of(*[make_gpu(memory=model.bytes_per_expert * 1.5)] * 2)
-        list(redundancy(Judge(replace(tight, cluster=small)), A, [B]))
-
-
-def test_no_more_slots_than_experts():
-    judge = Judge(problem_of(A))
-    assert most_slots(judge) == (4, "a GPU needs no more than one slot for each of 4 experts")
+        list(redundancy(Judge(replace(problem, cluster=small)), A, [B]))
 
 
 def test_on_faster_gpus_more_is_done():
@@ -129,24 +113,28 @@ def test_on_faster_gpus_more_is_done():
     workload = loads("a", [30_000.0, 30_000.0, 30_000.0, 30_000.0])
     problem = make_problem(workload, cluster, make_model(1, 4), Datasheet())
     two, three, *_ = curve(problem, workload, workload)
-    assert two.balancedness == pytest.approx(
-        0.6667, abs=0.01
-    )  # half the tokens each, where the slow one should have a third
+    # Half the tokens each, where the slow one should have a third.
+    assert two.balancedness == pytest.approx(0.6667, abs=0.01)
     assert three.balancedness >= two.balancedness and three.seconds <= two.seconds
 
 
 def test_groups_stay_on_nodes():
     problem = sample_problem("alpha-code", cluster=cluster_presets()["lina-4-nodes"].cluster)
-    points = curve(problem, sample("alpha-code", 2000), sample("alpha-man", 2000), algorithm="eplb", groups=4)
-    free = curve(problem, sample("alpha-code", 2000), sample("alpha-man", 2000), algorithm="eplb")
+    recordings = sample("alpha-code", 2000), sample("alpha-man", 2000)
+    points = curve(problem, *recordings, algorithm="eplb", groups=4)
+    free = curve(problem, *recordings, algorithm="eplb")
     assert [at.slots for at in points] == [at.slots for at in free]
     assert points[1].planned_balancedness < free[1].planned_balancedness
     with pytest.raises(InputError, match="16 experts do not divide into 5 groups"):
-        curve(problem, sample("alpha-code", 2000), sample("alpha-man", 2000), groups=5)
+        curve(problem, *recordings, groups=5)
 
 
-def test_asked_to_stop_it_ends():
+def test_asked_to_stop_it_ends_and_a_point_that_was_stopped_midway_ends_the_curve(monkeypatch):
     assert list(redundancy(Judge(problem_of(A)), A, [B], stop=lambda: True)) == []
+    common = (Judge(problem_of(A)), A, ((B, B.load[None]),), Replication(), [2, 3, 4])
+    whole = list(parallel.in_order(study._count, common, 3))
+    monkeypatch.setattr(parallel, "in_order", lambda *_: iter([whole[0], (1, None), whole[2]]))
+    assert [at.slots_of_gpu for at in redundancy(Judge(problem_of(A)), A, [B])] == [2]
 
 
 def test_what_is_planned_on_and_what_is_judged():
@@ -158,13 +146,10 @@ def test_what_is_planned_on_and_what_is_judged():
         planned_and_judged([])
 
 
-def test_a_point_survives_json():
-    assert RedundancyPoint.from_dict(point(6, 0.5).to_dict()) == point(6, 0.5)
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
-def test_spare_slots_of_deepseek_r1():
+def test_spare_slots_of_deepseek_r1(monkeypatch):
     """Held out, balance rises more slowly with every further slot, as docs/verdict-examples.md says."""
+    monkeypatch.setattr(study, "SPARE", (0, 1, 2, 3, 6, 12))
     planned, judged = (read_workload(DATA / f"{name}.json") for name in ("decode_in1000out1000", "decode_in2000out100"))
     problem = make_problem(
         planned, cluster_presets()["hgx-h100-4-nodes"].cluster, model_presets()["DeepSeek-R1"].model, Datasheet()
@@ -180,20 +165,14 @@ def points(*gains: float, noise: np.ndarray | float = 0.0) -> list[RedundancyPoi
     """From four slots on, two GPUs with one more each at a time. noise: float64[point, draw], or alike everywhere; the first
     point is the one that gains are over, and has none."""
     noise = np.broadcast_to(noise, (len(gains), RESAMPLES))
+    alike = dict.fromkeys(("balancedness", "least_balancedness", "planned_balancedness", "seconds"), 1.0)
     return [
         RedundancyPoint(
             slots=4 + 2 * turn,
             spare=2 * turn,
             slots_of_gpu=2 + turn,
-            balancedness=1.0,
-            least_balancedness=1.0,
-            planned_balancedness=1.0,
-            seconds=1.0,
-            gain=gain,
-            memory_bytes=0.0,
-            gpu_bytes=0.0,
+            **alike | {"gain": gain, "gain_worst": gain, "memory_bytes": 0.0, "gpu_bytes": 0.0},
             error=deviation(noise[turn]) if turn else 0.0,
-            gain_worst=gain,
             draws=gain + noise[turn] if turn else np.zeros(RESAMPLES),
         )
         for turn, gain in enumerate(gains)
@@ -259,9 +238,10 @@ def test_more_noise_never_advises_more_slots(gains, seed, size, more):
     assert fewer <= advised <= knee(points(0.0, *gains)).slots
 
 
-def test_advice_survives_json():
-    advised = knee(points(0.0, 0.09, 0.1))
+def test_advice_and_points_survive_json():
+    advised, (_, point) = knee(points(0.0, 0.09, 0.1)), points(0.0, 0.5, noise=0.01)
     assert Knee.from_json(advised.to_json(), "advice") == advised
+    assert RedundancyPoint(**point.to_dict()) == point
 
 
 MODEL = MoEModel(name="m", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=64, d_ff=256)
@@ -292,11 +272,8 @@ def test_the_fullest_layer_says_how_many_slots_and_the_price_is_simulated():
     assert projection.before.total == simulate(plan, problem).total
     assert projection.after.total == simulate(projection.plan, problem).total
     assert projection.plan.placement.experts_of_gpu[1][0] == (0, 1, 3)  # the busiest expert gets the replica
-
-
-def test_an_even_plan_stays_as_it_is():
-    projection = project_evenly(uneven([[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem_with(1e9, 1e9))
-    assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0)
+    projection = project_evenly(uneven([[2, 0], [1, 3]], [[0, 1], [3, 2]]), problem)
+    assert (projection.slots, projection.added, projection.dropped) == (2, 0, 0), "an even plan stays as it is"
     assert projection.plan.placement.experts_of_gpu == (((2, 0), (1, 3)), ((0, 1), (3, 2)))
     assert projection.before == projection.after
 

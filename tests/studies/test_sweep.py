@@ -14,6 +14,7 @@ from engine.compare.sweep import SweepPoint, best_of, check_values, forward_seco
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
+from engine.result import Result
 from engine.simulate import simulate
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.training.baselines import fixed_degree
@@ -46,32 +47,25 @@ def points_of(problem: Problem, kind: str, values=None, settings=None) -> list[S
     return [point for point, _ in sweep(problem, trials)]
 
 
-def test_micro_op_points_are_lina_and_its_other_policies() -> None:
-    problem = problem_of()
-    points = points_of(problem, "micro_op")
-    wanted = [{"packing": "off", "micro_op_mb": value} for value in VALUES["micro_op"]]
-    wanted += [{"packing": "off", "policy": policy, "pipelining": False} for policy in ("fair", "naive", "fixed")]
-    for point, options in zip(points, wanted, strict=True):
-        alone = run(TRAINING["lina"], problem, options).result
-        assert (point.total, point.bound, point.plan_id) == (alone.objective, alone.bound, alone.solution.id)
+def alone(system: str, **options) -> Result:
+    return run(TRAINING[system], problem_of(), options).result
+
+
+def test_points_are_their_systems_as_if_run_alone() -> None:
+    """Weight gradients are moved once for all points of Lancet, which must not show in any of them."""
+    wanted = [alone("lina", packing="off", micro_op_mb=value) for value in VALUES["micro_op"]]
+    wanted += [alone("lina", packing="off", policy=policy, pipelining=False) for policy in ("fair", "naive", "fixed")]
+    points = points_of(problem_of(), "micro_op")
     assert [point.value for point in points] == [*VALUES["micro_op"], None, None, None]
-
-
-def test_range_points_are_lancet_as_if_run_alone() -> None:
-    """Weight gradients are moved once for all points, which must not show in any of them."""
-    problem = problem_of()
-    points = points_of(problem, "range")
-    wanted = [
-        {"weight_gradients": "greedy", "max_parts": parts} | ({"max_range": value} if value else {"partition": False})
-        for parts in (2, 4)
-        for value in VALUES["range"]
-    ]
-    for point, options in zip(points, wanted, strict=False):
-        alone = run(TRAINING["lancet"], problem, options).result
-        assert (point.total, point.plan_id) == (alone.objective, alone.solution.id)
-        assert alone.solution.overlap.under
-    for point, name in zip(points[-2:], ("raf", "tutel"), strict=True):
-        assert point.total == run(TRAINING[name], problem).result.objective
+    for parts in (2, 4):
+        for value in VALUES["range"]:
+            cut = {"max_range": value} if value else {"partition": False}
+            wanted.append(alone("lancet", weight_gradients="greedy", max_parts=parts, **cut))
+            assert wanted[-1].solution.overlap.under
+    points += points_of(problem_of(), "range")
+    for point, result in zip(points[:-2], wanted, strict=True):
+        assert (point.total, point.bound, point.plan_id) == (result.objective, result.bound, result.solution.id)
+    assert [point.total for point in points[-2:]] == [alone("raf").objective, alone("tutel").objective]
 
 
 @pytest.mark.parametrize("order", ["dispatch-first", "interleaved"])
@@ -88,21 +82,25 @@ def test_degree_points_are_the_fixed_degree_in_their_order(order: str) -> None:
         assert plan.pipeline == outcome.result.solution.pipeline
     own = run(TRAINING["pipemoe"], problem, {"bucket_mb": 0.01, "max_degree": 5}).result.objective
     assert swept[-1][0].total == own and swept[-1][0].value is None
-
-
-def test_the_orders_differ_where_they_can() -> None:
-    points = points_of(problem_of(d_ff=400), "degree", [1, 5])
+    points = points_of(problem, "degree", [1, 5])
     by = {(point.series, point.value): point.total for point in points}
     assert by["dispatch first", 1] == by["interleaved", 1]
-    assert by["dispatch first", 5] < by["interleaved", 5]
+    assert by["dispatch first", 5] < by["interleaved", 5], "they differ where they can"
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
+def test_the_figures_of_every_point_agree_with_each_other_and_a_stopped_sweep_keeps_the_points_before(
+    kind: str,
+) -> None:
     problem = problem_of()
     trials = trials_of(problem, kind, VALUES[kind], SETTINGS[kind])
     forward = {operator.name for operator in operators_of(problem).of_phase("forward")}
-    for point, outcome in sweep(problem, trials):
+    whole = list(sweep(problem, trials))
+    kept: list[SweepPoint] = []
+    for point, _ in sweep(problem, trials, stop=lambda: len(kept) == 2):
+        kept.append(point)
+    assert len(whole) == len(trials) and kept == [point for point, _ in whole[:2]]
+    for point, outcome in whole:
         assert sum(point.decomposition.values()) == pytest.approx(point.total)
         assert 0 < point.bound <= point.total
         assert 0 < point.forward < point.total
@@ -111,7 +109,6 @@ def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
         assert point.forward == max(ends)
         after = [start for start, label in zip(events["start"], labels, strict=True) if label.startswith("dx.loss")]
         assert all(start >= point.forward for start in after)
-        assert SweepPoint(**point.to_dict()) == point
         plan = outcome.result.solution
         assert plan.id == point.plan_id and simulate(plan, problem).total == point.total
         assert point.experts_per_gpu == max(len(slots) for slots in plan.placement.experts_of_gpu[0])
@@ -152,18 +149,6 @@ def test_the_best_point_is_no_reference_and_the_first_among_equals() -> None:
     assert best_of([point(None, 1.0)]) is None
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_a_stopped_sweep_keeps_the_points_before(kind: str) -> None:
-    problem = problem_of()
-    trials = trials_of(problem, kind, VALUES[kind], SETTINGS[kind])
-    whole = [point for point, _ in sweep(problem, trials)]
-    assert len(whole) == len(trials)
-    kept: list[SweepPoint] = []
-    for point, _ in sweep(problem, trials, stop=lambda: len(kept) == 2):
-        kept.append(point)
-    assert kept == whole[:2]
-
-
 def test_a_point_that_was_stopped_midway_is_not_one() -> None:
     """Lancet answers a stop with its best plan so far, which is not the plan of that value."""
     problem, calls = problem_of(), []
@@ -177,25 +162,14 @@ def test_a_point_that_was_stopped_midway_is_not_one() -> None:
 
 
 def test_progress_goes_up_and_names_the_best_so_far() -> None:
-    reports = []
-    problem = problem_of()
-    points = [
-        point
-        for point, _ in sweep(
-            problem,
-            trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"]),
-            report=lambda *what: reports.append(what),
-        )
-    ]
+    reports, problem = [], problem_of()
+    trials = trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"])
+    points = [point for point, _ in sweep(problem, trials, report=lambda *what: reports.append(what))]
     assert [done for done, *_ in reports] == [step / len(points) for step in range(len(points))]
     assert reports[0][1] == "dispatch first: 1" and reports[0][2] is None
     assert reports[-1][2] == min(point.total for point in points[:-1])
-
-
-def test_plans_of_a_sweep_are_told_apart_by_name() -> None:
-    problem = problem_of()
     names = [trial.system.title for trial in trials_of(problem, "range", VALUES["range"], SETTINGS["range"])]
-    assert "Lancet, 8 operators, 4 parts" in names
+    assert "Lancet, 8 operators, 4 parts" in names, "plans are told apart by name"
     names = [trial.system.title for trial in trials_of(problem, "micro_op", [0.1, 30], {})]
     assert names[:2] == ["Lina, 0.1 MB micro-ops", "Lina, 30 MB micro-ops"]
 
@@ -219,27 +193,27 @@ def test_values_that_cannot_be_swept(kind: str, values, said: str) -> None:
         check_values(kind, values)
 
 
-def test_values_are_sorted_and_each_taken_once() -> None:
+def test_values_are_sorted_and_each_taken_once_and_too_many_micro_ops_are_refused_before_they_stall() -> None:
     assert check_values("degree", [4, 1, 4.0, 2]) == [1, 2, 4]
-
-
-def test_too_many_micro_ops_are_refused_before_they_stall() -> None:
     problem = problem_of(layers=1, vocabulary=10_000_000, d_model=256)
     with pytest.raises(InputError, match=r"cut the gradients into [\d,]+; give sizes"):
         trials_of(problem, "micro_op", [0.1], {})
     assert trials_of(problem, "micro_op", [10], {})
 
 
-def test_settings_and_problems_that_cannot_be() -> None:
-    problem = problem_of()
-    with pytest.raises(InputError, match="what is open is inference"):
-        trials_of(replace(problem, step=None), "degree", [1], {})
-    with pytest.raises(InputError, match="not one of dispatch-first, interleaved"):
-        trials_of(problem, "degree", [1], {"orders": ["random"]})
-    with pytest.raises(InputError, match="1 is not between 2 and 16"):
-        trials_of(problem, "range", [4], {"parts": [1]})
-    with pytest.raises(InputError, match="no option 'bukket'"):
-        list(sweep(problem, trials_of(problem, "micro_op", [30], {"bukket": 1})))
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("degree", None, "what is open is inference"),
+        ("degree", {"orders": ["random"]}, "not one of dispatch-first, interleaved"),
+        ("range", {"parts": [1]}, "1 is not between 2 and 16"),
+        ("micro_op", {"bukket": 1}, "no option 'bukket'"),
+    ],
+)
+def test_settings_and_problems_that_cannot_be(kind, settings, said) -> None:
+    problem = problem_of() if settings else replace(problem_of(), step=None)
+    with pytest.raises(InputError, match=said):
+        list(sweep(problem, trials_of(problem, kind, [4], settings)))
 
 
 def two_nodes(memory: float = 1e9, per_node: int = 1) -> Problem:
@@ -251,6 +225,10 @@ def two_nodes(memory: float = 1e9, per_node: int = 1) -> Problem:
     experts = rng.zipf(1.5, (300, 2, 1)).clip(1, 6).astype(np.int16) - 1
     trace = RoutingTrace("six", experts, 6, source_rank=rng.integers(0, 2, 300).astype(np.int32))
     return make_problem(trace, Cluster(name="two", nodes=nodes, latency=2e-4), make_model(2, 6, d_ff=800), Datasheet())
+
+
+def first_part() -> tuple[Node, ...]:
+    return next(iter(parts_of(two_nodes().cluster).values()))
 
 
 def by_hand(problem: Problem, part, most: int) -> list[float]:
@@ -284,12 +262,11 @@ def test_sizes_between_are_tried_until_the_smallest_is_known(monkeypatch, smalle
         return CapacityPoint(count, count, 1.0 / count)
 
     monkeypatch.setattr("engine.compare.capacity._point_of_size", point_of_size)
-    problem, said = two_nodes(), []
-    part = next(iter(parts_of(problem.cluster).values()))
+    target, said = 1.0 / smallest_that_meets, []
     report = lambda done, *rest: said.append(done)  # noqa: E731
-    points = list(capacity(problem, part, 1.0 / smallest_that_meets, [8, 2, 5], "linear", report=report))
+    points = list(capacity(two_nodes(), first_part(), target, [8, 2, 5], "linear", report=report))
     assert [point.parts for point in points] == [2, 5, 8, *between]
-    best = smallest(points, 1.0 / smallest_that_meets)
+    best = smallest(points, target)
     assert (best.parts if best else 9) == smallest_that_meets
     assert said == sorted(said) or between, "what is done falls only when more sizes are found to be missing"
     assert all(0 <= done < 1 for done in said)
@@ -304,8 +281,7 @@ def test_sizes_span_the_open_clusters() -> None:
 
 
 def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
-    problem = two_nodes()
-    tight = two_nodes(memory=3.4 * problem.model.bytes_per_expert * 2 / 0.9)
+    tight = two_nodes(memory=3.4 * two_nodes().model.bytes_per_expert * 2 / 0.9)
     part = next(iter(parts_of(tight.cluster).values()))
     points = list(capacity(tight, part, 1e-9, [1, 2, 3, 4], "linear"))
     assert "do not fit" in points[0].refused and points[0].total is None and points[0].cannot_meet(1.0)
@@ -313,14 +289,11 @@ def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
 
 
 def test_a_bound_says_what_is_certain() -> None:
-    problem = two_nodes()
-    part = next(iter(parts_of(problem.cluster).values()))
-    points = list(capacity(problem, part, 1e-9, [1, 2, 3], "aurora", {"time_limit": 1.0}))
+    points = list(capacity(two_nodes(), first_part(), 1e-9, [1, 2, 3], "aurora", {"time_limit": 1.0}))
     assert all(point.bound <= point.total and point.cannot_meet(0.99 * point.bound) for point in points)
     assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
-    assert CapacityPoint(**points[0].to_dict()) == points[0]
 
 
 def test_parts_and_larger_clusters() -> None:
@@ -341,8 +314,7 @@ def test_parts_and_larger_clusters() -> None:
 
 
 def test_what_cannot_be_sought() -> None:
-    problem = two_nodes()
-    part = next(iter(parts_of(problem.cluster).values()))
+    problem, part = two_nodes(), first_part()
     for target, sizes, said in (
         (0.0, [4], "not above 0"),
         (float("nan"), [4], "not above 0"),

@@ -79,24 +79,33 @@ def test_the_planted_placement_is_even_and_keeps_chains() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe, said",
+    ("kind", "recipe", "said"),
     [
-        ((0, 1, 0), "tokens 0"),
-        ((10, -1, 0), "skew -1"),
-        ((10, 1, 1.1), "affinity 1.1"),
-        ((10, float("nan"), 0), "skew nan"),
-        ((10**7, 1, 0), "tokens"),
-        ((10, 1, 0, -1), "seed"),
+        (Recipe, (0, 1, 0), "tokens 0"),
+        (Recipe, (10, -1, 0), "skew -1"),
+        (Recipe, (10, 1, 1.1), "affinity 1.1"),
+        (Recipe, (10, float("nan"), 0), "skew nan"),
+        (Recipe, (10**7, 1, 0), "tokens"),
+        (Recipe, (10, 1, 0, -1), "seed"),
+        (ImbalanceRecipe, ("w8", 100), "no preset 'w8'; there are w0, w1, w2, w3, w4, w5, w6, w7"),
+        (ImbalanceRecipe, ("w1", 0), "tokens 0"),
+        (ImbalanceRecipe, ("w1", 10**7), "tokens"),
+        (ImbalanceRecipe, ("w6", 100, 0), "steps 0 is not between 1 and 100"),
+        (ImbalanceRecipe, ("w6", 100, 101), "steps 101 is not between 1 and 100"),
+        (ImbalanceRecipe, ("w6", 1000, 241), "steps 241 is not between 1 and 240"),
+        (ImbalanceRecipe, ("w6", 100, 12, -1), "seed -1"),
     ],
 )
-def test_recipes_that_cannot_be(recipe, said: str) -> None:
+def test_recipes_that_cannot_be(kind, recipe, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        Recipe(*recipe)
+        kind(*recipe)
 
 
 def test_a_log_that_is_too_large_is_refused() -> None:
     with pytest.raises(InputError, match="ask for at most 104,166 tokens"):
         synthetic(make_model(60, 64, 8), Recipe(200_000, 1, 0))
+    with pytest.raises(InputError, match=r"choices; ask for at most 62,500 tokens"):
+        imbalanced(make_model(100, 16, 8), ImbalanceRecipe("w1", 65_536))
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(1, 1), (300, 1), (4096, 8), (65_536, 128), (200_000, 128)])
@@ -139,11 +148,18 @@ def test_balanced_is_a_round_robin():
     assert Balance.of(imbalanced(make_model(2, 6, 2), ImbalanceRecipe("w0", 99)).load).worst == 1, "has no steps"
 
 
-@pytest.mark.parametrize(("workload", "hot"), [("w1", range(4)), ("w2", range(4)), ("w3", range(0, 16, 2))])
-def test_three_of_four_tokens_choose_hot_experts(workload, hot):
-    expected = np.full(EXPERTS, 0.25 * 2 / 16)
-    expected[list(hot)] += 0.75 * 2 / len(hot)
-    assert near(load_of(workload), expected)
+@pytest.mark.parametrize(
+    ("workload", "share", "hot"),
+    [
+        *(("w1", 0.75, range(4)), ("w2", 0.75, range(4)), ("w3", 0.75, range(0, 16, 2))),
+        *(("w4", 1.0, range(16)), ("w5", 1.0, range(8, 16))),
+    ],
+)
+def test_a_share_of_the_tokens_chooses_hot_experts(workload, share, hot):
+    """And the others among all."""
+    load, expected = load_of(workload), np.full(EXPERTS, (1 - share) * 2 / 16)
+    expected[list(hot)] += share * 2 / len(hot)
+    assert near(load, expected) and (load[expected == 0] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -156,12 +172,6 @@ def test_the_benchmarks_own_sizes(experts, k, published):
     for workload, factor in published.items():
         load = load_of(workload, k, experts)
         assert load.max() / load.mean() == pytest.approx(factor, rel=0.03)
-
-
-def test_uniform_and_half_empty():
-    assert near(load_of("w4"), np.full(EXPERTS, 2 / 16))
-    half = load_of("w5")
-    assert (half[:8] == 0).all() and near(half[8:], np.full(8, 2 / 8))
 
 
 def steps_of(workload: str, steps: int = 12) -> np.ndarray:
@@ -182,10 +192,7 @@ def test_the_hotspot_rotates_every_three_steps():
     assert [sorted(row) for row in hottest.tolist()] == [
         [4 * quarter + i for i in range(4)] for quarter in range(4) for _ in range(3)
     ]
-
-
-def test_the_hotspot_wraps_where_quarters_do_not_divide_the_experts():
-    pool, of_four = hot_pool("w6", 10, 4, 6)
+    pool, of_four = hot_pool("w6", 10, 4, 6)  # it wraps where quarters do not divide the experts
     assert pool.tolist() == [8, 9, 0, 1] and of_four == (False, True, True, True)
 
 
@@ -229,11 +236,6 @@ def test_subsets_are_equally_likely_in_any_order():
     assert len(counts) == 24 and ((counts - expected) ** 2 / expected).sum() < 23 + 5 * np.sqrt(2 * 23)
 
 
-def test_sequences_end_with_their_step():
-    trace = imbalanced(make_model(1, 8, 1), ImbalanceRecipe("w6", 6000, 3))
-    assert np.bincount(trace.sequence).tolist() == ([11] * 181 + [9]) * 3
-
-
 @pytest.mark.parametrize("workload", RANDOM)
 def test_the_same_seed_makes_the_same_log(workload):
     model = make_model(2, 16, 2)
@@ -242,31 +244,11 @@ def test_the_same_seed_makes_the_same_log(workload):
     assert (same[0].experts[:, 0] != same[0].experts[:, 1]).any(), "layers are drawn one by one"
 
 
-def test_logs_say_that_they_are_synthetic():
+def test_logs_say_that_they_are_synthetic_and_their_sequences_end_with_their_step():
     assert ImbalanceRecipe("w1", 4096).name == "synthetic W1_hot_expert_set, 4,096 tokens"
     assert ImbalanceRecipe("w6", 4096, 6, 3).name == "synthetic W6_rotating_hotspot, 4,096 tokens in 6 steps, seed 3"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        (("w8", 100), "no preset 'w8'; there are w0, w1, w2, w3, w4, w5, w6, w7"),
-        (("w1", 0), "tokens 0"),
-        (("w1", 10**7), "tokens"),
-        (("w6", 100, 0), "steps 0 is not between 1 and 100"),
-        (("w6", 100, 101), "steps 101 is not between 1 and 100"),
-        (("w6", 1000, 241), "steps 241 is not between 1 and 240"),
-        (("w6", 100, 12, -1), "seed -1"),
-    ],
-)
-def test_imbalance_recipes_that_cannot_be(recipe, said):
-    with pytest.raises(InputError, match=said):
-        ImbalanceRecipe(*recipe)
-
-
-def test_an_imbalanced_log_that_is_too_large_is_refused():
-    with pytest.raises(InputError, match=r"choices; ask for at most 62,500 tokens"):
-        imbalanced(make_model(100, 16, 8), ImbalanceRecipe("w1", 65_536))
+    trace = imbalanced(make_model(1, 8, 1), ImbalanceRecipe("w6", 6000, 3))
+    assert np.bincount(trace.sequence).tolist() == ([11] * 181 + [9]) * 3
 
 
 def test_the_share_that_is_foretold_by_hand():
@@ -275,14 +257,11 @@ def test_the_share_that_is_foretold_by_hand():
     assert predicted_share(trace) == pytest.approx([3 / 4, 2 / 3])
 
 
-def test_both_ways_to_count_agree(monkeypatch):
+def test_both_ways_to_count_agree_and_the_largest_id_takes_no_table_of_all_pairs(monkeypatch):
+    trace = RoutingTrace("one token", np.full((1, 40, 1), 32767, np.int16), 32768)
+    assert inspect(trace).predicted.tolist() == [1.0] * 39
     rng = np.random.default_rng(0)
     trace = RoutingTrace("drawn", rng.integers(-1, 12, (50, 6, 2)).astype(np.int16), 12)
     in_a_table = predicted_share(trace)
     monkeypatch.setattr(inspection, "MOST_CELLS", 0)
     np.testing.assert_array_equal(predicted_share(trace), in_a_table)
-
-
-def test_the_largest_id_takes_no_table_of_all_pairs():
-    trace = RoutingTrace("one token", np.full((1, 40, 1), 32767, np.int16), 32768)
-    assert inspect(trace).predicted.tolist() == [1.0] * 39

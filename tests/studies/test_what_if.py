@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.cluster import Efficiency, contention_points
 from engine.compare.imprecision import noisy
-from engine.compare.sensitivity import ANEW, CurvePoint, changes_of, curve, parameters_of, sensitivity
+from engine.compare.sensitivity import ANEW, changes_of, curve, parameters_of, sensitivity
 from engine.compare.what_if import Change, changed, is_quick, least, outlook
 from engine.costs import CollectiveTimes, Combined, CostProfile, Datasheet, Line, MeasuredTimes, Profiled
 from engine.costs.alpha_beta import AlphaBeta
@@ -66,10 +66,14 @@ def test_so_many_tokens_are_the_recording_so_often(case, factor: float) -> None:
     )
 
 
-@pytest.mark.parametrize("system", CASES)
-def test_against_a_cluster_and_a_model_changed_by_hand(system: str) -> None:
+@pytest.fixture(scope="module", params=CASES)
+def solved(request) -> tuple[Problem, Plan]:
     problem = small()
-    plan = run(SYSTEMS[system], problem, {}).result.solution
+    return problem, run(SYSTEMS[request.param], problem, {}).result.solution
+
+
+def test_against_a_cluster_and_a_model_changed_by_hand(solved) -> None:
+    problem, plan = solved
     faster = cluster_of(
         *(
             card.model_copy(
@@ -85,10 +89,8 @@ def test_against_a_cluster_and_a_model_changed_by_hand(system: str) -> None:
     assert simulate(plan, mine).total == pytest.approx(simulate(plan, by_hand).total, rel=1e-12)
 
 
-@pytest.mark.parametrize("system", CASES)
-def test_no_change_is_no_change(system: str) -> None:
-    problem = small()
-    plan = run(SYSTEMS[system], problem, {}).result.solution
+def test_no_change_is_no_change(solved) -> None:
+    problem, plan = solved
     assert simulate(plan, changed(problem, Change())).total == simulate(plan, problem).total
     assert Change().is_none and not Change(noise=0.1).is_none
     assert Change().in_words == "nothing changed"
@@ -96,10 +98,8 @@ def test_no_change_is_no_change(system: str) -> None:
     assert Change(contention=0.05).in_words == "5 % contention"
 
 
-@pytest.mark.parametrize("system", CASES)
-def test_contention_is_that_of_a_cluster_that_has_it(system: str) -> None:
-    problem = small()
-    plan = run(SYSTEMS[system], problem, {}).result.solution
+def test_contention_is_that_of_a_cluster_that_has_it(solved) -> None:
+    problem, plan = solved
     points = contention_points(0.2, len(problem.cluster.gpus) - 1)
     cluster = problem.cluster.model_copy(update={"efficiency": Efficiency(fabric=points, links=points)})
     by_hand = replace(problem, cluster=cluster)
@@ -154,10 +154,8 @@ def test_what_does_not_fit_is_said() -> None:
         Change.from_dict({"noise": 2}, "change")
 
 
-@pytest.mark.parametrize("system", CASES)
-def test_an_outlook_adds_up(system: str) -> None:
-    problem = small()
-    plan = run(SYSTEMS[system], problem, {}).result.solution
+def test_an_outlook_adds_up(solved) -> None:
+    problem, plan = solved
     summary = outlook(plan, problem)
     assert sum(summary.parts.values()) == pytest.approx(summary.total)
     assert summary.layers.sum() == pytest.approx(summary.total) and (summary.layers > 0).all()
@@ -280,7 +278,6 @@ def test_a_curve_is_every_value_by_hand() -> None:
             assert point.total == by_hand
     wide = list(curve(problem, "width", [1, 900], {"linear": plans["linear"]}, (SYSTEMS["linear"], {})))
     assert [point.total is None for point in wide] == [False, False, True, True], "what does not fit is a gap"
-    assert CurvePoint(**points[0].to_dict()) == points[0]
     for values, said in (([], "give 1 to 32"), ([0.0], "greater than 0"), ([2000.0], "less than or equal")):
         with pytest.raises(InputError, match=said):
             changes_of("network", values)

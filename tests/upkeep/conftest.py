@@ -17,7 +17,6 @@ from engine.store import team
 from engine.store.database import Database
 from engine.upkeep.retention import DAY
 from engine.workload import RoutingTrace
-from tests.cases.teams import plan_of
 from tests.store.conftest import db, postgres, url  # noqa: F401  fixtures
 
 NOW = time.time()
@@ -78,6 +77,3 @@ def save(db: Database, plan: Plan, **inputs: object) -> team.SavedPlan:  # noqa:
     team.add_comment(db, review, "fine", "Ben")
     team.decide(db, review, "approved", "", "Ben")
     return saved
-
-
-__all__ = ["plan_of"]

@@ -25,6 +25,7 @@ from tests.upkeep.conftest import Folder, save
 
 OTHER = {"sqlite": "postgresql", "postgresql": "sqlite"}
 Members = dict[str, bytes]
+JOB = DATA + "jobs/20250102T030405000001-0123abcd/"
 
 
 def rows_of(db: Database) -> dict[str, list[dict]]:
@@ -58,8 +59,8 @@ def test_a_backup_comes_back_as_it_was(filled, db, url, across, request, tmp_pat
     file = tmp_path / "backup.zip"
     made = backup(db, filled.path, file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600, "addresses of sessions are in it"
-    kind = OTHER[db.address.split("+")[0].split(":")[0]] if across else db.address.split("+")[0].split(":")[0]
-    fresh = empty_database(kind, request, tmp_path)
+    kind = db.address.split("+")[0].split(":")[0]
+    fresh = empty_database(OTHER[kind] if across else kind, request, tmp_path)
     monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "fresh"))
     assert restore(fresh, store.data_folder(), file) == made
     there = Database(fresh)
@@ -89,13 +90,12 @@ def empty_database(kind: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     return server.replace("/postgres?", f"/{name}?")
 
 
-def test_a_backup_sees_one_state_and_holds_nobody_up(filled: Folder, db: Database) -> None:
+def test_a_backup_sees_one_state_and_only_an_empty_place_is_restored_into(
+    filled: Folder, db, url, tmp_path: Path, monkeypatch
+) -> None:
     with db.snapshot() as connection:
-        team.add_workspace(db, "meanwhile", "Ben")
+        team.add_workspace(db, "meanwhile", "Ben")  # it holds nobody up
         assert [row.name for row in connection.execute(select(tables.workspace))] == ["späť"]
-
-
-def test_only_an_empty_place_is_restored_into(filled: Folder, db, url, tmp_path: Path, monkeypatch) -> None:
     file = tmp_path / "backup.zip"
     backup(db, filled.path, file)
     with pytest.raises(InputError, match="not empty"):
@@ -118,11 +118,11 @@ def changed(file: Path, change: Callable[[Members], Members]) -> Path:
 
 
 def edited(name: str, change: Callable[[bytes], bytes]) -> Callable[[Members], Members]:
-    return lambda members: members | {name: change(members[name])}
+    return lambda members: members | {name: change(members.get(name, b""))}
 
 
-def added(name: str) -> Callable[[Members], Members]:
-    return lambda members: members | {name: b"x"}
+def without(part: str) -> Callable[[Members], Members]:
+    return lambda members: {name: content for name, content in members.items() if part not in name}
 
 
 @pytest.fixture(scope="module")
@@ -143,19 +143,15 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (added("../outside"), "has a member"),
-        (added(DATA + "../../outside"), "has a member"),
-        (added(DATA + "jobs/20250102T030405000001-0123abcd/../../../outside"), "has a member"),
-        (added(DATA + "jobs/20250102T030405000001-0123abcd/a\\..\\b"), "has a member"),
-        (added("/etc/passwd"), "has a member"),
-        (added(DATA + "sessions/.ssh/authorized_keys"), "has a member"),
-        (added(DATA + "workloads/" + "d" * 64 + ".pkl"), "has a member"),
-        (added(DATA + "jobs/20250102T030405000001-0123abcd/pid"), "has a member"),
-        (lambda members: {name: content for name, content in members.items() if name != MANIFEST}, "no manifest.json"),
-        (
-            lambda members: {name: content for name, content in members.items() if "review" not in name},
-            "no rows at all",
+        *(
+            (edited(hostile, lambda _: b"x"), "has a member")
+            for hostile in (
+                *("../outside", DATA + "../../outside", JOB + "../../../outside", JOB + "a\\..\\b", "/etc/passwd"),
+                *(DATA + "sessions/.ssh/authorized_keys", DATA + "workloads/" + "d" * 64 + ".pkl", JOB + "pid"),
+            )
         ),
+        (without(MANIFEST), "no manifest.json"),
+        (without("review"), "no rows at all"),
         (edited(MANIFEST, lambda text: b"{"), "not valid JSON"),
         (edited(MANIFEST, lambda text: text.replace(b'"format":1', b'"format":2')), "format 2"),
         (edited(MANIFEST, lambda text: text.replace(b'"0002"', b'"9999"')), "newer Switchyard"),
@@ -190,16 +186,13 @@ def test_a_link_in_a_backup_is_refused(good: Path, tmp_path: Path) -> None:
 
 
 def test_a_backup_larger_than_the_disk_is_refused_before_anything_is_written(good, tmp_path, monkeypatch) -> None:
+    (tmp_path / "backup.zip").write_bytes(b"PK nonsense")
+    with pytest.raises(InputError, match="damaged"):
+        restore(f"sqlite:///{tmp_path / 'team.db'}", store.data_folder(), tmp_path / "backup.zip")
     monkeypatch.setattr(restoring, "free", lambda folder: (1000, 2000))
     with pytest.raises(InputError, match="the disk has 1,000 free"):
         restore(f"sqlite:///{tmp_path / 'team.db'}", store.data_folder(), good)
     assert not (tmp_path / "team.db").exists()
-
-
-def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "backup.zip").write_bytes(b"PK nonsense")
-    with pytest.raises(InputError, match="damaged"):
-        restore(f"sqlite:///{tmp_path / 'team.db'}", store.data_folder(), tmp_path / "backup.zip")
 
 
 def test_a_backup_that_cannot_be_written_leaves_the_one_before(
@@ -232,13 +225,10 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, capsys.readouterr().out
 
 
-def test_a_studio_that_is_well(own_data_folder: Path, capsys) -> None:
+def test_a_studio_that_is_well_and_one_with_a_full_disk(own_data_folder: Path, monkeypatch, capsys) -> None:
     code, said = asked(capsys, "health")
     assert code == 0 and said.startswith("well: ") and said.count("\n") == 1 and "free of" in said
     assert list(own_data_folder.iterdir()) == [], "asking makes nothing"
-
-
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(health, "free", lambda folder: (10_000_000, 10**12))
     code, said = asked(capsys, "health")
     assert code == 1 and "its disk is full, 10 MB free of 1 TB" in said and said.count("\n") == 1

@@ -113,9 +113,7 @@ def test_what_is_used_at_the_last_moment_stays(folder: Folder, monkeypatch: pyte
     monkeypatch.setattr(retention, "_remove", someone_comes_first)
     assert cleaned(folder).going == () and looked == ["an-old-session.json", f"{other}.npz"]
     assert store.load_workload(digest) and store.load_workload(other) and store.load_session("an-old-session")
-
-
-def test_a_session_that_is_opened_counts_as_used_and_other_tabs_are_not_told_each_time(folder: Folder) -> None:
+    # A session that is opened counts as used, and other tabs are not told each time.
     path = folder.session("an-old-session", OLD)
     assert store.load_session("an-old-session") and path.stat().st_mtime >= NOW
     written = store.session_written("an-old-session")
@@ -149,23 +147,17 @@ def test_nothing_goes_when_the_team_cannot_be_asked(folder: Folder, monkeypatch:
     assert store.has_workload(digest)
 
 
-@pytest.mark.parametrize(
-    ("days", "room", "found"),
-    [
+def test_the_policy_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    for days, room, found in (
         ("", "", Policy(90, None)),
         ("7", "", Policy(7, None)),
         ("30", "50GB", Policy(30, 50e9)),
         ("", "1.5 TB", Policy(90, 1.5e12)),
-    ],
-)
-def test_the_policy_is_the_operators(days: str, room: str, found: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(retention.DAYS, days)
-    monkeypatch.setenv(retention.ROOM, room)
-    assert retention.policy() == found
-
-
-@pytest.mark.parametrize(("name", "value"), [("DAYS", "0"), ("DAYS", "soon"), ("ROOM", "50"), ("ROOM", "much")])
-def test_a_policy_that_is_none_is_refused_in_a_line(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(getattr(retention, name), value)
-    with pytest.raises(InputError, match=f"{getattr(retention, name)} is '{value}'"):
-        retention.policy()
+    ):
+        monkeypatch.setenv(retention.DAYS, days)
+        monkeypatch.setenv(retention.ROOM, room)
+        assert retention.policy() == found
+    for name, value in ((retention.DAYS, "0"), (retention.DAYS, "soon"), (retention.ROOM, "50"), (retention.ROOM, "x")):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=f"{name} is '{value}'"):
+            patch.setenv(name, value)
+            retention.policy()

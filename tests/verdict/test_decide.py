@@ -55,15 +55,14 @@ def word(case: Evidence, **limits) -> str:
     return decide(case, LIMITS.model_copy(update=limits)).word
 
 
-def test_a_plan_that_meets_everything_is_done():
-    decision = decide(evidence(), LIMITS)
-    assert (decision.word, decision.rule) == ("do-it", "all")
-    assert all(criterion.passed for criterion in decision.criteria)
+def said(case: Evidence) -> tuple[str, ...]:
+    return reasons(case, decide(case, LIMITS), LIMITS)
 
 
 @pytest.mark.parametrize(
     ("case", "expected", "rule"),
     [
+        ({}, "do-it", "all"),
         ({"same": True}, "not-now", "same"),
         ({"memory": 0.95}, "not-now", "memory"),
         ({"faults": ("a: wrong.",)}, "cannot-say", "faults"),
@@ -80,16 +79,10 @@ def test_a_plan_that_meets_everything_is_done():
 def test_the_first_rule_that_holds_decides(case, expected, rule):
     decision = decide(evidence(**case), LIMITS)
     assert (decision.word, decision.rule) == (expected, rule)
-    said = reasons(evidence(**case), decision, LIMITS)
-    assert said and all(
-        sentence.endswith(".") and "None" not in sentence and "nan" not in sentence for sentence in said
-    )
-
-
-def test_every_rule_has_its_sentence():
-    assert set(RULES) == {
-        "same", "memory", "faults", "nothing held out", "few tokens", "too little", "noise", "move", "all", "some"
-    }  # fmt: skip
+    assert rule in RULES and (expected != "do-it" or all(criterion.passed for criterion in decision.criteria))
+    sentences = said(evidence(**case))
+    assert sentences and all(sentence.endswith(".") for sentence in sentences)
+    assert not any(word in sentence for sentence in sentences for word in ("None", "nan"))
 
 
 @pytest.mark.parametrize(
@@ -143,52 +136,39 @@ def test_tokens_needed_by_hand():
     """1000 tokens leave 1.96 × 0.2 around a gain of 0.2: 1.96² times as many leave the gain itself."""
     case = evidence(parts=(part(0.2, error=0.2),))
     assert case.tokens_needed(0.02, 0.95) == pytest.approx(1000 * 1.959964**2, rel=1e-5)
-    assert "about 3,900 tokens" in reasons(case, decide(case, LIMITS), LIMITS)[0]
+    assert "about 3,900 tokens" in said(case)[0]
 
 
-def test_scarce_tokens_say_how_many_are_needed():
-    """1000 tokens are 5 for an expert, so 25 for each are 5000."""
-    case = evidence(tokens_per_expert=5.0)
-    assert "Record at least 5,000 tokens" in reasons(case, decide(case, LIMITS), LIMITS)[0]
-
-
-def test_what_is_short_of_its_threshold_is_named():
-    case = evidence(persistence=0.2, parts=(part(0.03),))
-    said = reasons(case, decide(case, LIMITS), LIMITS)
-    assert said[1] == "Below threshold: gain held out, persistence."
-
-
-def test_what_is_not_known_is_not_said_to_be_below_its_threshold():
-    case = evidence(persistence=None, parts=(part(0.03),))
-    said = reasons(case, decide(case, LIMITS), LIMITS)
-    assert said[1:3] == ("Below threshold: gain held out.", "Not known: persistence.")
-
-
-def test_held_out_parts_are_named_in_the_first_sentence():
-    one, two = (evidence(parts=(part(0.2),) * count) for count in (1, 2))
-    first, second = (reasons(case, decide(case, LIMITS), LIMITS)[0] for case in (one, two))
-    assert f"On {one.parts[0].part}, held out, it is 1.2× as fast as what is deployed: +20.0 %" in first
-    assert "On 2 held-out parts it is 1.2× as fast as what is deployed: +20.0 %" in second
+FRESH = "what a plan made for the held-out parts would gain there"
+UNTOLD = "How long a plan like this serves cannot be told:"
 
 
 @pytest.mark.parametrize(
-    ("made_for_it", "persistence", "sentence"),
+    ("case", "sentence"),
     [
-        (0.3, 0.7, "It keeps 70 % of what a plan made for the held-out parts would gain there."),
-        (None, 0.7, "It keeps 70 % of what it gains on what it was made from."),
-        (0.3, 0.2, "It keeps only 20 % of what a plan made for the held-out parts would gain there: routing differs, "),
-        (0.3, -0.2, "Nothing is left of what a plan made for the held-out parts would gain there: "),
+        ({"parts": (part(0.2),)}, "On b, held out, it is 1.2× as fast as what is deployed: +20.0 %"),
+        ({"parts": (part(0.2),) * 2}, "On 2 held-out parts it is 1.2× as fast as what is deployed: +20.0 %"),
+        # 1000 tokens are 5 for an expert, so 25 for each are 5000.
+        ({"tokens_per_expert": 5.0}, "Record at least 5,000 tokens"),
+        ({"tokens_per_expert": 1e-3}, "or give the counts if these are shares."),
+        ({"persistence": 0.2, "parts": (part(0.03),)}, ". Below threshold: gain held out, persistence."),
+        ({"persistence": None, "parts": (part(0.03),)}, ". Below threshold: gain held out. Not known: persistence."),
+        ({"persistence": 0.7, "parts": (part(0.2, made_for_it=0.3),)}, f" It keeps 70 % of {FRESH}."),
+        ({"persistence": 0.7, "parts": (part(0.2),)}, " It keeps 70 % of what it gains on what it was made from."),
         (
-            -0.1,
-            None,
-            "How long a plan like this serves cannot be told: a plan made for the held-out parts gains nothing",
+            {"persistence": 0.2, "parts": (part(0.2, made_for_it=0.3),)},
+            f" It keeps only 20 % of {FRESH}: routing differs, ",
         ),
-        (None, None, "How long a plan like this serves cannot be told: its system cannot be run again"),
+        ({"persistence": -0.2, "parts": (part(0.2, made_for_it=0.3),)}, f" Nothing is left of {FRESH}: "),
+        (
+            {"persistence": None, "parts": (part(0.2, made_for_it=-0.1),)},
+            f" {UNTOLD} a plan made for the held-out parts gains nothing",
+        ),
+        ({"persistence": None}, f" {UNTOLD} its system cannot be run again"),
     ],
 )
-def test_persistence_in_words(made_for_it, persistence, sentence):
-    case = evidence(persistence=persistence, parts=(part(0.2, made_for_it=made_for_it),))
-    assert any(said.startswith(sentence) for said in reasons(case, decide(case, LIMITS), LIMITS))
+def test_sentences_of_parts_tokens_and_persistence(case, sentence):
+    assert sentence in " ".join(said(evidence(**case)))
 
 
 @pytest.mark.parametrize(
@@ -205,26 +185,20 @@ def test_persistence_in_words(made_for_it, persistence, sentence):
 )
 def test_replicas_in_words(without, sentence):
     case = evidence(0.5, without_replicas=without, replica_bytes=1e9, added_bytes=1e8)
-    said = [reason for reason in reasons(case, decide(case, LIMITS), LIMITS) if reason.startswith("Its replicas take")]
-    assert said == [f"Its replicas take 1 GB of memory in all, up to 100 MB more on a GPU, {sentence}"]
+    (found,) = (reason for reason in said(case) if reason.startswith("Its replicas take"))
+    assert found == f"Its replicas take 1 GB of memory in all, up to 100 MB more on a GPU, {sentence}"
 
 
-def test_the_worst_part_is_named_where_there_are_several():
-    def worst(case: Evidence) -> list[str]:
-        return [
-            reason
-            for reason in reasons(case, decide(case, LIMITS), LIMITS)
-            if "worst part is" in reason or "below" in reason
-        ]
-
-    assert worst(evidence(0.2)) == []
-    assert worst(evidence(0.2, 0.1)) == ["The worst part is part 1 with +10.0 %."]
-    assert worst(evidence(0.3, -0.1)) == ["On part 1 it loses 10 %, and no part should be below 0.0 %."]
-
-
-def test_shares_in_place_of_counts_are_named():
-    case = evidence(tokens_per_expert=1e-3)
-    assert reasons(case, decide(case, LIMITS), LIMITS)[0].endswith("or give the counts if these are shares.")
+@pytest.mark.parametrize(
+    ("parts", "sentences"),
+    [
+        ((0.2,), []),
+        ((0.2, 0.1), ["The worst part is part 1 with +10.0 %."]),
+        ((0.3, -0.1), ["On part 1 it loses 10 %, and no part should be below 0.0 %."]),
+    ],
+)
+def test_the_worst_part_is_named_where_there_are_several(parts, sentences):
+    assert [text for text in said(evidence(*parts)) if "worst part is" in text or "below" in text] == sentences
 
 
 def test_the_docs_have_every_threshold_with_its_value():
@@ -286,15 +260,11 @@ def test_more_noise_never_makes_a_plan_better(values, error, more, persistence):
     ],
 )
 def test_what_is_timed_and_paid_in_has_one_name(unit: str, paid: str, timed: str):
-    case = evidence(unit=unit, parts=(part(0.2, tokens=2048),))
-    said = reasons(case, decide(case, LIMITS), LIMITS)
-    assert any(paid in sentence for sentence in said)
-    assert timed in said[-1]
+    sentences = said(evidence(unit=unit, parts=(part(0.2, tokens=2048),)))
+    assert any(paid in sentence for sentence in sentences)
+    assert timed in sentences[-1]
 
 
-def test_what_is_deployed_is_not_said_to_be_as_fast_as_itself():
-    said = [
-        " ".join(reasons(case, decide(case, LIMITS), LIMITS))
-        for case in (evidence(linear=0.0), evidence(linear=0.0001))
-    ]
-    assert ["as fast as what is deployed." in text for text in said] == [False, True]
+@pytest.mark.parametrize(("linear", "is_said"), [(0.0, False), (0.0001, True)])
+def test_what_is_deployed_is_not_said_to_be_as_fast_as_itself(linear, is_said):
+    assert ("as fast as what is deployed." in " ".join(said(evidence(linear=linear)))) == is_said

@@ -30,8 +30,9 @@ B = loads("b", [3000.0, 2000.0, 1000.0, 2000.0])
 LINEAR, APART = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
-def test_the_gain_on_another_recording_by_hand():
-    """On a, contiguous blocks take 6000 s and the plan 4000, half as many again; on b 5000 and 4000, a quarter."""
+def test_the_gain_on_another_recording_and_the_move_by_hand():
+    """On a, contiguous blocks take 6000 s and the plan 4000, half as many again; on b 5000 and 4000, a quarter. Two experts of
+    3 × 64 × 96 numbers of two bytes change places, over ports that take no time to speak of."""
     plan = laid_out("plan", APART, made_from=A)
     verdict = verdict_of(plan, problem_of(A), [A, B])
     (part,) = verdict.parts
@@ -43,7 +44,8 @@ def test_the_gain_on_another_recording_by_hand():
     assert verdict.gain_high - verdict.gain_low < 0.1  # Poisson: 5000 ± 71
     assert verdict.verdict == "do-it"
     assert {row.name: row.gain for row in verdict.beside}["no plan: experts in contiguous blocks"] == 0
-    assert verdict.memory_bytes == 0 and verdict.move_copies == 2
+    assert verdict.memory_bytes == 0 and verdict.move_copies == 2 and verdict.move_bytes == 2 * 3 * 64 * 96 * 2
+    assert (verdict.move_seconds, verdict.break_even_steps) == pytest.approx((0, 0), abs=1e-20)
 
 
 def test_a_plan_that_is_wrong_for_another_hour():
@@ -53,14 +55,6 @@ def test_a_plan_that_is_wrong_for_another_hour():
     assert verdict.gain_held_out == pytest.approx(-1 / 3)
     assert verdict.persistence == pytest.approx(-1 / 3 / 0.5)
     assert verdict.verdict == "not-now" and verdict.break_even_steps is None
-
-
-def test_the_move_by_hand():
-    """Two experts of 3 × 64 × 96 numbers of two bytes change places, over ports that take no time to speak of."""
-    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, B])
-    assert verdict.move_bytes == 2 * 3 * 64 * 96 * 2
-    assert verdict.move_seconds == pytest.approx(0, abs=1e-20)
-    assert verdict.break_even_steps == pytest.approx(0, abs=1e-20)
 
 
 def test_memory_of_replicas_by_hand():
@@ -74,10 +68,8 @@ def test_memory_of_replicas_by_hand():
     assert verdict.gain_held_out == pytest.approx(5000 / 4500 - 1)
     bare = next(row for row in verdict.beside if row.name.startswith("no replicas"))
     assert bare.gain == pytest.approx(0.25) and bare.replica_bytes == 0
-    assert any(
-        reason.endswith("and lose 11 % against the same system without them: plan without spare slots.")
-        for reason in verdict.reasons
-    )
+    lost = "and lose 11 % against the same system without them: plan without spare slots."
+    assert any(reason.endswith(lost) for reason in verdict.reasons)
 
 
 def test_by_time_the_system_is_run_again_on_the_earlier_half():
@@ -114,10 +106,7 @@ def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
     verdict = verdict_of(plan, problem, [mine, loads("loads", *[[300.0, 200.0, 100.0, 200.0]] * 2)])
     in_time, other = verdict.parts
     assert in_time.made_for_it is not None and other.made_for_it is None
-    assert verdict.persistence in (
-        None,
-        pytest.approx(in_time.gain / in_time.made_for_it if in_time.made_for_it else 0),
-    )
+    assert verdict.persistence in (None, pytest.approx(in_time.gain / (in_time.made_for_it or 1)))
 
 
 def test_what_is_deployed_already_is_not_now():
@@ -127,33 +116,27 @@ def test_what_is_deployed_already_is_not_now():
     assert verdict.reasons == ("The plan does exactly what is deployed, so there is nothing to win.",)
 
 
-def test_one_recording_of_loads_says_nothing():
-    verdict = verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A])
-    assert verdict.verdict == "cannot-say" and "Nothing was held out" in verdict.reasons[0]
+SILENT = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
+FEW = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
 
 
-def test_a_recording_with_errors_says_nothing():
-    silent = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
-    plan = laid_out("plan", APART, APART)
-    verdict = verdict_of(plan, problem_of(silent), [silent])
-    assert verdict.verdict == "cannot-say" and "received no tokens" in verdict.reasons[0]
-    assert verdict.parts == () and verdict.gain_held_out is None
+@pytest.mark.parametrize(
+    ("recordings", "parts", "said"),
+    [([A], 0, "Nothing was held out"), ([SILENT], 0, "received no tokens"), (FEW, 1, "Record at least 100 tokens")],
+    ids=["one recording of loads", "errors", "few tokens"],
+)
+def test_what_says_nothing(recordings, parts, said):
+    first = recordings[0]
+    plan = laid_out("plan", *[APART] * first.layers, made_from=None if first is SILENT else first)
+    verdict = verdict_of(plan, problem_of(first), recordings)
+    assert verdict.verdict == "cannot-say" and said in verdict.reasons[0] and len(verdict.parts) == parts
+    assert (verdict.gain_held_out is None) == (parts == 0) and (parts == 0 or verdict.tokens_per_expert == 20)
 
 
-def test_few_tokens_say_nothing_and_how_many_are_needed():
-    few = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
-    verdict = verdict_of(laid_out("plan", APART, made_from=few[0]), problem_of(few[0]), few)
-    assert verdict.verdict == "cannot-say" and verdict.tokens_per_expert == 20
-    assert "Record at least 100 tokens" in verdict.reasons[0]
-
-
-def test_a_goal_and_a_plan_that_do_not_fit_are_refused():
+def test_a_plan_that_does_not_fit_is_refused_and_a_stop_leaves_no_verdict():
     three = loads("three", [1.0] * 6)
     with pytest.raises(InputError, match="the plan plan is for 4 experts"):
         verdict_of(laid_out("plan", APART), problem_of(three), [three])
-
-
-def test_stopped_before_the_end_there_is_none():
     with pytest.raises(StoppedError, match="stopped before there was a verdict"):
         verdict_of(laid_out("plan", APART, made_from=A), problem_of(A), [A, B], stop=lambda: True)
 
@@ -231,11 +214,15 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict-examples.md"
 
 @needs_tables
 def test_the_table_of_deepseek_r1():
-    """One row of each table; `python -m tests.benchmarks.bench_verdict` prints them all."""
-    r1, text = R1(DECODE), DOCUMENT.read_text()
-    first = r1.row(NAMES[1])
-    assert first in text and first.endswith("| do it |")
-    assert r1.verdict(NAMES[3], deployed=NAMES[2]).verdict == "not-now"
+    """One row; `python -m tests.benchmarks.bench_verdict` prints them all."""
+    first = R1(DECODE).row(NAMES[1])
+    assert first in DOCUMENT.read_text() and first.endswith("| do it |")
+
+
+@pytest.mark.everything
+@needs_tables
+def test_the_table_of_moves_from_a_plan_of_deepseek_r1():
+    assert R1(DECODE).verdict(NAMES[3], deployed=NAMES[2]).verdict == "not-now"
 
 
 def test_a_task_and_another_on_deepseek_v2_lite():

@@ -41,7 +41,10 @@ def deepep() -> Iterator[Prediction]:
     a simulation that knows neither the travel of tokens nor the rates of ports. Raises InputError when the tables are
     absent."""
     series = measured_exchanges(FOLDER)
-    half = tuple(_every_second(exchange) for exchange in series)
+    half = tuple(
+        exchange._replace(tokens=exchange.tokens[::2], size=exchange.size[::2], seconds=exchange.seconds[::2])
+        for exchange in series
+    )
     for exchange in series:
         name = f"{KERNELS[exchange.unit]} {exchange.kind}"
         yield from _predicted(name, exchange, half)
@@ -59,17 +62,14 @@ def _predicted(
     """Every point of an exchange, by the simulation on ports that reach the rates of `series`; None: their whole rate, and
     every copy of a token goes on its own. fitted: True if every second point is in the series."""
     network, unit = Network.of(_cluster(exchange.nodes)), exchange.unit if series else "copies"
-    a_token = _rows_a_token(exchange.nodes, unit, exchange.unit) * _row_bytes(unit, exchange.kind)
+    row_bytes = travel_of(unit).row_bytes(benchmark_model())[("dispatch", "combine").index(exchange.kind)]
+    a_token = _rows_a_token(exchange.nodes, unit, exchange.unit) * row_bytes
     for place, (tokens, seconds) in enumerate(zip(exchange.tokens, exchange.seconds, strict=True)):
         traffic = (a_token.T if exchange.kind == "combine" else a_token) * tokens
         at_work = reaching(network, series).carrying(exchange.kind, unit, traffic) if series else network
         predicted = all_to_all("concurrent", None, traffic, at_work).seconds
         setting = f"{tokens:,.0f} tokens per GPU"
         yield Prediction(of, HARDWARE, exchange.nodes, setting, float(seconds), predicted, fitted and place % 2 == 0)
-
-
-def _every_second(exchange: Exchange) -> Exchange:
-    return exchange._replace(tokens=exchange.tokens[::2], size=exchange.size[::2], seconds=exchange.seconds[::2])
 
 
 def _cluster(nodes: int) -> Cluster:
@@ -96,7 +96,3 @@ def _rows_a_token(nodes: int, unit: TravelUnit, routed: TravelUnit) -> np.ndarra
     rows_of_kind = np.bincount(kind.ravel(), rows.ravel(), 4) * gpus
     mean = rows_of_kind / np.maximum(np.bincount(kind.ravel(), minlength=4), 1)
     return mean[kind] / len(hosts)
-
-
-def _row_bytes(unit: TravelUnit, kind: str) -> float:
-    return travel_of(unit).row_bytes(benchmark_model())[("dispatch", "combine").index(kind)]
