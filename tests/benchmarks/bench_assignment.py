@@ -3,8 +3,6 @@
 `python -m tests.benchmarks.bench_assignment [kernels | whole-models | two-models …]`: all three unless some are named.
 """
 
-import sys
-
 import numpy as np
 
 from engine.cluster import Cluster, Node
@@ -19,11 +17,10 @@ from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.systems.aurora_exclusive import assign_layers, fixed_compute
-from tests.benchmarks.shared import columns, timed
+from tests.benchmarks.shared import columns, run_parts, timed
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 from tests.strategies import make_gpu, make_model
 
-SPEEDS = (1.0, 0.8, 0.5, 0.4)
 EXPERT_SECONDS_PER_TOKEN, TOKENS_PER_SECOND = 2e-6, 1e6
 
 
@@ -32,7 +29,12 @@ def layer(experts: int, gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     popularity = rng.dirichlet(np.full(experts, 4.0))
     tokens = np.stack([rng.multinomial(8192, rng.dirichlet(200 * popularity)) for _ in range(gpus)]).astype(np.float64)
-    return tokens, np.array(SPEEDS)[np.arange(gpus) * 4 // gpus]
+    return tokens, four_speeds(gpus)
+
+
+def four_speeds(gpus: int) -> np.ndarray:
+    """float64[gpu]: four types, as many GPUs of each."""
+    return np.array([1.0, 0.8, 0.5, 0.4])[np.arange(gpus) * 4 // gpus]
 
 
 def kernels() -> None:
@@ -93,7 +95,6 @@ def whole_models() -> None:
                     row(experts, gpus, 4 if mixed else 1, "yes" if link else "no", skew, *figures)
 
 
-FOUR_SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
 TIME_LIMIT = 20.0
 
 
@@ -106,7 +107,7 @@ def traffic(experts: int, seed: int) -> np.ndarray:
 def timeline(gpus: int, seed: int, types: bool) -> tuple[np.ndarray, np.ndarray]:
     """The cost of the one-GPU timeline on four types of GPU or on all different ones, and the weight of pairs alone."""
     rng = np.random.default_rng(1000 + seed)
-    speed = FOUR_SPEEDS[np.arange(gpus) * 4 // gpus] if types else np.sort(rng.uniform(0.4, 1.0, gpus))[::-1]
+    speed = four_speeds(gpus) if types else np.sort(rng.uniform(0.4, 1.0, gpus))[::-1]
     four = traffic(gpus, seed)
     models = []
     for send, receive in (four[:2], four[2:]):
@@ -119,7 +120,7 @@ def timeline(gpus: int, seed: int, types: bool) -> tuple[np.ndarray, np.ndarray]
 def scalar(gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Costs (a + b) / speed on four types of GPU: numerical three-dimensional matching."""
     of_a, of_b = traffic(gpus, seed)[[1, 3]]
-    speed = FOUR_SPEEDS[np.arange(gpus) * 4 // gpus]
+    speed = four_speeds(gpus)
     return (of_a[None, :, None] + of_b) / speed[:, None, None], of_a[:, None] + of_b
 
 
@@ -145,13 +146,13 @@ def mixed_gpus(instances: int) -> None:
         "gap": "6.2%",
     }
     row = columns(formats, "two models a GPU of several types")
-    kinds = (
-        ("timeline, 4 types", lambda n, seed: timeline(n, seed, True), (8, 16, 32, 64)),
-        ("timeline, all different", lambda n, seed: timeline(n, seed, False), (8, 16, 32, 64)),
-        ("(a + b) / speed", scalar, (8, 16, 32, 64)),
-    )
-    for name, make, sizes in kinds:
-        for gpus in sizes:
+    kinds = {
+        "timeline, 4 types": lambda n, seed: timeline(n, seed, True),
+        "timeline, all different": lambda n, seed: timeline(n, seed, False),
+        "(a + b) / speed": scalar,
+    }
+    for name, make in kinds.items():
+        for gpus in (8, 16, 32, 64):
             rows = []
             for seed in range(instances):
                 cost, weight = make(gpus, seed)
@@ -171,7 +172,5 @@ def two_models() -> None:
     mixed_gpus(5)
 
 
-PARTS = {"kernels": kernels, "whole-models": whole_models, "two-models": two_models}
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    run_parts({"kernels": kernels, "whole-models": whole_models, "two-models": two_models})

@@ -5,7 +5,6 @@ takes about a minute: its time, the loss by rules, and Table VI.
 """
 
 import math
-import sys
 import time
 
 import numpy as np
@@ -21,7 +20,7 @@ from engine.reproduce.lina import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUC
 from engine.reproduce.pipemoe import MOST_PARTS, TUTEL, WHY_DIFFERENT, runnable, table_iv, table_vi
 from engine.simulate.priority import schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
-from tests.benchmarks.shared import columns, timed
+from tests.benchmarks.shared import columns, run_parts, timed
 from tests.cases.pipemoe import GPUS, walked
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing
 from tests.oracles.order_search import best_order_seconds
@@ -263,7 +262,5 @@ def operator_partition() -> None:
     )
 
 
-PARTS = {"priority": priority, "degree": degree, "partition": operator_partition}
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    run_parts({"priority": priority, "degree": degree, "partition": operator_partition})

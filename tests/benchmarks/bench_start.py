@@ -16,13 +16,11 @@ from pathlib import Path
 
 from engine.cli.output import table
 from engine.units import ratio, seconds, size
-from tests.benchmarks.bench_sessions import SAMPLES, Session, studio
+from tests.benchmarks.bench_sessions import Session, studio
 from tests.benchmarks.shared import V2_LITE
+from tests.cases.cli import INPUTS, RECORDING
 
 ATTEMPTS, STARTS = 5, 3
-RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
-INPUTS = ("--workload", RECORDING, "--cluster", SAMPLES / "mixed-8.json", "--model", SAMPLES / "tiny-moe-alpha.json")
-
 
 Times = tuple[float, float]
 """Wall and CPU seconds."""

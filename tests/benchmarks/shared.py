@@ -6,6 +6,7 @@ experts, top-8. Nodes have links of 450 GB/s and ports of 50 GB/s.
 
 import io
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,12 @@ def columns(formats: dict[str, str], title: str = "") -> Callable[..., None]:
         print(f"\n{title}")
     printed(list(formats))
     return lambda *values: printed(list(values))
+
+
+def run_parts(parts: dict[str, Callable[[], None]]) -> None:
+    """Run the parts that the command line names, all of them if it names none."""
+    for name in sys.argv[1:] or parts:
+        parts[name]()
 
 
 RECIPE = Recipe(tokens=16_384, skew=0.6, affinity=0.3)
