@@ -25,17 +25,11 @@ BATCH = 20
 
 
 class _Collected:
-    """A plugin of pytest that keeps the collected tests."""
-
-    def __init__(self) -> None:
-        self.items: list[pytest.Function] = []
+    """A plugin of pytest that keeps the targets among the collected tests."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.items = [item for item in session.items if item.path.name.startswith(FUZZED) and _is_target(item)]
-
-
-def _is_target(item: pytest.Item) -> bool:
-    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        named = [item for item in session.items if item.path.name.startswith(FUZZED)]
+        self.items = [item for item in named if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
 
 
 def _counted(test: Callable[..., None], counts: list[int]) -> Callable[..., None]:

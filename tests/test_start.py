@@ -4,7 +4,6 @@ import argparse
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,9 @@ from engine.recording.sglang import FOLDER_VARIABLE, USUAL_FOLDER
 from engine.serving.choice import OPERATORS
 from engine.solve import KERNELS
 from engine.systems import FILES
+from tests.cases.cli import INPUTS, RECORDING, ROOT
 
-ROOT = Path(__file__).parent.parent
-SAMPLES = ROOT / "sample_traces"
-RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
-INPUTS = ("--workload", RECORDING, "--cluster", SAMPLES / "mixed-8.json", "--model", SAMPLES / "tiny-moe-alpha.json")
-
 HEAVY = {"torch", "scipy.optimize", "alembic", "streamlit", "aiconfigurator_core", "ortools", "numba", "networkx"}
 RUN = "from engine.cli import main; assert main(sys.argv[1:]) == 0"
 HELP = """
@@ -48,15 +43,19 @@ def imported(code: str, *words: object) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+def every_command() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command by its name."""
+    (every,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return every.choices
+
+
 def options_of(name: str) -> dict[str, argparse.Action]:
     """The arguments of a command by their name in its options."""
-    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return {action.dest: action for action in commands.choices[name]._actions}
+    return {action.dest: action for action in every_command()[name]._actions}
 
 
 def test_help_of_every_command_imports_nothing_but_the_standard_library() -> None:
-    (every,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    modules = imported(f"from engine.cli import main{HELP}", *every.choices)
+    modules = imported(f"from engine.cli import main{HELP}", *every_command())
     assert not modules & (HEAVY | {"numpy", "pydantic", "pandas", "pyarrow", "scipy"})
 
 
@@ -64,8 +63,7 @@ def test_help_of_every_command_imports_nothing_but_the_standard_library() -> Non
 def test_a_recording_is_inspected_and_converted_without_the_kernels(recording, tmp_path) -> None:
     if recording != RECORDING and not DEEPSEEK.exists():
         pytest.skip(f"{DEEPSEEK.name} is not here")
-    modules = imported(RUN, "inspect", recording)
-    assert not modules & (HEAVY | {"pandas", "scipy"})
+    assert not imported(RUN, "inspect", recording) & (HEAVY | {"pandas", "scipy"})
     assert not imported(RUN, "convert", recording, "-o", tmp_path / "out.npz") & HEAVY
 
 
@@ -80,9 +78,8 @@ def test_the_studio_loads_no_torch() -> None:
 
 
 def test_the_names_of_systems_are_those_in_their_files() -> None:
-    assert {
-        file: tuple(system.name for system in import_module(f"engine.systems.{file}").SYSTEMS) for file in FILES
-    } == FILES
+    systems = {file: import_module(f"engine.systems.{file}").SYSTEMS for file in FILES}
+    assert {file: tuple(system.name for system in own) for file, own in systems.items()} == FILES
 
 
 def test_choices_are_those_of_the_engine() -> None:
@@ -102,5 +99,4 @@ def test_help_names_the_defaults_of_the_engine() -> None:
     assert f"default: {MEMORY_PER_RANK / 2**30:g} per rank" == arguments.CLUSTER["memory_per_node"][2]
     assert f"(default: {USUAL_STEPS})" in options_of("synthetic")["steps"].help
     assert f"{FOLDER_VARIABLE} (by default {USUAL_FOLDER})" in options_of("record")["from_folder"].help
-    (every,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    assert API_KEY in every.choices["record"].epilog
+    assert API_KEY in every_command()["record"].epilog

@@ -43,6 +43,21 @@ def add_command(commands: Commands, group: str, name: str, help: str) -> argpars
     return command
 
 
+TYPES = {"ADDRESS": str, "TYPE": str, "URL": str, "A": float, "S": float, "N": int}
+"""The type of an option's value by its metavar; of all others it is a path."""
+
+
+def add_options(parser: Any, options: dict[str, str], required: bool = False) -> None:
+    """Add options with one value each.
+
+    parser: argparse.ArgumentParser, or a group of one
+    options: help by names and metavar, as in "-o --output FILE"
+    """
+    for names, help in options.items():
+        *flags, metavar = names.split()
+        parser.add_argument(*flags, type=TYPES.get(metavar, Path), metavar=metavar, required=required, help=help)
+
+
 def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
     """Add the options for a plan's inputs.
 
@@ -57,15 +72,13 @@ def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool =
         )
     else:
         command.add_argument("--workload", metavar="FILE[::NAME]", help=f"the recording, or {BALANCED!r}" + training)
-    command.add_argument(
-        "--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON, or a catalogue name" + more
-    )
-    command.add_argument(
-        "--model",
+    add_options(
+        command,
+        {
+            "--cluster FILE": "cluster JSON, or a catalogue name" + more,
+            "--model FILE": "model JSON, Hugging Face config.json, or a catalogue name" + more,
+        },
         required=required,
-        type=Path,
-        metavar="FILE",
-        help="model JSON, Hugging Face config.json, or a catalogue name" + more,
     )
     command.add_argument(
         "--workload-b",

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.catalogue import cluster_presets, model_presets, node_types
 from engine.catalogue.packaged import every_gpu_type, package_folder, packaged_node
-from engine.cli.output import answer, table, write
+from engine.cli.output import answer, columns, write
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.formats.packaged import packaged_models
@@ -48,35 +48,18 @@ def _row(model: MoEModel, checkpoint: str | None, source: str) -> dict[str, Any]
 
 
 def _catalogue_as_text(content: dict[str, Any]) -> str:
-    gpus = [
-        [
-            row["name"],
-            size(row["memory"]),
-            f"{size(row['memory_bandwidth'])}/s",
-            f"{digits(row['flops_fp16'] / 1e12)} TFLOP/s",
-            row["source"],
-        ]
-        for row in content["gpus"]
-    ]
-    clusters = [
-        [row["name"], f"{row['gpus']}", f"{row['nodes']}", row["description"], row["source"]]
-        for row in content["clusters"]
-    ]
-    models = [
-        [
-            row["checkpoint"] or row["name"],
-            f"{row['layers']}",
-            f"{row['experts']}",
-            f"{row['experts_per_token']}",
-            f"{row['d_model']}",
-            row["dtype"],
-            row["source"],
-        ]
-        for row in content["models"]
-    ]
-    lines = [table(["GPU", "memory", "bandwidth", "16 bits", "source"], gpus), ""]
-    lines += [table(["cluster", "GPUs", "nodes", "what it is", "source"], clusters), ""]
-    lines.append(table(["model", "layers", "experts", "k", "d_model", "dtype", "source"], models))
+    gpus = {
+        "GPU": "name",
+        "memory": lambda row: size(row["memory"]),
+        "bandwidth": lambda row: f"{size(row['memory_bandwidth'])}/s",
+        "16 bits": lambda row: f"{digits(row['flops_fp16'] / 1e12)} TFLOP/s",
+        "source": "source",
+    }
+    clusters = {"cluster": "name", "GPUs": "gpus", "nodes": "nodes", "what it is": "description", "source": "source"}
+    models = {"model": lambda row: row["checkpoint"] or row["name"], "layers": "layers", "experts": "experts"}
+    models |= {"k": "experts_per_token", "d_model": "d_model", "dtype": "dtype", "source": "source"}
+    tables = (("gpus", gpus), ("clusters", clusters), ("models", models))
+    lines = ["\n\n".join(columns(content[kind], cells) for kind, cells in tables)]
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
 
 
@@ -95,11 +78,6 @@ def _write_cluster(options: argparse.Namespace) -> int:
     gpus = sum(len(node.gpus) for node in nodes)
     cluster = Cluster(name=f"{gpus} {options.gpu}", nodes=nodes, latency=latency)
     write(options.output, cluster.to_json())
-    content = {"saved": str(options.output), "gpus": gpus, "nodes": len(nodes)}
-    answer(options, content, _saved)
+    said = f"saved {gpus} GPUs in {len(nodes)} node{'s' * (len(nodes) > 1)}: {options.output}"
+    answer(options, {"saved": str(options.output), "gpus": gpus, "nodes": len(nodes)}, lambda _: said)
     return 0
-
-
-def _saved(content: dict[str, Any]) -> str:
-    nodes = f"{content['nodes']} node" + "s" * (content["nodes"] > 1)
-    return f"saved {content['gpus']} GPUs in {nodes}: {content['saved']}"

@@ -7,7 +7,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from engine.cli.arguments import Commands, add_cluster, add_command, add_inputs, add_step, add_travel
+from engine.cli.arguments import Commands, add_cluster, add_command, add_inputs, add_options, add_step, add_travel
 from engine.systems import FILES
 
 WRITERS = ("npz", "npy", "csv", "parquet", "loads-csv", "moe-balance", "sglang-statistics", "sglang-recorder")
@@ -64,38 +64,30 @@ THRESHOLDS = {
 def _record(commands: Commands) -> None:
     command = add_command(commands, "record", "record", "record from a running server of SGLang or vLLM")
     engine = command.add_mutually_exclusive_group(required=True)
-    engine.add_argument("--sglang", metavar="URL", help="an SGLang server, such as http://localhost:30000")
-    engine.add_argument("--vllm", metavar="URL", help="a vLLM server, such as http://localhost:8000")
-    command.add_argument(
-        "-o",
-        "--output",
+    add_options(
+        engine,
+        {
+            "--sglang URL": "an SGLang server, such as http://localhost:30000",
+            "--vllm URL": "a vLLM server, such as http://localhost:8000",
+        },
+    )
+    add_options(
+        command,
+        {"-o --output OUT": "with --prompts: the .npz to write; otherwise the folder for the recorder's files"},
         required=True,
-        type=Path,
-        metavar="OUT",
-        help="with --prompts: the .npz to write; otherwise the folder for the recorder's files",
     )
     command.add_argument(
         "--seconds", type=float, metavar="N", help="SGLang's recorder: how long; with --prompts: at most so long"
     )
-    command.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
-    )
-    command.add_argument(
-        "--from-folder",
-        type=Path,
-        metavar="DIR",
-        help="SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default /tmp), as it is reachable "
-        "here; its files are copied from there",
-    )
-    command.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="the model served: config.json, or a name of the catalogue (default with --sglang: what the server serves, if "
-        "it is in the catalogue)",
+    add_options(
+        command,
+        {
+            "--prompts FILE": "send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
+            "--from-folder DIR": "SGLang's recorder: the server's SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR (by default "
+            "/tmp), as it is reachable here; its files are copied from there",
+            "--model FILE": "the model served: config.json, or a name of the catalogue (default with --sglang: what the "
+            "server serves, if it is in the catalogue)",
+        },
     )
     command.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate a prompt (64)")
     command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
@@ -125,35 +117,19 @@ def _recordings(commands: Commands) -> None:
 
 def _add_files(command: argparse.ArgumentParser, help: str) -> None:
     command.add_argument("files", nargs="+", metavar="FILE[::NAME]", help=help)
-    command.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="the model that was recorded: its JSON, config.json, or a catalogue name",
-    )
-    command.add_argument(
-        "--stages",
-        type=int,
-        metavar="N",
-        help="pipeline stages of the run that was recorded, where the recording and the model leave that open",
-    )
-    command.add_argument(
-        "--deployed",
-        type=Path,
-        metavar="FILE",
-        help="the plan that ran while it was recorded, which folds counts of its slots to experts",
+    add_options(
+        command,
+        {
+            "--model FILE": "the model that was recorded: its JSON, config.json, or a catalogue name",
+            "--stages N": "pipeline stages of the run that was recorded, where the recording and the model leave that open",
+            "--deployed FILE": "the plan that ran while it was recorded, which folds counts of its slots to experts",
+        },
     )
 
 
 def _synthetic(commands: Commands) -> None:
     command = add_command(commands, "recordings", "synthetic", "a synthetic routing log, not recorded, for a model")
-    command.add_argument(
-        "--model",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="model JSON, Hugging Face config.json, or a catalogue name",
-    )
+    add_options(command, {"--model FILE": "model JSON, Hugging Face config.json, or a catalogue name"}, required=True)
     command.add_argument(
         "--preset",
         choices=list(PRESETS),
@@ -161,14 +137,12 @@ def _synthetic(commands: Commands) -> None:
         help="an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. "
         + "; ".join(f"{key}: {text}" for key, text in PRESETS.items()),
     )
-    command.add_argument(
-        "--skew", type=float, metavar="S", help="exponent of the power law of popularity, 0: all alike (default: 1)"
-    )
-    command.add_argument(
-        "--affinity",
-        type=float,
-        metavar="A",
-        help="the probability that a token goes on to the experts that follow its own (default: 0.5)",
+    add_options(
+        command,
+        {
+            "--skew S": "exponent of the power law of popularity, 0: all alike (default: 1)",
+            "--affinity A": "the probability that a token goes on to the experts that follow its own (default: 0.5)",
+        },
     )
     command.add_argument("--tokens", type=int, default=16_384, metavar="N", help="default: 16384")
     command.add_argument(
@@ -190,22 +164,22 @@ def _plan(commands: Commands) -> None:
         metavar="FILE[::NAME]",
         help="another recording of the model that the plan must serve as well; may be given several times",
     )
-    command.add_argument(
-        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
-    )
-    command.add_argument(
-        "--serving",
-        type=Path,
-        metavar="STEP",
-        help="plan for the tokens of a serving step (its JSON), with the routing of the recording",
+    add_options(
+        command,
+        {
+            "--in-use PLAN": "the plan that is deployed now, for what a move costs",
+            "--serving STEP": "plan for the tokens of a serving step (its JSON), with the routing of the recording",
+        },
     )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
-    command.add_argument(
-        "--dask",
-        metavar="ADDRESS",
-        help="run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
+    add_options(
+        command,
+        {
+            "--dask ADDRESS": "run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: "
+            "SWITCHYARD_DASK)",
+            "-o --output plan.json": "where the (best) plan goes",
+        },
     )
-    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
 
     command = add_command(commands, "plan", "graph", "the operators of a training step, their sizes and times")
     add_inputs(command, required=True)
@@ -239,12 +213,12 @@ def _verdict(commands: Commands) -> None:
         commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?"
     )
     command.add_argument("plan", type=Path)
-    command.add_argument(
-        "--deployed",
-        type=Path,
-        metavar="FILE",
-        help="what runs now: a plan, a serving engine's plan file, linear or round-robin (default: experts in contiguous "
-        "blocks)",
+    add_options(
+        command,
+        {
+            "--deployed FILE": "what runs now: a plan, a serving engine's plan file, linear or round-robin (default: "
+            "experts in contiguous blocks)"
+        },
     )
     command.add_argument(
         "--threshold",
@@ -288,12 +262,7 @@ def _export(commands: Commands) -> None:
         "--even", action="store_true", help="project the plan to as many slots on every GPU, and say what that costs"
     )
     command.add_argument("--mtp", action="store_true", help="trtllm: with a layer for multi-token prediction")
-    command.add_argument(
-        "--measured",
-        type=Path,
-        metavar="RUN",
-        help="perfetto: with the measured run beside; what 'launch --json' printed",
-    )
+    add_options(command, {"--measured RUN": "perfetto: with the measured run beside; what 'launch --json' printed"})
     add_inputs(command, required=False)
     add_travel(command, "the plan's own")
 
@@ -311,19 +280,15 @@ def _launch(commands: Commands) -> None:
         help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
     )
     add_cluster(command)
-    command.add_argument(
-        "--scale",
-        type=float,
-        metavar="S",
-        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+    add_options(
+        command,
+        {
+            "--scale S": "testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+            "--ranks N": "default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a "
+            "plan uses them)",
+            "--tokens N": "tokens to replay (default: what takes some seconds)",
+        },
     )
-    command.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a plan uses them)",
-    )
-    command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument(
         "--dtype", choices=["fp32", "bf16"], help="of all numbers (default: on GPUs the model's own, on CPUs fp32)"
     )
@@ -371,18 +336,14 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         default="local",
         help="testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)",
     )
-    command.add_argument("--cluster", type=Path, metavar="FILE", help="testbed: the cluster to emulate")
-    command.add_argument(
-        "--scale",
-        type=float,
-        metavar="S",
-        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-    )
-    command.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed one per GPU of the cluster, at most 8",
+    add_options(
+        command,
+        {
+            "--cluster FILE": "testbed: the cluster to emulate",
+            "--scale S": "testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+            "--ranks N": "default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed one per GPU of the "
+            "cluster, at most 8",
+        },
     )
     command.add_argument(
         "--dtype",

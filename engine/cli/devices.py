@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine import formats, store
-from engine.cli.output import answer, progress, stopped_by_signals, table, write
+from engine.cli.output import answer, columns, progress, stopped_by_signals, table, write
 from engine.costs.pair_cluster import PairCluster, draw_pairs, with_fit
 from engine.errors import InputError
 from engine.formats.measured.nccl_pairs import read_pairs
@@ -88,7 +88,7 @@ def _check_output(path: Path) -> None:
 def _show(described: CalibrateAnswer, saved: str) -> str:
     """The answer for people: every fit, its errors on held-out shapes, and how to use the file."""
     rows = table_of(described.calibration)
-    lines = [described.origin, table(list(rows[0]), [list(row.values()) for row in rows])]
+    lines = [described.origin, columns(rows, {name: name for name in rows[0]})]
     lines += [
         f"held-out shapes ({gemms.dtype} on {gemms.gpu}): mean {share(gemms.mean)}, worst {share(gemms.worst)} of "
         f"{gemms.shapes} that were also measured directly"
@@ -128,27 +128,18 @@ def run_detect(options: argparse.Namespace) -> int:
         if options.output:
             write(options.output, drawn.cluster.model_dump_json(indent=1, exclude_none=True))
             content["saved"] = str(options.output)
-    answer(options, content, _show_detected)
+    answer(options, content, _detected_as_text)
     return 0
 
 
-def _show_detected(content: dict[str, Any]) -> str:
-    shown = _detected_as_text(content)
-    return f"{_show_pairs(content['pairs'])}\n{shown}" if "pairs" in content else shown
-
-
 def _detected_as_text(answer: dict[str, Any]) -> str:
-    lines = [answer["summary"]] if answer["summary"] else []
+    lines = [_show_pairs(answer["pairs"])] if "pairs" in answer else []
+    if answer["summary"]:
+        lines.append(answer["summary"])
     if answer["gpus"]:
-        lines.append(
-            table(
-                ["GPU", "type in the catalogue", "memory"],
-                [
-                    [gpu["name"], gpu["type"] or "unknown", f"{digits(gpu['memory'] / 2**30)} GiB"]
-                    for gpu in answer["gpus"]
-                ],
-            )
-        )
+        cells = {"GPU": "name", "type in the catalogue": lambda gpu: gpu["type"] or "unknown"}
+        cells["memory"] = lambda gpu: f"{digits(gpu['memory'] / 2**30)} GiB"
+        lines.append(columns(answer["gpus"], cells))
     for node in answer["cluster"]["nodes"] if answer["cluster"] else ():
         types = [gpu["type"] for gpu in node["gpus"]]
         links = f", links {digits(node['link_bandwidth'] / 1e9)} GB/s" if "link_bandwidth" in node else ""

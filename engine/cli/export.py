@@ -29,13 +29,9 @@ def run_export(options: argparse.Namespace) -> int:
         exported, projection = _placement(options)
     for content in exported.files.values():
         write(options.output, content)
-    saved = {
-        "to": options.to,
-        "saved": str(options.output),
-        "lines": list(exported.lines),
-        "notes": list(exported.notes),
-    }
-    answer(options, saved | {"even": None if projection is None else _priced(projection)}, _as_text)
+    saved = {"to": options.to, "saved": str(options.output), "lines": list(exported.lines)}
+    saved |= {"notes": list(exported.notes), "even": projection and _priced(projection)}
+    answer(options, saved, _as_text)
     return 0
 
 
@@ -83,13 +79,8 @@ def _trace(options: argparse.Namespace) -> str:
 
 
 def _priced(projection: EvenProjection) -> dict[str, Any]:
-    return {
-        "slots": projection.slots,
-        "added": projection.added,
-        "dropped": projection.dropped,
-        "before": projection.before.to_dict(),
-        "after": projection.after.to_dict(),
-    }
+    prices = {"before": projection.before.to_dict(), "after": projection.after.to_dict()}
+    return {"slots": projection.slots, "added": projection.added, "dropped": projection.dropped} | prices
 
 
 def _as_text(content: dict[str, Any]) -> str:

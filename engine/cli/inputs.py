@@ -33,14 +33,8 @@ def read_recording(file: str, model: MoEModel | None = None) -> Workload:
     with store.scratch() as folder:
         if model is None:
             return formats.read_workload(path, member=member, scratch=folder)
-        return formats.read_workload(
-            path,
-            member=member,
-            num_experts=model.experts,
-            bytes_per_token=model.bytes_per_token,
-            model=model,
-            scratch=folder,
-        )
+        sizes = {"num_experts": model.experts, "bytes_per_token": model.bytes_per_token}
+        return formats.read_workload(path, member=member, model=model, scratch=folder, **sizes)
 
 
 def read_cost(options: argparse.Namespace, cluster: Cluster) -> CostModel:
@@ -189,8 +183,7 @@ def read_step(
 def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
     """The problem from the options; they default to the plan's own inputs."""
     model, workload = inputs_of(options, plan)
-    digest = plan.provenance.inputs.get("cluster", "")
-    cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+    cluster = cluster_of(options, plan)
     inputs, second = plan.provenance.inputs, second_of(options, plan, model)
     step = read_step(options, model, cluster)
     for role, kind in (("step", TrainingStep), ("graph", OperatorGraph)):
@@ -199,12 +192,17 @@ def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
     return make_problem(workload, cluster, model, read_cost(options, cluster), second, **step)
 
 
-def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
-    """The cluster from the options, or the one that the plan was made for; None if it is not known here."""
+def cluster_of(options: argparse.Namespace, plan: Plan) -> Cluster:
+    """The cluster from the options, or the one that the plan was made for."""
     if options.cluster:
         return formats.read_cluster(options.cluster)
-    with contextlib.suppress(InputError):
-        return store.load_document(Cluster, plan.provenance.inputs.get("cluster", ""))
+    return store.load_document(Cluster, plan.provenance.inputs.get("cluster", ""))
+
+
+def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
+    """As `cluster_of`; None if the options name no cluster and the plan's is not known here."""
+    with contextlib.nullcontext() if options.cluster else contextlib.suppress(InputError):
+        return cluster_of(options, plan)
     return None
 
 

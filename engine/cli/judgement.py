@@ -7,7 +7,7 @@ from typing import Any
 
 from engine import formats, store
 from engine.cli.inputs import plans_and_problem, read_cost, read_recording, read_travel, split_setting
-from engine.cli.output import answer, progress, stopped_by_signals, table
+from engine.cli.output import answer, columns, progress, stopped_by_signals, table
 from engine.compare.baseline import running
 from engine.compare.evidence import Thresholds
 from engine.compare.held_out import roles_of
@@ -19,23 +19,28 @@ from engine.compare.wording import WORDS
 from engine.errors import InputError, StoppedError
 from engine.formats.packaged import is_packaged, packaged_config
 from engine.model import MoEModel
-from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.serving.choice import choose_operators
 from engine.serving.step import ServingStep
 from engine.simulate.serving import serve_as_measured
 from engine.units import digits, seconds, share, signed, size
-from engine.workload import Workload
 
 
 def run_verdict(options: argparse.Namespace) -> int:
-    thresholds = _thresholds(options.thresholds)
+    values = dict(split_setting(setting, "--threshold") for setting in options.thresholds)
+    if unknown := sorted(set(values) - set(Thresholds.model_fields)):
+        raise InputError(f"there is no threshold '{unknown[0]}' (there are: {', '.join(Thresholds.model_fields)})")
+    thresholds = Thresholds.from_values(values)
     files = options.workload or []
     options.workload = files[0] if files else None
     paths = [options.plan, *([options.deployed] if options.deployed else [])]
     (plan, *deployed), problem = plans_and_problem(options, paths)
-    deployed = [running(now.placement, plan, now.name) if _is_bare(now) else now for now in deployed]
-    recordings = [problem.workload, *(read_recording(file, problem.model) for file in files[1:]), *_remembered(plan)]
+    if deployed and deployed[0].provenance.optimiser == "file":  # a placement and nothing else
+        deployed = [running(deployed[0].placement, plan, deployed[0].name)]
+    recordings = [problem.workload, *(read_recording(file, problem.model) for file in files[1:])]
+    for digest in roles_of(plan):
+        with contextlib.suppress(InputError):  # the data folder may not have what the plan was made from
+            recordings.append(store.load_workload(digest))
     serving, notes = read_serving(options, problem) if options.serving else (None, [])
     with stopped_by_signals() as stop, progress() as report:
         verdict = verdict_of(
@@ -45,60 +50,31 @@ def run_verdict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _is_bare(deployed: Plan) -> bool:
-    """True if it was read from a file with a placement and nothing else."""
-    return deployed.provenance.optimiser == "file"
-
-
-def _thresholds(settings: list[str]) -> Thresholds:
-    values = dict(split_setting(setting, "--threshold") for setting in settings)
-    if unknown := sorted(set(values) - set(Thresholds.model_fields)):
-        raise InputError(f"there is no threshold '{unknown[0]}' (there are: {', '.join(Thresholds.model_fields)})")
-    return Thresholds.from_values(values)
-
-
-def _remembered(plan: Plan) -> list[Workload]:
-    """The recordings that the plan was made from, if the data folder has them."""
-    recordings = []
-    for digest in roles_of(plan):
-        with contextlib.suppress(InputError):
-            recordings.append(store.load_workload(digest))
-    return recordings
-
-
 def _verdict_as_text(content: dict[str, Any]) -> str:
     lines = [f"{content['plan']}: {WORDS[content['verdict']]}", *(f"  {reason}" for reason in content["reasons"]), ""]
-    rows = [
-        [
-            criterion["title"],
-            _value(criterion),
-            ("at least " if criterion["at_least"] else "at most ")
-            + _quantity(criterion["threshold"], criterion["unit"]),
-            "passed" if criterion["passed"] else "not passed",
-            criterion["name"],
-        ]
-        for criterion in content["criteria"]
-    ]
-    lines += [table(["figure", "value", "threshold", "", "name"], rows), ""]
+    limit = {True: "at least ", False: "at most "}
+    criteria = {
+        "figure": "title",
+        "value": _value,
+        "threshold": lambda row: limit[row["at_least"]] + _quantity(row["threshold"], row["unit"]),
+        "": lambda row: "passed" if row["passed"] else "not passed",
+        "name": "name",
+    }
+    parts = {
+        "held out": "part",
+        "planned on": "planned_on",
+        "now": lambda row: seconds(row["seconds_deployed"]),
+        "plan": lambda row: seconds(row["seconds"]),
+        "gain": lambda row: f"{signed(row['gain'])} ± {share(row['error'])}",
+        "made for it": lambda row: _gain(row["made_for_it"]),
+    }
+    beside = {"beside": "name", "gain held out": lambda row: _gain(row["gain"])}
+    beside["memory of replicas"] = lambda row: size(row["replica_bytes"])
+    lines += [columns(content["criteria"], criteria), ""]
     if content["parts"]:
-        lines += [table(["held out", "planned on", "now", "plan", "gain", "made for it"], _parts(content)), ""]
-    beside = [[row["name"], _gain(row["gain"]), size(row["replica_bytes"])] for row in content["beside"]]
-    lines.append(table(["beside", "gain held out", "memory of replicas"], beside))
+        lines += [columns(content["parts"], parts), ""]
+    lines.append(columns(content["beside"], beside))
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
-
-
-def _parts(content: dict[str, Any]) -> list[list[str]]:
-    return [
-        [
-            part["part"],
-            part["planned_on"],
-            seconds(part["seconds_deployed"]),
-            seconds(part["seconds"]),
-            f"{signed(part['gain'])} ± {share(part['error'])}",
-            _gain(part["made_for_it"]),
-        ]
-        for part in content["parts"]
-    ]
 
 
 def _gain(value: float | None) -> str:
@@ -155,41 +131,25 @@ def _point_as_json(point: RedundancyPoint) -> dict[str, Any]:
 
 
 def _slots_as_text(content: dict[str, Any]) -> str:
-    chosen = content["knee"]
-    rows = [
-        [
-            f"{point['slots']}" + (" ←" if point["slots"] == chosen["slots"] else ""),
-            str(point["spare"]),
-            str(point["slots_of_gpu"]),
-            f"{point['balancedness']:.3f}",
-            f"{point['planned_balancedness']:.3f}",
-            seconds(point["seconds"]),
-            signed(point["gain"]),
-            f"{signed(point['gain_low'])} to {signed(point['gain_high'])}" if turn else "",
-            signed(point["gain_worst"]),
-            size(point["memory_bytes"]),
-            size(point["gpu_bytes"]),
-        ]
-        for turn, point in enumerate(content["points"])
-    ]
+    chosen, (first, *_) = content["knee"], content["points"]
     interval = f"{share(content['confidence'])} interval"
-    header = [
-        "slots",
-        "spare",
-        "a GPU",
-        "balanced",
-        "as planned",
-        "time",
-        "gain",
-        interval,
-        "worst",
-        "memory of spare",
-        "experts per GPU",
-    ]
+    cells = {
+        "slots": lambda row: f"{row['slots']}" + (" ←" if row["slots"] == chosen["slots"] else ""),
+        "spare": "spare",
+        "a GPU": "slots_of_gpu",
+        "balanced": lambda row: f"{row['balancedness']:.3f}",
+        "as planned": lambda row: f"{row['planned_balancedness']:.3f}",
+        "time": lambda row: seconds(row["seconds"]),
+        "gain": lambda row: signed(row["gain"]),
+        interval: lambda row: "" if row is first else f"{signed(row['gain_low'])} to {signed(row['gain_high'])}",
+        "worst": lambda row: signed(row["gain_worst"]),
+        "memory of spare": lambda row: size(row["memory_bytes"]),
+        "experts per GPU": lambda row: size(row["gpu_bytes"]),
+    }
     where = "" if content["held_out"] else ", which was not held out: give another recording"
     lines = [
         f"planned on {content['planned_on']}, judged on {', '.join(content['judged_on'])}{where}",
-        table(header, rows),
+        columns(content["points"], cells),
         f"{chosen['slots']} slots, {chosen['spare']} of them spare: {content['why']}",
         f"limit: {content['limit']}",
         f"times are of {content['unit']}",
@@ -213,41 +173,18 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def _steps_as_text(content: dict[str, Any]) -> str:
     rows, decode = content["plans"], content["step"]["phase"] == "decode"
-    figures = [
-        [
-            row["name"],
-            seconds(row["step_seconds"]),
-            digits(row["tokens_per_second_per_gpu"]),
-            seconds(row["moe_seconds"]),
-            seconds(row["hidden_seconds"]),
-            share(row["step_seconds"] / row["bound_seconds"] - 1),
-            size(row["memory"]["total"]),
-            f"{row['gain']:+.1%}",
-        ]
-        for row in rows
-    ]
-    header = [
-        "plan",
-        "a token" if decode else "first token",
-        "tokens/s/GPU",
-        "MoE",
-        "hidden",
-        "above bound",
-        "memory",
-        "gain",
-    ]
-    kinds = list(rows[0]["parts"])
-    of_kind = [
-        [
-            kind,
-            *(
-                f"{seconds(row['parts'].get(kind, 0.0))} {share(row['parts'].get(kind, 0.0) / _busy(row))}"
-                for row in rows
-            ),
-        ]
-        for kind in kinds
-    ]
-    lines = [table(header, figures), "", table(["part", *(row["name"] for row in rows)], of_kind), ""]
+    cells = {
+        "plan": "name",
+        "a token" if decode else "first token": lambda row: seconds(row["step_seconds"]),
+        "tokens/s/GPU": lambda row: digits(row["tokens_per_second_per_gpu"]),
+        "MoE": lambda row: seconds(row["moe_seconds"]),
+        "hidden": lambda row: seconds(row["hidden_seconds"]),
+        "above bound": lambda row: share(row["step_seconds"] / row["bound_seconds"] - 1),
+        "memory": lambda row: size(row["memory"]["total"]),
+        "gain": lambda row: f"{row['gain']:+.1%}",
+    }
+    parts = [[kind, *(_part(row["parts"], kind) for row in rows)] for kind in rows[0]["parts"]]
+    lines = [columns(rows, cells), "", table(["part", *(row["name"] for row in rows)], parts), ""]
     lines += [f"{row['name']}: {_room(row['memory'])}" for row in rows]
     lines += [f"operators: {rows[0]['operator_source']}", f"MoE layers: {rows[0]['moe_source']}"]
     return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
@@ -261,8 +198,10 @@ def _room(memory: dict[str, Any]) -> str:
     )
 
 
-def _busy(row: dict[str, Any]) -> float:
-    return sum(row["parts"].values())
+def _part(parts: dict[str, float], kind: str) -> str:
+    """Seconds of a kind of work, and its share of the time at work."""
+    part = parts.get(kind, 0.0)
+    return f"{seconds(part)} {share(part / sum(parts.values()))}"
 
 
 def read_serving(options: argparse.Namespace, problem: Problem) -> tuple[Serving, list[str]]:
@@ -309,16 +248,6 @@ def run_trust(options: argparse.Namespace) -> int:
 
 
 def _trust_as_text(summaries: list[dict[str, Any]]) -> str:
-    rows = [
-        [
-            row["of"],
-            row["hardware"],
-            str(row["nodes"]),
-            share(row["mean"]),
-            share(row["worst"]),
-            str(row["points"]),
-            str(row["fitted"]),
-        ]
-        for row in summaries
-    ]
-    return table(["predicted", "on", "nodes", "mean error", "worst", "points held out", "points fitted"], rows)
+    cells = {"predicted": "of", "on": "hardware", "nodes": "nodes"}
+    cells |= {"mean error": lambda row: share(row["mean"]), "worst": lambda row: share(row["worst"])}
+    return columns(summaries, cells | {"points held out": "points", "points fitted": "fitted"})

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine import formats, store
+from engine import formats
 from engine.cli.arguments import CLUSTER
-from engine.cli.inputs import drawn_cluster, inputs_of, second_of, step_of
+from engine.cli.inputs import cluster_of, drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals, table
-from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.jobs.launches import ByLayer, KeptPreference, LaunchAnswer, LaunchedPlan, describe_run
 from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
@@ -69,26 +68,11 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     else:
         refuse_options(options)
     if options.on == "testbed":
-        digest = plans[0].provenance.inputs.get("cluster", "")
-        cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+        cluster = cluster_of(options, plans[0])
     elif any(map(uses_nodes, plans)):
         cluster = drawn_cluster(options, plans[0])
-    return Launch(
-        plans,
-        workload,
-        model,
-        cluster,
-        second,
-        on=options.on,
-        scale=options.scale,
-        destination=destination,
-        ranks=options.ranks,
-        tokens=options.tokens,
-        repeats=options.repeats,
-        limit=options.limit,
-        dtype=options.dtype,
-        step=step,
-    )
+    named = {name: getattr(options, name) for name in ("on", "scale", "ranks", "tokens", "repeats", "limit", "dtype")}
+    return Launch(plans, workload, model, cluster, second, destination=destination, step=step, **named)
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -153,8 +137,7 @@ def destination_of(options: argparse.Namespace, plan: Plan) -> Destination:
         if name not in kind.model_fields:
             raise InputError(f"{_option(name)} is not for --on {options.on}")
     if fields.get("gpus_per_node") != 0 or "nodes" not in fields:
-        digest = plan.provenance.inputs.get("cluster", "")
-        cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+        cluster = cluster_of(options, plan)
         sized = {"nodes", "gpus_per_node"} <= set(fields)
         fields = (gpus_of(cluster) if sized else as_drawn(cluster)) | fields
     needed = {name for name, field in kind.model_fields.items() if field.is_required()} - set(DERIVED)
@@ -201,10 +184,9 @@ def _launched_plan(run: LaunchedPlan) -> str:
     total = run.measured_seconds / run.predicted_seconds
     rows.append(["waiting between steps", seconds(run.predicted_waiting_seconds), seconds(run.waiting_seconds), ""])
     rows.append(["total", seconds(run.predicted_seconds), seconds(run.measured_seconds), ratio(total)])
-    spread = f"{seconds(min(run.pass_seconds))} to {seconds(max(run.pass_seconds))}"
     return "\n".join(
         [
-            f"{run.name}: median of {len(run.pass_seconds)} passes ({spread})",
+            f"{run.name}: median of {len(run.pass_seconds)} passes ({_spread(run)})",
             table(["step", "predicted", "measured", "measured / predicted"], rows),
             *_launched_layers(run.by_layer),
             f"differs from the unplanned computation by {run.difference:.2g} of its largest number (rounding explains up to "
@@ -212,6 +194,10 @@ def _launched_plan(run: LaunchedPlan) -> str:
             f"predicted with {run.predicted['cost_source']}",
         ]
     )
+
+
+def _spread(run: LaunchedPlan) -> str:
+    return f"{seconds(min(run.pass_seconds))} to {seconds(max(run.pass_seconds))}"
 
 
 def _launched_layers(layers: ByLayer) -> list[str]:
@@ -225,10 +211,8 @@ def _launched_layers(layers: ByLayer) -> list[str]:
 
 def _launched_together(runs: Sequence[LaunchedPlan], preference: KeptPreference) -> str:
     rows = []
-    for place in preference.order:
-        run = runs[place]
-        passes, predicted, measured = run.pass_seconds, run.predicted_seconds, run.measured_seconds
-        spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
-        rows.append([run.name, seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
+    for run in (runs[place] for place in preference.order):
+        predicted, measured = run.predicted_seconds, run.measured_seconds
+        rows.append([run.name, seconds(predicted), seconds(measured), ratio(measured / predicted), _spread(run)])
     header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0].pass_seconds)} passes"]
     return "\n".join([table(header, rows), *preference.lines])

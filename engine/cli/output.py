@@ -5,7 +5,7 @@ import contextlib
 import io
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     with console.capture() as text:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+def columns(rows: Iterable[dict[str, Any]], cells: dict[str, str | Callable[[dict[str, Any]], str]]) -> str:
+    """A table with a line for each of the rows.
+
+    cells: by the header of a column its key in the rows, or a function from a row to the text
+    """
+    written = [cell if callable(cell) else lambda row, key=cell: str(row[key]) for cell in cells.values()]
+    return table(list(cells), [[cell(row) for cell in written] for row in rows])
 
 
 def gap(gap: float | None) -> str:

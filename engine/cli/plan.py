@@ -7,16 +7,15 @@ from typing import Any
 
 from engine import parallel
 from engine.cli.inputs import new_problem, split_setting
-from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
-from engine.compare.comparison import Candidate, Choice, Comparison
+from engine.cli.output import OVERLOAD, answer, columns, gap, overload, progress, stopped_by_signals, write
+from engine.compare.comparison import Choice, Comparison
 from engine.compare.sensitivity import describe_graph, operators_of
 from engine.errors import InputError, one_line
 from engine.goal import Goal
-from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.store.problems import save_inputs
-from engine.systems import System, named_for, systems_for
+from engine.systems import named_for, systems_for
 from engine.units import quantity, seconds, share, size
 from engine.validate import refuse_broken
 
@@ -52,24 +51,27 @@ def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list
     if options.output:
         refuse_broken(best, problem)
         write(options.output, best.to_json())
-    rows = [_row(candidate, plan) for candidate, plan in ranked]
+    rows = [
+        # Without the plan, which has a file of its own.
+        candidate.model_dump(mode="json", exclude={"plan"})
+        | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+        for candidate, plan in ranked
+    ]
     answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, _plans_as_text)
     if lost:
         raise lost
     return INFEASIBLE if fastest.status == Status.INFEASIBLE.value else 0
 
 
-def _row(candidate: Candidate, plan: Plan) -> dict[str, Any]:
-    """A candidate without its plan, which has a file of its own."""
-    figures = candidate.model_dump(mode="json", exclude={"plan"})
-    return figures | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
-
-
 def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
-    """The systems that --system names, each with those of the --set options that it has. Raises InputError for an option that
-    none of them has."""
-    fitting = systems_for(problem)
-    systems = list(fitting.values()) if options.system == "all" else [_system_called(options.system, problem)]
+    """The systems that --system names, each with those of the --set options that it has. Raises InputError for a system that
+    plans for another goal, and for an option that none of them has."""
+    systems, named = list(systems_for(problem).values()), named_for(problem)
+    if options.system != "all":
+        if options.system not in named:
+            goal = Goal.TRAINING if problem.goal is Goal.TRAINING else Goal.INFERENCE
+            raise InputError(f"{options.system} does not plan {goal}; those that do: {', '.join(named)}")
+        systems = [named[options.system]]
     settings = dict(split_setting(setting) for setting in options.settings)
     own = [set(system.options.model_fields) for system in systems]
     for name in settings:
@@ -80,15 +82,6 @@ def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
         (system, {name: value for name, value in settings.items() if name in names})
         for system, names in zip(systems, own, strict=True)
     ]
-
-
-def _system_called(name: str, problem: Problem) -> System:
-    """The system of that name for the problem's goal. Raises InputError if it plans for another goal."""
-    registry = named_for(problem)
-    if name not in registry:
-        goal = Goal.TRAINING if problem.goal is Goal.TRAINING else Goal.INFERENCE
-        raise InputError(f"{name} does not plan {goal}; those that do: {', '.join(registry)}")
-    return registry[name]
 
 
 def run_graph(options: argparse.Namespace) -> int:
@@ -102,43 +95,29 @@ def run_graph(options: argparse.Namespace) -> int:
 
 
 def _plans_as_text(answer: dict[str, Any]) -> str:
-    rows = []
-    for plan in answer["plans"]:
-        figures = plan["metrics"]
-        if (parts := figures["decomposition"]) is not None:
-            rows.append(
-                [
-                    plan["name"],
-                    seconds(figures["total"]),
-                    seconds(figures["bound"]),
-                    gap(figures["gap"]),
-                    seconds(parts["communication"]),
-                    seconds(parts["computation"]),
-                    seconds(parts["overlapped"]),
-                    seconds(plan["runtime"]),
-                    plan["proof"],
-                ]
-            )
-            continue
-        rows.append(
-            [
-                plan["name"],
-                seconds(figures["total"]),
-                seconds(figures["bound"]),
-                gap(figures["gap"]),
-                gap(figures["order_gap"]),
-                f"{figures['balancedness']:.3f}",
-                overload(figures),
-                share(figures["kept_local"]),
-                seconds(plan["runtime"]),
-                plan["proof"],
-            ]
-        )
-    header = ["plan", "time", "bound", "gap", "order gap", "balanced", "overload", "kept local", "found in", "proven"]
-    explained = OVERLOAD
-    if answer["plans"][0]["metrics"]["decomposition"] is not None:
-        header[4:8], explained = ["exposed comm.", "exposed comp.", "overlapped"], ""
-    lines = [table(header, rows) + explained]
+    cells = {
+        "plan": "name",
+        "time": lambda plan: seconds(plan["metrics"]["total"]),
+        "bound": lambda plan: seconds(plan["metrics"]["bound"]),
+        "gap": lambda plan: gap(plan["metrics"]["gap"]),
+    }
+    if answer["plans"][0]["metrics"]["decomposition"] is None:
+        explained = OVERLOAD
+        cells |= {
+            "order gap": lambda plan: gap(plan["metrics"]["order_gap"]),
+            "balanced": lambda plan: f"{plan['metrics']['balancedness']:.3f}",
+            "overload": lambda plan: overload(plan["metrics"]),
+            "kept local": lambda plan: share(plan["metrics"]["kept_local"]),
+        }
+    else:
+        explained = ""
+        cells |= {
+            "exposed comm.": lambda plan: seconds(plan["metrics"]["decomposition"]["communication"]),
+            "exposed comp.": lambda plan: seconds(plan["metrics"]["decomposition"]["computation"]),
+            "overlapped": lambda plan: seconds(plan["metrics"]["decomposition"]["overlapped"]),
+        }
+    cells |= {"found in": lambda plan: seconds(plan["runtime"]), "proven": "proof"}
+    lines = [columns(answer["plans"], cells) + explained]
     for plan in answer["plans"]:
         lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
     if answer["saved"]:
@@ -147,19 +126,15 @@ def _plans_as_text(answer: dict[str, Any]) -> str:
 
 
 def _graph_as_text(answer: dict[str, Any]) -> str:
-    rows = [
-        [
-            f"{row['phase']} {row['kind']}",
-            str(row["operators"]),
-            f"{row['flop'] / 1e9:,.1f}",
-            size(row["sent"]),
-            seconds(row["seconds"]),
-        ]
-        for row in answer["rows"]
-    ]
+    cells = {
+        "kind": lambda row: f"{row['phase']} {row['kind']}",
+        "operators": "operators",
+        "GFLOP": lambda row: f"{row['flop'] / 1e9:,.1f}",
+        "sent": lambda row: size(row["sent"]),
+        "time": lambda row: seconds(row["seconds"]),
+    }
     lines = [f"{answer['name']}: {answer['operators']} operators, {answer['dependencies']} dependencies"]
-    lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
-    lines.append(f"costs: {answer['cost_source']}")
+    lines += [columns(answer["rows"], cells), f"costs: {answer['cost_source']}"]
     if answer["saved"]:
         lines.append(f"saved: {answer['saved']}")
     return "\n".join(lines)

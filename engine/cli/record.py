@@ -22,9 +22,7 @@ HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.S
 
 def run_record(options: argparse.Namespace) -> int:
     _check(options)
-    if options.prompts is None:
-        return _from_recorder(options)
-    return _from_answers(options)
+    return _from_recorder(options) if options.prompts is None else _from_answers(options)
 
 
 def _check(options: argparse.Namespace) -> None:

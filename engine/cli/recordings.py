@@ -23,7 +23,7 @@ from engine.model import MoEModel
 from engine.plan import Placement
 from engine.timeline import over_layers
 from engine.units import ratio, share, size
-from engine.workload import Finding, RoutingTrace, Workload
+from engine.workload import Finding, Workload
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -137,24 +137,13 @@ def run_convert(options: argparse.Namespace) -> int:
     for lost in written.lost if not options.json else ():
         print(f"not in {options.output.name}: {lost}", file=sys.stderr)
     if written.size > MAX_FILE_BYTES:
-        print(
-            f"{options.output.name} has {size(written.size)}; files are read here up to {size(MAX_FILE_BYTES)}",
-            file=sys.stderr,
-        )
+        limit = f"files are read here up to {size(MAX_FILE_BYTES)}"
+        print(f"{options.output.name} has {size(written.size)}; {limit}", file=sys.stderr)
     seen = inspect(workload, model)
-    answer(
-        options,
-        {
-            "name": workload.name,
-            "kind": seen.kind,
-            "from": seen.format,
-            "file": str(options.output),
-            "format": written.format,
-            "bytes": written.size,
-            "lost": list(written.lost),
-        },
-        _converted_as_text,
-    )
+    content = {"name": workload.name, "kind": seen.kind, "from": seen.format, "file": str(options.output)}
+    content |= {"format": written.format, "bytes": written.size, "lost": list(written.lost)}
+    said = f"{workload.name}: written as {written.format} to {options.output} ({size(written.size)})"
+    answer(options, content, lambda _: said)
     return 0
 
 
@@ -177,8 +166,15 @@ def run_synthetic(options: argparse.Namespace) -> int:
     if options.output.suffix.lower() != ".npz":
         raise InputError(f"{options.output}: a synthetic recording is written as .npz")
     trace = _recipe(options).draw(formats.read_model(options.model))
-    _save(trace, options.output)
-    answer(options, {"recording": inspect(trace).to_dict(), "saved": str(options.output)}, _synthetic_as_text)
+    try:
+        with replace_atomically(options.output) as draft:  # whole or not at all
+            write_npz(trace, draft)
+    except OSError as error:
+        raise InputError(f"{options.output} cannot be written: {error.strerror}") from None
+    content = {"recording": inspect(trace).to_dict(), "saved": str(options.output)}
+    answer(
+        options, content, lambda _: f"{_inspected_as_text(content['recording'])}\nsaved the recording: {options.output}"
+    )
     return 0
 
 
@@ -196,39 +192,22 @@ def _recipe(options: argparse.Namespace) -> Recipe | ImbalanceRecipe:
     return ImbalanceRecipe(options.preset, options.tokens, steps, options.seed)
 
 
-def _save(trace: RoutingTrace, path: Path) -> None:
-    """Write the recording whole or not at all. Raises InputError when it cannot be written."""
-    try:
-        with replace_atomically(path) as draft:
-            write_npz(trace, draft)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _synthetic_as_text(content: dict[str, Any]) -> str:
-    return f"{_inspected_as_text(content['recording'])}\nsaved the recording: {content['saved']}"
-
-
 CHOSEN_BY = {"keep-prefill": "--keep prefill", "keep-decode": "--keep decode", "fold-slots": "--deployed FILE"}
 """The options of `inspect --fix` for remedies that need a decision or a file."""
 
 
 def _inspected_as_text(answer: dict[str, Any]) -> str:
-    files = answer.get("files", [answer])
-    return "\n\n".join(_recording_as_text(file) if "max_over_mean" in file else _other_file(file) for file in files)
+    return "\n\n".join(_file_as_text(file) for file in answer.get("files", [answer]))
 
 
-def _other_file(file: dict[str, Any]) -> str:
-    lines = [f"{file['name']}: {file['title']}; {file['belongs']}"]
-    return "\n".join(lines + [f"  {check['severity']}: {check['message']}" for check in file["checks"]])
-
-
-def _recording_as_text(recording: dict[str, Any]) -> str:
+def _file_as_text(recording: dict[str, Any]) -> str:
+    checks = [f"  {check['severity']}: {check['message']}" for check in recording["checks"]]
+    if "max_over_mean" not in recording:
+        return "\n".join([f"{recording['name']}: {recording['title']}; {recording['belongs']}", *checks])
     skew = recording["skew"]
     sizes = f"{recording['layers']} MoE layers × {recording['experts']} experts"
-    sizes = (
-        f"{recording['tokens']:,} tokens × {sizes}, top-{recording['k']}" if recording["tokens"] is not None else sizes
-    )
+    if recording["tokens"] is not None:
+        sizes = f"{recording['tokens']:,} tokens × {sizes}, top-{recording['k']}"
     lines = [f"{recording['name']}: {recording['title']}, {sizes}"]
     lines.append(f"  skew (busiest expert / mean): {ratio(skew['mean'])} on average over layers; {over_layers(skew)}")
     if recording["foretold_share"]:
@@ -237,20 +216,14 @@ def _recording_as_text(recording: dict[str, Any]) -> str:
             f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
             f"{share(1 / recording['experts'])})"
         )
-    lines += [f"  {check['severity']}: {check['message']}" for check in recording["checks"]]
-    if "mended" in recording:
-        lines += (
-            _mended_as_text(recording["mended"])
-            if recording["mended"]
-            else [_nothing_mended_as_text(recording["checks"])]
-        )
+    lines += checks
+    if recording.get("mended"):
+        lines += _mended_as_text(recording["mended"])
+    elif "mended" in recording:
+        remedies = [check["remedy"] for check in recording["checks"]]
+        options = " or ".join(CHOSEN_BY[remedy] for remedy in remedies if remedy in CHOSEN_BY)
+        lines.append("nothing was mended, and nothing written" + (f"; choose with {options}" if options else ""))
     return "\n".join(lines)
-
-
-def _nothing_mended_as_text(checks: list[dict[str, Any]]) -> str:
-    """A line with the options for remedies that need a decision."""
-    options = " or ".join(CHOSEN_BY[check["remedy"]] for check in checks if check["remedy"] in CHOSEN_BY)
-    return "nothing was mended, and nothing written" + (f"; choose with {options}" if options else "")
 
 
 def _mended_as_text(mended: dict[str, Any]) -> list[str]:
@@ -263,7 +236,3 @@ def _mended_as_text(mended: dict[str, Any]) -> list[str]:
         *(f"  not in the file: {lost}" for lost in mended["lost"]),
         *(f"  still {check['severity']}: {check['message']}" for check in left),
     ]
-
-
-def _converted_as_text(answer: dict[str, Any]) -> str:
-    return f"{answer['name']}: written as {answer['format']} to {answer['file']} ({size(answer['bytes'])})"

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from engine.cli.inputs import plans_and_problem
-from engine.cli.output import OVERLOAD, answer, gap, overload, progress, stopped_by_signals, table, write
+from engine.cli.output import OVERLOAD, answer, columns, gap, overload, progress, stopped_by_signals, write
 from engine.compare.figures import metrics, speedup
 from engine.schema import json_text
 from engine.simulate import loads_of, simulate
@@ -54,9 +54,16 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _simulation_as_text(answer: dict[str, Any]) -> str:
     figures = answer["metrics"]
+    factors = figures["balance"]["overload_factor"]
+    imbalance = figures["balance"]["imbalance_ratio"]["mean"]
+    last = [
+        f"  balancedness {figures['balancedness']:.3f}, overload factor {ratio(factors['mean'])} (imbalance ratio "
+        f"{digits(imbalance)}); over layers {over_layers(factors)}",
+        f"  costs: {answer['cost_source']}",
+    ]
     lines = [f"{answer['name']} ({answer['id'][:12]}): {seconds(figures['total'])} simulated"]
     if figures["decomposition"] is not None:
-        return "\n".join([*lines, *_step_figures(figures), f"  costs: {answer['cost_source']}"])
+        return "\n".join([*lines, *_step_figures(figures), *last])
     lines.append(f"  {answer['how_simulated']}")
     lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({gap(figures['order_gap'])} away)")
     if figures["bound"] is not None and answer["bound_covers"] != "order":
@@ -69,9 +76,7 @@ def _simulation_as_text(answer: dict[str, Any]) -> str:
         f"  utilisation {share(figures['utilisation'])}, kept local {share(figures['kept_local'])}, up to "
         f"{size(figures['memory'])} of experts on a GPU"
     )
-    lines += _balance(figures)
-    lines.append(f"  costs: {answer['cost_source']}")
-    return "\n".join(lines)
+    return "\n".join(lines + last)
 
 
 def _step_figures(figures: dict[str, Any]) -> list[str]:
@@ -83,47 +88,20 @@ def _step_figures(figures: dict[str, Any]) -> list[str]:
         "  busy: " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items() if value),
         f"  utilisation {share(figures['utilisation'])}, weights, gradients and momentum up to {size(figures['memory'])} on "
         "a GPU",
-        *_balance(figures),
-    ]
-
-
-def _balance(figures: dict[str, Any]) -> list[str]:
-    factors = figures["balance"]["overload_factor"]
-    imbalance = figures["balance"]["imbalance_ratio"]["mean"]
-    return [
-        f"  balancedness {figures['balancedness']:.3f}, overload factor {ratio(factors['mean'])} (imbalance ratio "
-        f"{digits(imbalance)}); over layers {over_layers(factors)}"
     ]
 
 
 def _comparison_as_text(answer: dict[str, Any]) -> str:
-    rows = []
-    for plan in answer["plans"]:
-        figures = plan["metrics"]
-        rows.append(
-            [
-                f"{plan['file']} ({plan['name']})",
-                plan["order"],
-                seconds(figures["total"]),
-                ratio(plan["speedup"]),
-                gap(figures["order_gap"]),
-                f"{figures['balancedness']:.3f}",
-                overload(figures),
-                share(figures["kept_local"]),
-                share(figures["utilisation"]),
-                str(plan["moved_experts"]),
-            ]
-        )
-    header = [
-        "plan",
-        "order",
-        "time",
-        "speed",
-        "order gap",
-        "balanced",
-        "overload",
-        "kept local",
-        "utilisation",
-        "moved experts",
-    ]
-    return table(header, rows) + OVERLOAD
+    cells = {
+        "plan": lambda plan: f"{plan['file']} ({plan['name']})",
+        "order": "order",
+        "time": lambda plan: seconds(plan["metrics"]["total"]),
+        "speed": lambda plan: ratio(plan["speedup"]),
+        "order gap": lambda plan: gap(plan["metrics"]["order_gap"]),
+        "balanced": lambda plan: f"{plan['metrics']['balancedness']:.3f}",
+        "overload": lambda plan: overload(plan["metrics"]),
+        "kept local": lambda plan: share(plan["metrics"]["kept_local"]),
+        "utilisation": lambda plan: share(plan["metrics"]["utilisation"]),
+        "moved experts": "moved_experts",
+    }
+    return columns(answer["plans"], cells) + OVERLOAD

@@ -13,7 +13,6 @@ the field are those of the pairs.
 
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +22,11 @@ from engine.compare.synthetic import Recipe, synthetic
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.result import Limits
+from tests.benchmarks.shared import V2_LITE, columns
 from tests.cases.placements import permutation_affinity, planted_affinity, topic_affinity
 from tests.oracles.placing import check_affinity
 
-RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+RESULT = {"gap": "7.1%", "seconds": "7.1f", "status": "9"}
 
 
 class ModelOfSize(NamedTuple):
@@ -42,9 +42,8 @@ def linear(layers: int, experts: int, gpus: int) -> np.ndarray:
 
 
 def made_up(seconds: float) -> None:
-    print(
-        f"{'instance':34} {'linear':>11} {'alternating':>11} {'affinity':>9} {'staged':>9} {'gap':>7} {'seconds':>7}  status"
-    )
+    formats = {"instance": "34", "linear": "11.0f", "alternating": "11.1%", "affinity": "9.1%", "staged": "9.1%"}
+    row = columns(formats | RESULT)
     cases = [
         ("permutation", 12, 32, 8, None, 20_000),
         ("topic", 12, 32, 8, None, 20_000),
@@ -65,16 +64,12 @@ def made_up(seconds: float) -> None:
         opponent = instance.cost(alternating(instance.transitions, gpus, limit)[0]) / usual - 1
         stages = affinity(instance, Limits(limit, exact=False), staged=True).objective / usual - 1 if node else np.nan
         name = f"{kind} {layers} x {experts} on {gpus}" + (f" in {gpus // node} nodes" if node else "")
-        print(
-            f"{name:34} {usual:11.0f} {opponent:11.1%} {cost / usual - 1:9.1%} {stages:9.1%} {result.gap:7.1%} "
-            f"{result.runtime:7.1f}  {result.status}",
-            flush=True,
-        )
+        row(name, usual, opponent, cost / usual - 1, stages, result.gap, result.runtime, result.status)
 
 
 def production(seconds: float) -> None:
     """61 layers of 256 experts on 64 GPUs, by the studio's generator too: the share kept, and its bound."""
-    print(f"{'61 x 256 on 64':34} {'linear':>7} {'affinity':>9} {'at most':>9} {'gap':>7} {'seconds':>7}  status")
+    row = columns({"61 x 256 on 64": "34.34", "linear": "7.4f", "affinity": "9.4f", "at most": "9.4f"} | RESULT)
     shape, made = ModelOfSize(range(61), 256, 8), {"permutation": permutation_affinity(61, 256, 400_000)}
     made["topic"] = topic_affinity(61, 256, 100_000)
     for recipe in (Recipe(8192, 0.8, 0.0), Recipe(8192, 0.5, 0.5), Recipe(8192, 0.5, 0.9)):
@@ -83,21 +78,14 @@ def production(seconds: float) -> None:
         instance = AffinityInstance(counts, 64)
         result = affinity(instance, Limits(seconds))
         least = min(result.bound, check_affinity(result.solution, counts, 64)[0])
-        print(
-            f"{name:34.34} {kept(linear(61, 256, 64), counts):7.4f} {kept(result.solution, counts):9.4f} "
-            f"{1 - least / counts.sum():9.4f} {result.gap:7.1%} {result.runtime:7.1f}  {result.status}",
-            flush=True,
-        )
+        shares = [kept(place, counts) for place in (linear(61, 256, 64), result.solution)]
+        row(name[:34], *shares, 1 - least / counts.sum(), result.gap, result.runtime, result.status)
 
 
 def planted(seconds: float) -> None:
     recovered, proven, longest, cases = 0, 0, 0.0, 0
-    for layers, experts, gpus, tokens in (
-        (12, 32, 8, 20_000),
-        (12, 32, 16, 20_000),
-        (24, 64, 32, 50_000),
-        (24, 64, 8, 50_000),
-    ):
+    shapes = ((12, 32, 8, 20_000), (12, 32, 16, 20_000), (24, 64, 32, 50_000), (24, 64, 8, 50_000))
+    for layers, experts, gpus, tokens in shapes:
         for strength in (0.15, 0.3, 0.5):
             counts, place = planted_affinity(layers, experts, gpus, tokens, strength)
             instance = AffinityInstance(counts, gpus)
@@ -110,30 +98,24 @@ def planted(seconds: float) -> None:
 
 
 def recorded(seconds: float) -> None:
-    if not RECORDINGS.is_file():
+    if not V2_LITE.is_file():
         print("the recordings are not here")
         return
-    head = ("planned on", "linear", "alternating", "affinity", "in sample", "gap")
-    print(f"{'recording, split':22} {head[0]:>12} {head[1]:>7} {head[2]:>11} {head[3]:>9} {head[4]:>9} {head[5]:>6}")
-    with np.load(RECORDINGS) as archive:
+    formats = {"recording, split": "22", "planned on": "12", "linear": "7.4f", "alternating": "11.4f"}
+    row = columns(formats | {"affinity": "9.4f", "in sample": "9.4f", "gap": "6.1%"})
+    with np.load(V2_LITE) as archive:
         recordings = {name: archive[name].astype(np.int16) for name in archive.files}
     for name, experts in recordings.items():
         tokens = len(experts)
-        for split, order in (
-            ("halves", np.arange(tokens)),
-            ("at random", np.random.default_rng(0).permutation(tokens)),
-        ):
+        orders = {"halves": np.arange(tokens), "at random": np.random.default_rng(0).permutation(tokens)}
+        for split, order in orders.items():
             ours, theirs = experts[order[: tokens // 2]], experts[order[tokens // 2 :]]
             for convention, first in (("pairs", False), ("first choice", True)):
                 plan_on, score_on = (transitions(half, 64, first) for half in (ours, theirs))
                 result = affinity(AffinityInstance(plan_on, 8), Limits(seconds))
                 opponent, _ = alternating(plan_on, 8, seconds)
                 shares = [kept(place, score_on) for place in (linear(26, 64, 8), opponent, result.solution)]
-                print(
-                    f"{f'{name}, {split}':22} {convention:>12} {shares[0]:7.4f} {shares[1]:11.4f} {shares[2]:9.4f} "
-                    f"{kept(result.solution, plan_on):9.4f} {result.gap:6.1%}",
-                    flush=True,
-                )
+                row(f"{name}, {split}", convention, *shares, kept(result.solution, plan_on), result.gap)
 
 
 def alternating(counts: np.ndarray, gpus: int, seconds: float, seed: int = 0) -> tuple[np.ndarray, int]:

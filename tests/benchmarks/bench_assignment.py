@@ -3,9 +3,6 @@
 `python -m tests.benchmarks.bench_assignment [kernels | whole-models | two-models …]`: all three unless some are named.
 """
 
-import sys
-import time
-
 import numpy as np
 
 from engine.cluster import Cluster, Node
@@ -20,10 +17,10 @@ from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.systems.aurora_exclusive import assign_layers, fixed_compute
+from tests.benchmarks.shared import columns, run_parts, timed
 from tests.oracles.placing import check_colocation, check_colocation_heterogeneous
 from tests.strategies import make_gpu, make_model
 
-SPEEDS = (1.0, 0.8, 0.5, 0.4)
 EXPERT_SECONDS_PER_TOKEN, TOKENS_PER_SECOND = 2e-6, 1e6
 
 
@@ -32,11 +29,17 @@ def layer(experts: int, gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     popularity = rng.dirichlet(np.full(experts, 4.0))
     tokens = np.stack([rng.multinomial(8192, rng.dirichlet(200 * popularity)) for _ in range(gpus)]).astype(np.float64)
-    return tokens, np.array(SPEEDS)[np.arange(gpus) * 4 // gpus]
+    return tokens, four_speeds(gpus)
+
+
+def four_speeds(gpus: int) -> np.ndarray:
+    """float64[gpu]: four types, as many GPUs of each."""
+    return np.array([1.0, 0.8, 0.5, 0.4])[np.arange(gpus) * 4 // gpus]
 
 
 def kernels() -> None:
-    print(f"{'kernel':14} {'experts x GPUs':>14} {'seconds':>8} {'gap':>9} {'Thm 5.1':>8} {'random':>8}  status")
+    formats = {"kernel": "14", "experts x GPUs": "14", "seconds": "8.4f", "gap": "9.2e", "Thm 5.1": "8.3f"}
+    row = columns(formats | {"random": "8.3f", "status": "9"})
     cases = [(n, n) for n in (8, 64, 128, 512)] + [(16, 8), (64, 8), (256, 64)]
     for experts, gpus in cases:
         slots = np.full(gpus, experts // gpus)
@@ -48,11 +51,8 @@ def kernels() -> None:
             result = assign(instance) if experts == gpus else assign_groups(instance, slots=slots)
             by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), speed, slots)) / result.objective
             by_chance = instance.cost(random_assignment(experts, slots, seed)) / result.objective
-            print(
-                f"{result.provenance.optimiser:14} {f'{experts} x {gpus}':>14} {result.runtime:8.4f} {result.gap:9.2e} "
-                f"{by_rule:8.3f} {by_chance:8.3f}  {result.status}",
-                flush=True,
-            )
+            name, shape = result.provenance.optimiser, f"{experts} x {gpus}"
+            row(name, shape, result.runtime, result.gap, by_rule, by_chance, result.status)
     rng = np.random.default_rng(0)
     for n in (64, 512):
         unrelated = AssignmentInstance(rng.random((n, n)), rng.random((n, n)), np.zeros(n), np.zeros((n, n)))
@@ -74,9 +74,8 @@ def cluster(gpus: int, mixed: bool, link: float | None) -> Cluster:
 
 
 def whole_models() -> None:
-    print(
-        f"{LAYERS} layers; {'experts':>8} {'GPUs':>5} {'types':>5} {'links':>5} {'skew':>5} {'seconds':>8} {'gap':>7}  note"
-    )
+    formats = {f"{LAYERS} layers; experts": "20", "GPUs": "5", "types": "5", "links": "5", "skew": "5"}
+    row = columns(formats | {"seconds": "8.1f", "gap": "7.2%", "note": "0"})
     for experts in (256, 1024):
         model = make_model(LAYERS, experts, 8)
         for skew in (0.0, 0.8):
@@ -87,20 +86,15 @@ def whole_models() -> None:
                         continue
                     problem = Problem(trace, cluster(gpus, mixed, link), model, Datasheet())
                     problem.demand  # noqa: B018 - counted before the clock starts
-                    started = time.perf_counter()
-                    _, bound, notes, _ = assign_layers(problem, "even", 20.0, 0, lambda: False, lambda *_: None)
-                    seconds = time.perf_counter() - started
+                    limits = ("even", 20.0, 0, lambda: False, lambda *_: None)
+                    (_, bound, notes, _), seconds = timed(assign_layers, problem, *limits)
                     # The bound counts gate and aggregation too, which no placement changes.
                     fixed = sum(step.max(axis=1).sum() for step in fixed_compute(problem).values())
                     gap = notes["placement objective"].value / (bound - fixed) - 1
-                    print(
-                        f"{experts:>19} {gpus:>5} {4 if mixed else 1:>5} {'yes' if link else 'no':>5} {skew:>5} "
-                        f"{seconds:>8.1f} {max(gap, 0.0):>7.2%}  {notes['placement'].value}",
-                        flush=True,
-                    )
+                    figures = (seconds, max(gap, 0.0), str(notes["placement"].value))
+                    row(experts, gpus, 4 if mixed else 1, "yes" if link else "no", skew, *figures)
 
 
-FOUR_SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
 TIME_LIMIT = 20.0
 
 
@@ -113,7 +107,7 @@ def traffic(experts: int, seed: int) -> np.ndarray:
 def timeline(gpus: int, seed: int, types: bool) -> tuple[np.ndarray, np.ndarray]:
     """The cost of the one-GPU timeline on four types of GPU or on all different ones, and the weight of pairs alone."""
     rng = np.random.default_rng(1000 + seed)
-    speed = FOUR_SPEEDS[np.arange(gpus) * 4 // gpus] if types else np.sort(rng.uniform(0.4, 1.0, gpus))[::-1]
+    speed = four_speeds(gpus) if types else np.sort(rng.uniform(0.4, 1.0, gpus))[::-1]
     four = traffic(gpus, seed)
     models = []
     for send, receive in (four[:2], four[2:]):
@@ -126,33 +120,39 @@ def timeline(gpus: int, seed: int, types: bool) -> tuple[np.ndarray, np.ndarray]
 def scalar(gpus: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Costs (a + b) / speed on four types of GPU: numerical three-dimensional matching."""
     of_a, of_b = traffic(gpus, seed)[[1, 3]]
-    speed = FOUR_SPEEDS[np.arange(gpus) * 4 // gpus]
+    speed = four_speeds(gpus)
     return (of_a[None, :, None] + of_b) / speed[:, None, None], of_a[:, None] + of_b
 
 
 def equal_gpus() -> None:
-    print(f"{'colocate, experts':18} {'seconds':>8} {'gap':>6} {'sorting':>8} {'random':>7}")
+    formats = {"colocate, experts": "18", "seconds": "8.4f", "gap": "6.0e", "sorting": "8.3f", "random": "7.3f"}
+    row = columns(formats)
     for experts in (8, 64, 256, 512, 1024):
         four = traffic(experts, 0)
         result = min((colocate(*four) for _ in range(3)), key=lambda result: result.runtime)
         by_rule = sorted_colocation(np.maximum(four[0], four[1]), np.maximum(four[2], four[3]))
         others = (check_colocation(partner, *four) for partner in (by_rule, random_colocation(experts, 0)))
-        ratios = [other / result.objective for other in others]
-        print(f"{experts:18} {result.runtime:8.4f} {result.gap:6.0e} {ratios[0]:8.3f} {ratios[1]:7.3f}", flush=True)
+        row(experts, result.runtime, result.gap, *(other / result.objective for other in others))
 
 
 def mixed_gpus(instances: int) -> None:
-    print(
-        f"\n{'costs':22} {'n':>3} {'decoupled':>16} {'local search':>23} {'exact':>22}\n"
-        f"{'':26} {'mean':>8} {'max':>7} {'mean':>8} {'max':>7} {'s':>6} {'proven':>7} {'mean s':>7} {'max s':>6} gap"
-    )
-    kinds = (
-        ("timeline, 4 types", lambda n, seed: timeline(n, seed, True), (8, 16, 32, 64)),
-        ("timeline, all different", lambda n, seed: timeline(n, seed, False), (8, 16, 32, 64)),
-        ("(a + b) / speed", scalar, (8, 16, 32, 64)),
-    )
-    for name, make, sizes in kinds:
-        for gpus in sizes:
+    formats = {"costs": "22", "n": "3", "decoupled, mean": "+15.1%", "max": "+7.1%", "local search, mean": "+18.2%"}
+    formats |= {
+        "largest": "+7.2%",
+        "s": "6.2f",
+        "exact, proven": "13",
+        "mean s": "7.2f",
+        "max s": "6.2f",
+        "gap": "6.2%",
+    }
+    row = columns(formats, "two models a GPU of several types")
+    kinds = {
+        "timeline, 4 types": lambda n, seed: timeline(n, seed, True),
+        "timeline, all different": lambda n, seed: timeline(n, seed, False),
+        "(a + b) / speed": scalar,
+    }
+    for name, make in kinds.items():
+        for gpus in (8, 16, 32, 64):
             rows = []
             for seed in range(instances):
                 cost, weight = make(gpus, seed)
@@ -162,12 +162,9 @@ def mixed_gpus(instances: int) -> None:
                 ratios = (paper / best.objective - 1, quick.objective / best.objective - 1)
                 rows.append((*ratios, quick.runtime, best.runtime, best.gap))
             column = np.array(rows).T
-            print(
-                f"{name:22} {gpus:4} {column[0].mean():+8.1%} {column[0].max():+7.1%} {column[1].mean():+8.2%} "
-                f"{column[1].max():+7.2%} {column[2].mean():6.2f} {np.sum(column[4] == 0):4}/{instances:<3}"
-                f"{column[3].mean():7.2f} {column[3].max():6.2f} {column[4].max():.2%}",
-                flush=True,
-            )
+            mean, most = column.mean(axis=1), column.max(axis=1)
+            proven = f"{np.sum(column[4] == 0)}/{instances}"
+            row(name, gpus, mean[0], most[0], mean[1], most[1], mean[2], proven, mean[3], most[3], most[4])
 
 
 def two_models() -> None:
@@ -175,7 +172,5 @@ def two_models() -> None:
     mixed_gpus(5)
 
 
-PARTS = {"kernels": kernels, "whole-models": whole_models, "two-models": two_models}
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    run_parts({"kernels": kernels, "whole-models": whole_models, "two-models": two_models})

@@ -5,7 +5,6 @@ the last thing is drawn, on the first visit in a studio that was restarted and h
 graphics card the browser draws with the same processors as the studio.
 """
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,19 +14,17 @@ from playwright.sync_api import Page, expect
 from app.sidebar import SECTIONS
 from engine.cli.output import table
 from engine.units import seconds
-from tests import warm
-from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_of, prepare, studio
+from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_kept, warm_studio
+from tests.benchmarks.bench_sessions import ELSEWHERE
 from tests.browser.conftest import chromium, settle, watched_page
 
 PAGES = {entry.file.replace("_", "-"): entry.title for section in SECTIONS.values() for entry in section}
 FIRST = "workload"
-ELSEWHERE = "operate"
-"""A page that shows nothing of the open session."""
 
 
 def waits(folder: Path, kept: Kept, page: Page, name: str) -> tuple[float, float]:
     """Seconds of the first visit of a page after a restart, and of going there again."""
-    with studio(folder) as (port, _):
+    with warm_studio(folder) as (port, _):
         start = ELSEWHERE if name == FIRST else ""
         page.goto(f"http://127.0.0.1:{port}/{start}?{kept.query_of(name)}")
         settle(page)
@@ -50,20 +47,17 @@ def _wait(page: Page, title: str) -> float:
 def main() -> int:
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
     columns: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as name, chromium() as browser:
-        address = Path(name) / "warm"
-        os.environ[warm.ADDRESS] = str(address)
-        with warm.serving(address), watched_page(browser, viewport={"width": 1440, "height": 900}) as page:
-            for case in cases_of(sizes):
-                folder = Path(name) / case.name
-                os.environ["SWITCHYARD_DATA"] = str(folder)
-                kept, columns[case.name] = prepare(folder, case), {}
-                for page_name in PAGES:
-                    visits = [waits(folder, kept, page, page_name) for _ in range(ATTEMPTS)]
-                    columns[case.name][page_name] = [min(times) for times in zip(*visits, strict=True)]
-                    print(
-                        case.name, page_name, *map(seconds, columns[case.name][page_name]), file=sys.stderr, flush=True
-                    )
+    with (
+        tempfile.TemporaryDirectory() as name,
+        chromium() as browser,
+        watched_page(browser, viewport={"width": 1440, "height": 900}) as page,
+    ):
+        for case, folder, kept in cases_kept(Path(name), sizes):
+            columns[case] = {}
+            for page_name in PAGES:
+                visits = [waits(folder, kept, page, page_name) for _ in range(ATTEMPTS)]
+                columns[case][page_name] = [min(times) for times in zip(*visits, strict=True)]
+                print(case, page_name, *map(seconds, columns[case][page_name]), file=sys.stderr, flush=True)
     cells = [[page, *("; ".join(map(seconds, column[page])) for column in columns.values())] for page in PAGES]
     print(table(["in Chromium: first visit after a restart; again", *columns], cells))
     return 0

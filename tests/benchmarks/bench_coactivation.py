@@ -17,16 +17,17 @@ At last made-up routing of production size, 256 experts, top-8, on 32 GPUs: seco
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
 from engine.result import Limits
+from tests.benchmarks.shared import V2_LITE, columns
 from tests.cases.placements import topic_tokens
 from tests.oracles.placing import check_coactivation
 
-RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 GPUS, SEEDS = 8, (0, 1, 2)
 PORT_WEIGHT, PATIENCE = 0.3, 30
 
@@ -38,40 +39,52 @@ def blocks(instance: CoactivationInstance) -> np.ndarray:
 
 def rows_into(instance: CoactivationInstance, gpu_of_expert: np.ndarray) -> np.ndarray:
     """Rows into every GPU (node) from others: int64[layer, group]."""
-    home = instance.home_group
     into = np.zeros((instance.layers, instance.groups), dtype=np.int64)
     for layer, place in enumerate(gpu_of_expert):
-        visited = np.zeros((len(home), instance.groups + 1), dtype=bool)
-        np.put_along_axis(visited, place[instance.experts[layer]] // instance.group_size, True, axis=1)
-        visited[np.arange(len(home)), home] = False
-        into[layer] = visited[:, : instance.groups].sum(axis=0)
+        into[layer] = visits(instance, place[instance.experts[layer]])
     return into
+
+
+def visits(instance: CoactivationInstance, gpu: np.ndarray) -> np.ndarray:
+    """Rows into every GPU (node) from others for tokens that are served by gpu int64[token, choice]: int64[group]."""
+    visited = np.zeros((len(gpu), instance.groups + 1), dtype=bool)
+    np.put_along_axis(visited, gpu // instance.group_size, True, axis=1)
+    visited[np.arange(len(gpu)), instance.home_group] = False
+    return visited[:, : instance.groups].sum(axis=0)
 
 
 def saved(instance: CoactivationInstance, gpu_of_expert: np.ndarray) -> tuple[float, float, float]:
     """(rows saved, busiest port saved, load max / mean) against contiguous blocks, shares."""
     ours, usual = rows_into(instance, gpu_of_expert), rows_into(instance, blocks(instance))
-    port = ours.max(axis=1).sum() / usual.max(axis=1).sum()
-    return 1 - ours.sum() / usual.sum(), 1 - port, float(instance.imbalance(gpu_of_expert).mean())
+    return *shares_saved(ours, usual), float(instance.imbalance(gpu_of_expert).mean())
+
+
+def shares_saved(ours: np.ndarray, usual: np.ndarray) -> tuple[float, float]:
+    """(rows saved, busiest port saved) of rows float64[layer, group]."""
+    return 1 - ours.sum() / usual.sum(), 1 - ours.max(axis=1).sum() / usual.max(axis=1).sum()
 
 
 def recorded(path: Path, seconds: float) -> None:
-    print(
-        f"{'task, travel, tokens from':34} {'cap':>4} {'port':>5} {'rows saved':>11} {'busiest':>8} {'load':>6} "
-        f"{'in sample':>10} {'seconds':>8} {'gap':>6}"
-    )
+    formats = {"task, travel, tokens from": "34", "cap": "4", "port": "5", "rows saved": "11.1%", "busiest": "8.1%"}
+    row = columns(formats | {"load": "6.2f", "in sample": "10.1%", "seconds": "8.1f", "gap": "6.1%"})
     with np.load(path) as archive:
         tasks = {name: archive[name].astype(np.int16).transpose(1, 0, 2) for name in archive.files}
     for name, experts in tasks.items():
         for travel, per_node in (("gpu", None), ("node", 2)):
             for outside in (True, False):
                 for cap, port_weight in ((None, 0.0), (1.1, 0.0), (1.1, PORT_WEIGHT))[:: 1 if outside else 2]:
-                    label = f"{name}, {travel}, {'outside' if outside else 'GPUs'}"
-                    compare(label, experts, (GPUS, per_node, travel, cap), outside, port_weight, seconds)
+                    for label, *figures in compare(
+                        experts, (GPUS, per_node, travel, cap), outside, port_weight, seconds
+                    ):
+                        label = label or f"{name}, {travel}, {'outside' if outside else 'GPUs'}"
+                        row(label, cap or "-", port_weight, *figures)
 
 
-def compare(label: str, experts: np.ndarray, shape: tuple, outside: bool, port_weight: float, seconds: float) -> None:
-    """One line: plans of three seeds for the first half of the tokens, scored on the second."""
+def compare(
+    experts: np.ndarray, shape: tuple, outside: bool, port_weight: float, seconds: float
+) -> Iterator[tuple[str, ...]]:
+    """The figures of plans of three seeds for the first half of the tokens, scored on the second; with a weight of the busiest
+    port also those with a spare slot."""
     half = experts.shape[1] // 2
     source = np.full(experts.shape[1], -1) if outside else np.arange(experts.shape[1]) % GPUS
     plan_on = CoactivationInstance(experts[:, :half], source[:half], *shape, 64)
@@ -86,15 +99,9 @@ def compare(label: str, experts: np.ndarray, shape: tuple, outside: bool, port_w
         held_out.append(saved(score_on, result.solution))
         in_sample.append(saved(plan_on, result.solution)[0])
     proven = coactivation(plan_on, Limits(3 * seconds, wall=3 * PATIENCE * seconds), port_weight=port_weight)
-    rows, busiest, load = min(held_out)
-    print(
-        f"{label:34} {shape[3] or '-':>4} {port_weight:5} {rows:11.1%} {busiest:8.1%} {load:6.2f} {min(in_sample):10.1%} "
-        f"{longest:8.1f} {proven.gap:6.1%}",
-        flush=True,
-    )
+    yield "", *min(held_out), min(in_sample), longest, proven.gap
     if port_weight:
-        rows, busiest, load = saved_with_copies(plan_on, score_on, result.solution)
-        print(f"{'  with one spare slot per GPU':45} {rows:11.1%} {busiest:8.1%} {load:6.2f}", flush=True)
+        yield "  with one spare slot per GPU", *saved_with_copies(plan_on, score_on, result.solution), "", "", ""
 
 
 def saved_with_copies(
@@ -105,17 +112,15 @@ def saved_with_copies(
     ours, usual = np.zeros((score_on.layers, score_on.groups)), rows_into(score_on, blocks(score_on))
     for layer in range(score_on.layers):
         gpu, _ = served(score_on, layer, holds[layer])
-        visited = np.zeros((len(gpu), score_on.groups + 1), dtype=bool)
-        np.put_along_axis(visited, gpu // score_on.group_size, True, axis=1)
-        visited[np.arange(len(gpu)), score_on.home_group] = False
-        ours[layer] = visited[:, : score_on.groups].sum(axis=0)
+        ours[layer] = visits(score_on, gpu)
         load = np.bincount(gpu.ravel(), minlength=score_on.gpus)
         loads.append(load.max() / load.mean())
-    return 1 - ours.sum() / usual.sum(), 1 - ours.max(axis=1).sum() / usual.max(axis=1).sum(), float(np.mean(loads))
+    return *shares_saved(ours, usual), float(np.mean(loads))
 
 
 def production() -> None:
-    print(f"{'256 experts, top-8, 32 GPUs':34} {'cap':>4} {'rows saved':>11} {'load':>6} {'seconds':>8} {'gap':>6}")
+    formats = {"256 experts, top-8, 32 GPUs": "34", "cap": "4", "rows saved": "11.1%", "load": "6.2f"}
+    row = columns(formats | {"seconds": "8.1f", "gap": "6.1%", "status": "9"})
     layers = 2
     experts = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(layers)])
     for travel in ("gpu", "node"):
@@ -130,15 +135,12 @@ def production() -> None:
                 rows, _ = check_coactivation(result.solution, experts, instance.source_gpu, 32, 8, travel)
                 rows_saved = 1 - sum(rows) / instance.rows(blocks(instance)).sum()
                 load = instance.imbalance(result.solution).max()
-                print(
-                    f"{travel:34} {cap or '-':>4} {rows_saved:11.1%} {load:6.2f} {took:8.1f} "
-                    f"{f'{result.gap:.1%}' if seconds > 2 else '-':>6} {result.status}",
-                    flush=True,
-                )
+                gap = result.gap if seconds > 2 else "-"
+                row(travel, cap or "-", rows_saved, load, took, gap, result.status)
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDINGS
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else V2_LITE
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 3.0
     instance = CoactivationInstance(np.zeros((1, 1, 1), dtype=np.int16), np.zeros(1, dtype=np.int64), 2)
     coactivation(instance)  # compiled code is loaded before the clock starts

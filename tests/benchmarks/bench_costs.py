@@ -4,13 +4,13 @@ Also the time of a whole table of GEMMs, and how well a size left out of the tab
 """
 
 import argparse
-import time
 
 import numpy as np
 
 from engine.catalogue import gpu
 from engine.costs import Datasheet, Silicon
 from engine.costs.silicon import GEMM_DTYPES, MACHINES, gemm_table
+from tests.benchmarks.shared import timed
 from tests.costs.source_errors import cross_errors, left_out_errors
 
 
@@ -20,9 +20,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     print(Silicon().source)
-    begin = time.perf_counter()
-    errors = cross_errors(arguments.gpus)
-    print(f"\nRelative errors ({time.perf_counter() - begin:.1f} s)")
+    errors, seconds = timed(cross_errors, arguments.gpus)
+    print(f"\nRelative errors ({seconds:.1f} s)")
     wide = errors.pivot(index=["gpu", "operation"], columns="source", values=["mean", "worst"])
     print(wide.map(lambda error: f"{error:.1%}" if np.isfinite(error) else "").to_string())
 
@@ -35,9 +34,8 @@ def main() -> None:
 
     rows = np.random.default_rng(0).uniform(0, 1000, (60, 64, 256))
     for cost in (Silicon(), Datasheet()):
-        begin = time.perf_counter()
-        cost.gemm(gpu("H100"), rows, 4096, 4096, "bf16")
-        print(f"{rows.size} GEMMs by {type(cost).__name__}: {(time.perf_counter() - begin) * 1e3:.0f} ms")
+        _, seconds = timed(cost.gemm, gpu("H100"), rows, 4096, 4096, "bf16")
+        print(f"{rows.size} GEMMs by {type(cost).__name__}: {seconds * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,19 @@ from engine.formats import check_recording, read_workload
 from engine.units import seconds, size
 from engine.workload import RoutingTrace
 from tests.benchmarks.recordings import LOADS, ROUTING, Recording
+from tests.benchmarks.shared import columns
 
 RECORDINGS = {recording.name: recording for recording in (*ROUTING, *LOADS)}
-COLUMNS = "{:26}{:>11}{:>9}{:>10}{:>10}{:>12}{:>13}{:>10}"
+COLUMNS = {
+    "": "26",
+    "rows": "11",
+    "files": "9",
+    "read": "10",
+    "CPU": "10",
+    "rows/s": "12",
+    "then checks": "13",
+    "memory": "9",
+}
 
 
 def peak() -> int:
@@ -39,7 +49,7 @@ def measure(name: str, folder: Path) -> dict[str, float]:
     return {"read": read, "cpu": cpu, "checked": checked, "memory": memory, "rows": rows}
 
 
-def line_of(recording: Recording, rows: int) -> str:
+def row_of(recording: Recording, rows: int) -> tuple[str, ...]:
     """The table's row of a format, measured in a child."""
     rows = min(rows, recording.most)
     with tempfile.TemporaryDirectory() as name:
@@ -49,16 +59,9 @@ def line_of(recording: Recording, rows: int) -> str:
         command = [sys.executable, "-m", "tests.benchmarks.bench_formats", "--child", recording.name, name]
         answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     rows = answer["rows"] or rows
-    return COLUMNS.format(
-        recording.name,
-        f"{rows:,}",
-        size(length),
-        seconds(answer["read"]),
-        seconds(answer["cpu"]),
-        f"{rows / answer['read']:,.0f}/s",
-        seconds(answer["checked"]),
-        size(answer["memory"]),
-    )
+    read, cpu, checked = (seconds(answer[name]) for name in ("read", "cpu", "checked"))
+    rate, memory = f"{rows / answer['read']:,.0f}", size(answer["memory"])
+    return recording.name, f"{rows:,}", size(length), read, cpu, rate, checked, memory
 
 
 def main() -> None:
@@ -66,10 +69,10 @@ def main() -> None:
         print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]))))
         return
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    print(COLUMNS.format("", "rows", "files", "read", "CPU", "rows", "then checks", "memory"))
+    row = columns(COLUMNS)
     for name, recording in RECORDINGS.items():
         if any(word in name for word in sys.argv[2:] or [""]):
-            print(line_of(recording, rows), flush=True)
+            row(*row_of(recording, rows))
 
 
 if __name__ == "__main__":

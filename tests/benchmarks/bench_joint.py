@@ -1,7 +1,7 @@
 """Fronts between affinity and balance on recorded traffic: `python -m tests.benchmarks.bench_joint`."""
 
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,36 +16,26 @@ from engine.placement.robust import score_matrix
 from engine.placement.transitions import transitions
 from engine.result import Limits
 from tests.benchmarks.bench_affinity import ModelOfSize
+from tests.benchmarks.shared import V2_LITE, timed
 
-ROOT = Path(__file__).resolve().parents[2]
-DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
-TINY = ROOT / "sample_traces" / "tiny-moe"
+TINY = Path(__file__).parents[2] / "sample_traces" / "tiny-moe"
 GPUS = 8
 
 
 def traffic(experts: np.ndarray, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
     """Transitions float64[layer - 1, expert, expert] and load float64[layer, expert] of int[token, layer, k]."""
-    chosen = experts.astype(np.int64)
-    pairs = chosen[:, :-1, :, None] * num_experts + chosen[:, 1:, None, :]
-    size = (num_experts, num_experts)
-    hops = [np.bincount(pairs[:, layer].ravel(), minlength=num_experts**2) for layer in range(pairs.shape[1])]
-    load = [np.bincount(chosen[:, layer].ravel(), minlength=num_experts) for layer in range(chosen.shape[1])]
-    return np.array(hops, float).reshape(-1, *size), np.array(load, float)
+    load = [np.bincount(chosen.ravel(), minlength=num_experts) for chosen in experts.swapaxes(0, 1).astype(np.int64)]
+    return transitions(experts, num_experts), np.array(load, float)
 
 
 def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, points: int = 9) -> None:
     """The front planned on (transitions, load) pairs, every point scored on all of `scored`."""
-    transitions, load = (np.stack(part) for part in zip(*planned, strict=True))
-    instance = JointInstance(transitions, load, equal_slots(num_experts, GPUS))
-    began = time.perf_counter()
-    front_points = front(instance, points=points)
-    seconds = time.perf_counter() - began
+    hops, load = (np.stack(part) for part in zip(*planned, strict=True))
+    instance = JointInstance(hops, load, equal_slots(num_experts, GPUS))
+    front_points, seconds = timed(partial(front, instance, points=points))
     linear = np.tile(linear_assignment(num_experts, instance.slots), (instance.layers, 1))
     places = [linear, *(point.gpu_of_expert for point in front_points)]
     shares = [np.eye(GPUS)[place] for place in places]
-
-    def short_of_own(score: np.ndarray) -> np.ndarray:
-        return score[[0, 1], [0, 1]] - score
 
     scores = score_matrix(shares, [pair[1] for pair in scored.values()], [pair[0] for pair in scored.values()])
     print(f"\n{title}: {len(front_points)} points in {seconds:.1f} s; kept share / balancedness on")
@@ -53,15 +43,13 @@ def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, 
     kept_before = instance.figures(linear).kept_share.min(), instance.figures(linear).balancedness.min()
     rows = [("linear", *kept_before), *((f"{p.weight:.3f}", p.kept_share, p.balancedness) for p in front_points)]
     for index, (name, kept, balance) in enumerate(rows):
-        cells = "".join(
-            f"{kept_there:>13.3f} / {there:.3f}"
-            for kept_there, there in zip(scores.kept_share[index], scores.balancedness[index], strict=True)
-        )
+        there = zip(scores.kept_share[index], scores.balancedness[index], strict=True)
+        cells = "".join(f"{share:>13.3f} / {balanced:.3f}" for share, balanced in there)
         print(f"{name:>8}  {kept:9.3f} / {balance:.3f}{cells}", flush=True)
 
 
 def deepseek() -> None:
-    with np.load(DEEPSEEK) as recorded:
+    with np.load(V2_LITE) as recorded:
         halves = {name: np.array_split(recorded[name], 2) for name in ("intent", "summary")}
     seen, unseen = ({name: traffic(half[i], 64) for name, half in halves.items()} for i in (0, 1))
     scored = {f"{name}, 2nd half": pair for name, pair in unseen.items()}
@@ -127,10 +115,10 @@ def main() -> None:
     production()
     for model in ("alpha", "beta"):
         tiny(model)
-    if DEEPSEEK.is_file():
+    if V2_LITE.is_file():
         deepseek()
     else:
-        print(f"{DEEPSEEK} is not here: no DeepSeek fronts", file=sys.stderr)
+        print(f"{V2_LITE} is not here: no DeepSeek fronts", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ are over different layers.
 """
 
 import argparse
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +26,12 @@ from engine.problem import Problem
 from engine.result import Limits
 from engine.simulate.two_phase import SCHEMES, TwoPhaseOptions, TwoPhaseResult, two_phase
 from engine.workload import RoutingTrace
+from tests.benchmarks.shared import columns, timed
 from tests.oracles.placing import check_devices
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "tiny-moe"
-OTHER_SECONDS = 0.017
-COPIES = 64.0
+NAMES = ("alpha-code", "alpha-prose", "alpha-man")
+SETTINGS = {"copies": 64.0, "other_seconds": 0.017}
 ROUNDS = 10
 """Random orders of the test sequences, so that percentiles are over more batches than the recording fills."""
 
@@ -59,9 +59,8 @@ def shuffled(trace: RoutingTrace, tokens: int, seed: int = 0) -> RoutingTrace:
 
 def hostings() -> None:
     print("Hostings of Zipf popularities (exponent 0.6 to 1.2, 20 layers): largest load over mean or over the bound")
-    print(
-        f"{'experts x devices, cap':>24} {'one each':>9} {'Lina':>7} {'search 0':>9} {'ms':>6} {'search':>7} {'ms':>6} bound"
-    )
+    formats = {"experts x devices, cap": "24", "one each": "9.3f", "Lina": "7.3f", "search 0": "9.4f", "ms": "6.1f"}
+    row = columns(formats | {"search": "7.4f", "its ms": "6.0f", "bound x mean": "12.3f"})
     for experts, devices, cap in ((16, 16, 2), (16, 16, 4), (16, 8, 4), (64, 16, 5), (64, 16, 4), (256, 64, 5)):
         rows = []
         rng = np.random.default_rng(0)
@@ -73,45 +72,29 @@ def hostings() -> None:
             lina = replicate_devices(DevicesInstance(popularity, devices, cap), method="lina")
             quick = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False), kicks=0)
             best = replicate_devices(DevicesInstance(popularity, devices, cap), Limits(exact=False))
-            figures = [check_devices(hosting, popularity, devices, experts) for hosting in (linear, lina.solution)]
-            figures += [quick.objective, quick.runtime * 1e3, best.objective, best.runtime * 1e3, bound * devices]
-            rows.append(
-                [
-                    figures[0] / bound,
-                    figures[1] / bound,
-                    figures[2] / bound,
-                    figures[3],
-                    figures[4] / bound,
-                    *figures[5:],
-                ]
-            )
-        mean = np.mean(rows, axis=0)
-        print(
-            f"{f'{experts} x {devices}, {cap}':>24} {mean[0]:9.3f} {mean[1]:7.3f} {mean[2]:9.4f} {mean[3]:6.1f} "
-            f"{mean[4]:7.4f} {mean[5]:6.0f} {mean[6]:.3f} x mean"
-        )
+            figures = [check_devices(each, popularity, devices, experts) / bound for each in (linear, lina.solution)]
+            for result in (quick, best):
+                figures += [result.objective / bound, result.runtime * 1e3]
+            rows.append([*figures, bound * devices])
+        row(f"{experts} x {devices}, {cap}", *np.mean(rows, axis=0))
     print("Proofs (CP-SAT after the search, at most 10 s)")
     for experts, devices, cap in ((6, 4, 2), (8, 4, 2), (8, 4, 4), (8, 8, 2), (12, 6, 3), (16, 8, 4)):
         popularity = 1 / np.arange(1, experts + 1) ** 0.9
         result = replicate_devices(DevicesInstance(popularity, devices, cap))
-        print(
-            f"  {experts} x {devices}, {cap}: {result.status}, gap {result.gap:.1e}, {result.runtime:.2f} s", flush=True
-        )
+        proof = f"{result.status}, gap {result.gap:.1e}, {result.runtime:.2f} s"
+        print(f"  {experts} x {devices}, {cap}: {proof}", flush=True)
 
 
 def patterns() -> None:
     print("\nTable 2: the four most popular experts of a layer")
-    for name in ("alpha-code", "alpha-prose", "alpha-man"):
+    for name in NAMES:
         trace = recording(name)
         top = [most_popular(row, 4).tolist() for row in trace.load]
         print(f"  {name}: " + "; ".join(f"layer {layer}: {row}" for layer, row in enumerate(top)))
 
 
 def pairs() -> list[tuple[str, RoutingTrace, RoutingTrace]]:
-    own = [
-        (name, half(recording(name), 0), half(recording(name), 1))
-        for name in ("alpha-code", "alpha-prose", "alpha-man")
-    ]
+    own = [(name, half(recording(name), 0), half(recording(name), 1)) for name in NAMES]
     return [*own, ("code -> prose", recording("alpha-code"), recording("alpha-prose"))]
 
 
@@ -129,20 +112,19 @@ def scheduling(gpus: int) -> None:
     testbed = cluster_presets()["lina-4-nodes"].cluster
     cluster = Cluster(name=f"{gpus} GPUs", nodes=testbed.nodes[: gpus // 4], latency=testbed.latency)
     model = model_presets()["tiny-moe-alpha"].model.model_copy(update={"d_model": 512, "d_ff": 2048})
-    options = TwoPhaseOptions(copies=COPIES, other_seconds=OTHER_SECONDS)
+    options = TwoPhaseOptions(**SETTINGS)
     for name, train, test in pairs():
         batches = shuffled(test, options.batch_tokens)
         problem = Problem(batches, cluster, model, Datasheet())
-        begin = time.perf_counter()
-        results = [two_phase(problem, train, replace(options, path_length=length)) for length in (1, 3, 6)]
-        seconds = (time.perf_counter() - begin) / len(results)
-        print(f"\n{name} on {gpus} GPUs, {results[0].batches} batches, {seconds:.2f} s a simulation")
+        lengths = [replace(options, path_length=length) for length in (1, 3, 6)]
+        results, seconds = timed(lambda: [two_phase(problem, train, each) for each in lengths])  # noqa: B023
+        print(f"\n{name} on {gpus} GPUs, {results[0].batches} batches, {seconds / 3:.2f} s a simulation")
         print("Table 5: Lina by path length (inference time over ideal: median and 95th percentile)")
         for result in results:
             print(summary(f"path length {result.options.path_length}", result))
         middle = results[1]
         print("Figures 16 to 18: multiples of ideal, median and 95th percentile; ms a batch waits for the scheduler")
-        best = two_phase(problem, train, TwoPhaseOptions(copies=COPIES, other_seconds=OTHER_SECONDS, packing="best"))
+        best = two_phase(problem, train, replace(options, packing="best"))
         for label, result in (("", middle), (" (best hosting)", best)):
             for scheme in SCHEMES if not label else SCHEMES[2:]:
                 f = result.figures(scheme)
@@ -152,9 +134,8 @@ def scheduling(gpus: int) -> None:
                     f"waits {f.waiting * 1e3:.1f}"
                 )
         layers = " ".join("-" if np.isnan(right) else f"{right:.2f}" for right in middle.accuracy_of_layer())
-        print(
-            f"Figure 19: right by layer {layers}; ideal takes {np.median(middle.inference_seconds('ideal')) * 1e3:.0f} ms"
-        )
+        ideal = np.median(middle.inference_seconds("ideal")) * 1e3
+        print(f"Figure 19: right by layer {layers}; ideal takes {ideal:.0f} ms")
         print("What the paper leaves open (path length 3)")
         for label, change in (
             ("truncation to the letter", {"renormalise": False}),
@@ -163,25 +144,19 @@ def scheduling(gpus: int) -> None:
             ("lists in order", {"check": "order"}),
             ("only the experts' part, no copies", {"copies": 1.0, "other_seconds": 0.0}),
         ):
-            settings = {"copies": COPIES, "other_seconds": OTHER_SECONDS} | change
-            print(summary(label, two_phase(problem, train, TwoPhaseOptions(**settings))), flush=True)
+            print(summary(label, two_phase(problem, train, replace(options, **change))), flush=True)
 
 
 def kernels() -> None:
     trace = recording("alpha-code")
     experts = trace.experts[:, :, 0]
-    begin = time.perf_counter()
-    profile = profile_paths(experts, 16, 3)
-    middle = time.perf_counter()
-    for _ in range(100):
-        estimate = profile.estimate(experts[:2048, 2:5], 4, 1)
-    end = time.perf_counter()
-    for _ in range(100):
-        pack_devices(16 * estimate / estimate.sum(), 16, 4)
-    last = time.perf_counter()
+    profile, profiling = timed(profile_paths, experts, 16, 3)
+    estimates, estimating = timed(lambda: [profile.estimate(experts[:2048, 2:5], 4, 1) for _ in range(100)])
+    estimate = estimates[-1]
+    _, packing = timed(lambda: [pack_devices(16 * estimate / estimate.sum(), 16, 4) for _ in range(100)])
     print(
-        f"\nprofile of {trace.tokens} tokens, 5 layers, path length 3: {(middle - begin) * 1e3:.1f} ms; estimate of 2048 "
-        f"tokens {(end - middle) * 10:.2f} ms; Lina's packing {(last - end) * 10:.2f} ms"
+        f"\nprofile of {trace.tokens} tokens, 5 layers, path length 3: {profiling * 1e3:.1f} ms; estimate of 2048 tokens "
+        f"{estimating * 10:.2f} ms; Lina's packing {packing * 10:.2f} ms"
     )
 
 

@@ -13,10 +13,8 @@ from contextlib import ExitStack
 from itertools import cycle, islice
 from pathlib import Path
 
-import psutil
-
 from engine.units import size
-from tests.benchmarks.bench_sessions import Session, start
+from tests.benchmarks.bench_sessions import Session, studio
 
 KEPT = 125
 """Seconds until Streamlit has forgotten who has left, and a little more."""
@@ -35,28 +33,21 @@ def live(port: int, runs: int) -> list[str]:
 
 
 def main(sessions: int = 200, runs: int = 10) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        server, port = start(Path(folder))
-        process = psutil.Process(server.pid)
-        try:
-            for _ in range(3):  # every page seen, every cache of the sample filled
-                faults = live(port, 20)
-            before = process.memory_info().rss
-            print(f"{size(before)} with every page of the sample seen", flush=True)
-            began = time.monotonic()
-            for number in range(1, sessions + 1):
-                faults += live(port, runs)
-                if number % max(1, sessions // 4) == 0:
-                    now = process.memory_info().rss
-                    took = time.monotonic() - began
-                    print(f"{size(now)} after {number} sessions, {number * runs} runs, {took:.0f} s", flush=True)
-            time.sleep(KEPT)
-            for _ in range(2):  # Streamlit forgets when somebody leaves, and Python collects when the next page has run
-                faults += live(port, runs)
-            after = process.memory_info().rss
-        finally:
-            server.terminate()
-            server.wait(10)
+    with tempfile.TemporaryDirectory() as folder, studio(Path(folder)) as (port, process):
+        for _ in range(3):  # every page seen, every cache of the sample filled
+            faults = live(port, 20)
+        before = process.memory_info().rss
+        print(f"{size(before)} with every page of the sample seen", flush=True)
+        began = time.monotonic()
+        for number in range(1, sessions + 1):
+            faults += live(port, runs)
+            if number % max(1, sessions // 4) == 0:
+                now, took = process.memory_info().rss, time.monotonic() - began
+                print(f"{size(now)} after {number} sessions, {number * runs} runs, {took:.0f} s", flush=True)
+        time.sleep(KEPT)
+        for _ in range(2):  # Streamlit forgets when somebody leaves, and Python collects when the next page has run
+            faults += live(port, runs)
+        after = process.memory_info().rss
     print(f"{size(after)} once all have left: {size(after - before)} more")
     print("\n".join(faults) or "no page showed an error")
     return 1 if faults or after - before > ENOUGH else 0

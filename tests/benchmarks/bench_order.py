@@ -1,13 +1,12 @@
 """Matched and two-tier orders: distance from the bound, phases, seconds. Run `python -m tests.benchmarks.bench_order`."""
 
-import time
-
 import numpy as np
 
 from engine.communication.algorithm1 import algorithm1
 from engine.communication.order import order
 from engine.communication.two_tier import two_tier
 from engine.network import Network
+from tests.benchmarks.shared import columns, timed
 
 KINDS = ("uniform", "zipf", "tokens")
 SIZES = (8, 40, 64, 128, 256, 512)
@@ -29,7 +28,8 @@ def instance(n: int, kind: str) -> np.ndarray:
 
 def tiers() -> None:
     """Two-tier orders on H100 nodes, with the seconds that the busiest single port needs."""
-    print(f"\n{'GPUs':>4} {'kind':<8} {'two-tier/bound':>14} {'busiest port/bound':>18} {'phases':>7} {'seconds':>8}")
+    formats = {"GPUs": "4", "kind": "8", "two-tier/bound": "14.4f", "busiest port/bound": "18.4f"}
+    row = columns(formats | {"phases": "7", "seconds": "8.4f"}, "")
     for nodes in NODES:
         gpus = nodes * GPUS_PER_NODE
         rate, node = np.full(gpus, BANDWIDTH), np.repeat(np.arange(nodes), GPUS_PER_NODE)
@@ -37,26 +37,21 @@ def tiers() -> None:
         for kind in KINDS:
             traffic = instance(gpus, kind)
             result = two_tier(traffic, network)
-            port = network.bound(traffic) / result.bound
-            figures = f"{result.objective / result.bound:>14.4f} {port:>18.4f} {result.solution.phases:>7}"
-            print(f"{gpus:>4} {kind:<8} {figures} {result.runtime:>8.4f}", flush=True)
+            ratios = result.objective / result.bound, network.bound(traffic) / result.bound
+            row(gpus, kind, *ratios, result.solution.phases, result.runtime)
 
 
 def main() -> None:
-    print(f"{'n':>4} {'kind':<8} {'makespan/bound - 1':>18} {'phases':>7} {'seconds':>8}   Algorithm 1: ratio, seconds")
+    formats = {"n": "4", "kind": "8", "makespan/bound - 1": "18.1e", "phases": "7", "seconds": "8.4f"}
+    row = columns(formats | {"Algorithm 1: ratio": "18.3f", "s": "7.3f"})
     for n in SIZES:
         rate = np.full(n, BANDWIDTH)
         for kind in KINDS:
             traffic = instance(n, kind)
-            started = time.perf_counter()
-            result = order(traffic, rate, rate)
-            seconds = time.perf_counter() - started
-            excess = result.objective / result.bound - 1
-            row = f"{n:>4} {kind:<8} {excess:>18.1e} {result.solution.phases:>7} {seconds:>8.4f}"
-            if n <= LARGEST_PRINTED_RULE:
-                printed = algorithm1(traffic, rate, rate)
-                row += f"   {printed.objective / printed.bound:.3f}, {printed.runtime:.3f}"
-            print(row, flush=True)
+            result, seconds = timed(order, traffic, rate, rate)
+            rule = algorithm1(traffic, rate, rate) if n <= LARGEST_PRINTED_RULE else None
+            printed = (rule.objective / rule.bound, rule.runtime) if rule else ("", "")
+            row(n, kind, result.objective / result.bound - 1, result.solution.phases, seconds, *printed)
     tiers()
 
 

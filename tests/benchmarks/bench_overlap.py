@@ -5,7 +5,6 @@ takes about a minute: its time, the loss by rules, and Table VI.
 """
 
 import math
-import sys
 import time
 
 import numpy as np
@@ -21,6 +20,7 @@ from engine.reproduce.lina import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUC
 from engine.reproduce.pipemoe import MOST_PARTS, TUTEL, WHY_DIFFERENT, runnable, table_iv, table_vi
 from engine.simulate.priority import schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
+from tests.benchmarks.shared import columns, run_parts, timed
 from tests.cases.pipemoe import GPUS, walked
 from tests.oracles.capacity_passing import even_bounds, kept_with_passing
 from tests.oracles.order_search import best_order_seconds, range_seconds
@@ -46,9 +46,7 @@ def random_step(tasks: int, groups: int) -> Tasks:
 def priority() -> None:
     tasks = random_step(TASKS, GROUPS)
     for policy in POLICIES:
-        started = time.perf_counter()
-        _, end = run_streams(tasks, policy)
-        seconds = time.perf_counter() - started
+        (_, end), seconds = timed(run_streams, tasks, policy)
         print(f"{TASKS} tasks x {GROUPS} groups, {policy:<8} {seconds:6.3f} s, makespan {end.max():.1f} s", flush=True)
 
     print("\nLina, Figures 7 and 8, ms: the layer's gradients complete (paper), last all-reduce ends (paper)")
@@ -68,9 +66,8 @@ def priority() -> None:
     for policy, micro_op in (("fair", None), ("fifo", None), ("priority", None), ("priority", 1.6 * MS)):
         result = schedule_network(alltoall, allreduce, micro_op, OVERHEAD, policy)
         size = "uncut" if micro_op is None else f"{micro_op / MS:.1f} ms"
-        print(
-            f"{policy:<8} {size:<6} {result.objective / MS:8.2f} (bound {result.bound / MS:.2f})  {result.runtime:.4f} s"
-        )
+        waiting = f"{result.objective / MS:8.2f} (bound {result.bound / MS:.2f})"
+        print(f"{policy:<8} {size:<6} {waiting}  {result.runtime:.4f} s")
 
 
 REAL = np.concatenate([np.arange(2, 100, 0.001), np.geomspace(100, 1e5, 20_000)])
@@ -81,9 +78,8 @@ def grid() -> DegreeInstance:
     """All 288 layers on all numbers of GPUs in one instance."""
     each = [table_iv(gpus, only_runnable=False) for gpus in GPUS]
     names = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")
-    return DegreeInstance(
-        *(np.concatenate([getattr(instance, name) for instance in each]) for name in names), MOST_PARTS
-    )
+    parts = (np.concatenate([getattr(instance, name) for instance in each]) for name in names)
+    return DegreeInstance(*parts, MOST_PARTS)
 
 
 def exhaustive(instance: DegreeInstance) -> None:
@@ -93,14 +89,11 @@ def exhaustive(instance: DegreeInstance) -> None:
     every = np.array([walked(instance, parts) for parts in range(1, MOST_PARTS + 1)])
     chosen = every[result.solution - 1, np.arange(instance.layers)]
     worse = (chosen > every.min(axis=0) * (1 + 1e-12)).sum()
-    print(
-        f"{instance.layers} layers, degrees 1-{MOST_PARTS}: {took:.4f} s, {1e6 * took / instance.layers:.0f} µs a layer"
-    )
+    layers = instance.layers
+    print(f"{layers} layers, degrees 1-{MOST_PARTS}: {took:.4f} s, {1e6 * took / layers:.0f} µs a layer")
     print(f"layers where some degree beats the chosen one, walked part by part: {worse} ({result.status})")
-    gap = every.min(axis=0) / instance.limit() - 1
-    print(
-        f"optimum above the limit of any cut: {100 * gap.mean():.1f} % mean; degrees {np.bincount(result.solution)[1:60]}"
-    )
+    gap, used = every.min(axis=0) / instance.limit() - 1, np.bincount(result.solution)[1:60]
+    print(f"optimum above the limit of any cut: {100 * gap.mean():.1f} % mean; degrees {used}")
 
 
 def global_cases(coefficients: tuple[float, float, float, float]) -> dict[str, float]:
@@ -138,9 +131,8 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
     seconds = instance.time_of_degree()
     least, exact = seconds.min(axis=1), pipeline_degree(instance).solution
     lines = [line_of(instance, layer) for layer in range(instance.layers)]
-    start = time.perf_counter()
-    solved = [cases(*line) for line in lines]
-    print(f"\nSLSQP: {1e3 * (time.perf_counter() - start) / len(lines):.1f} ms a layer")
+    solved, took = timed(lambda: [cases(*line) for line in lines])
+    print(f"\nSLSQP: {1e3 * took / len(lines):.1f} ms a layer")
 
     def nearest(real: list[float]) -> np.ndarray:
         return np.floor(np.array(real) + 0.5).astype(np.int64)
@@ -154,14 +146,14 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
         return [global_choice(line, equation_19, second) for line in lines]
 
     sweep = np.array(TUTEL)[seconds[:, np.array(TUTEL) - 1].argmin(axis=1)]
+
+    def by_cases(equation_19: bool) -> list[int]:
+        return [best_case(each, whole(line, equation_19)) for each, line in zip(solved, lines, strict=True)]
+
     degrees = {
-        "Algorithm 1 printed, SLSQP": [
-            best_case(case_degrees, whole(line, False)) for case_degrees, line in zip(solved, lines, strict=True)
-        ],
+        "Algorithm 1 printed, SLSQP": by_cases(False),
         "printed, sub-problems global": nearest(globally(False, "printed r2")),
-        "t1 of equation 19, SLSQP": [
-            best_case(case_degrees, whole(line, True)) for case_degrees, line in zip(solved, lines, strict=True)
-        ],
+        "t1 of equation 19, SLSQP": by_cases(True),
         "t1 of equation 19, global": nearest(globally(True, "printed r2")),
         "t1 and valid r2, nearest": nearest(globally(True, "valid r2")),
         "t1 and valid r2, floor or ceil": neighbour(globally(True, "valid r2")),
@@ -181,12 +173,12 @@ def one_model_for_the_other(only_runnable: bool) -> None:
     with_one_stream, with_two_streams = (
         [table_iv(gpus, only_runnable, streams) for gpus in GPUS] for streams in (1, 2)
     )
-    for name, chosen, timed in (
+    for name, chosen, other in (
         ("one stream, timed on two", with_one_stream, with_two_streams),
         ("two streams, timed on one", with_two_streams, with_one_stream),
     ):
         loss = []
-        for of, on in zip(chosen, timed, strict=True):
+        for of, on in zip(chosen, other, strict=True):
             times = on.time_of_degree()
             loss.append(times[np.arange(of.layers), pipeline_degree(of).solution - 1] / times.min(axis=1) - 1)
         loss = np.concatenate(loss)
@@ -220,17 +212,15 @@ def chain(ops: int, gate: str, seed: int) -> ChainInstance:
     kinds = (TWO_LAYERS * (ops // len(TWO_LAYERS) + 1))[:ops]
     network = np.array([kind in ("dispatch", "combine") for kind in kinds])
     whole = np.where(network, rng.uniform(2, 4, ops), rng.uniform(0.1, 1.0, ops)) * 1e-3
-    times = whole[:, None] * (
-        1 / np.arange(1, MOST_PARTS_OF_CHAIN + 1) + CHAIN_OVERHEAD * (np.arange(MOST_PARTS_OF_CHAIN) > 0)
-    )
+    parts = np.arange(1, MOST_PARTS_OF_CHAIN + 1)
+    times = whole[:, None] * (1 / parts + CHAIN_OVERHEAD * (parts > 1))
     return ChainInstance(network, times, latest_last(kinds, gate))
 
 
 def operator_partition() -> None:
-    print(
-        f"{'gate':18} {'ops':>6} {'max range':>9} {'seconds':>8} {'cut ranges':>10} {'of sequential':>13} "
-        f"{'gap':>7} {'overlap bound':>13}  status"
-    )
+    formats = {"gate": "18", "ops": "6", "max range": "9", "seconds": "8.4f", "cut ranges": "10"}
+    formats |= {"of sequential": "13.4f", "gap": "7.4f", "overlap bound": "13.4f", "status": "9"}
+    row = columns(formats)
     for gate in ("switch", "batch-prioritised"):
         for ops in (66, 276, 1104, 4416):
             instance = chain(ops, gate, 0)
@@ -239,12 +229,9 @@ def operator_partition() -> None:
             for group, max_range in ((None, None), (None, 40), (between / 10, 12)):
                 result = partition(instance, max_range=max_range, group_seconds=group)
                 cut = sum(part_range.parts > 1 for part_range in result.solution)
-                print(
-                    f"{gate:18} {ops:6} {'grouped' if group else max_range or 'none':>9} {result.runtime:8.4f} {cut:10} "
-                    f"{result.objective / instance.sequential:13.4f} {result.gap:7.4f} "
-                    f"{overlap_bound(instance) / instance.sequential:13.4f}  {result.status}",
-                    flush=True,
-                )
+                part, bound = (each / instance.sequential for each in (result.objective, overlap_bound(instance)))
+                ranges = "grouped" if group else max_range or "none"
+                row(gate, ops, ranges, result.runtime, cut, part, result.gap, bound, result.status)
     print("\nstage-major order over the best one, stages of random lengths")
     rng = np.random.default_rng(0)
     for stages, parts in ((3, 3), (5, 2), (5, 3), (9, 2), (9, 3), (15, 2), (15, 3), (21, 2)):
@@ -260,26 +247,20 @@ def operator_partition() -> None:
         kinds = TWO_LAYERS * (layers // 2)
         problem = range_problem(kinds)
         axes = partition_axes(problem)
-        start = time.perf_counter()
-        solutions = count_axes(problem)
-        counted = time.perf_counter()
-        latest_last(kinds, "batch-prioritised")
+        solutions, counting = timed(count_axes, problem)
+        _, ends = timed(latest_last, kinds, "batch-prioritised")
         print(
-            f"{len(kinds)} operators: found in {axes.runtime:.3f} s, {solutions} counted in {counted - start:.3f} s, "
-            f"ends of a batch-prioritised gate in {time.perf_counter() - counted:.3f} s"
+            f"{len(kinds)} operators: found in {axes.runtime:.3f} s, {solutions} counted in {counting:.3f} s, "
+            f"ends of a batch-prioritised gate in {ends:.3f} s"
         )
     experts = rng.integers(0, 64, (2**20, 2))
-    start = time.perf_counter()
-    whole = kept(experts, 64, 2**15)
-    served = time.perf_counter()
-    passed = kept_with_passing(experts, 64, 2**15, even_bounds(2**20, 8))
+    whole, served = timed(kept, experts, 64, 2**15)
+    passed, passing = timed(kept_with_passing, experts, 64, 2**15, even_bounds(2**20, 8))
     print(
-        f"\n2^20 tokens, 2 of 64 experts: served in {served - start:.3f} s, in 8 parts with capacity passing in "
-        f"{time.perf_counter() - served:.3f} s, equal: {np.array_equal(whole, passed)}"
+        f"\n2^20 tokens, 2 of 64 experts: served in {served:.3f} s, in 8 parts with capacity passing in {passing:.3f} s, "
+        f"equal: {np.array_equal(whole, passed)}"
     )
 
 
-PARTS = {"priority": priority, "degree": degree, "partition": operator_partition}
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    run_parts({"priority": priority, "degree": degree, "partition": operator_partition})

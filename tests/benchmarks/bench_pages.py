@@ -1,10 +1,11 @@
 """The time of every page: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
-On the sample and on `deepseek`'s recording for each number of GPUs, uploaded and with plans (of the default systems; for
-`deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws of
-the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a
-click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the figures. Wall
-time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some attempts.
+On the sample and on DeepSeek-R1's recording of `shared` for each number of GPUs, uploaded and with plans (of the default
+systems; for DeepSeek-R1 the linear placement and EPLB), one of them saved for the Review page. A page is the first that a
+process draws of the open inputs, with everything imported and nothing computed, as after a restart of the studio; then it is
+drawn again, as a click does. A browser's protocol is spoken over a real websocket; the browser's drawing is not in the
+figures. Wall time and, since it does not depend on other work of the machine, the server's CPU time, each the least of some
+attempts.
 """
 
 import os
@@ -25,8 +26,8 @@ from engine.store import team
 from engine.store.database import database
 from engine.units import seconds
 from tests import warm
-from tests.benchmarks.bench_sessions import Session, start
-from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
+from tests.benchmarks.bench_sessions import Session, studio
+from tests.benchmarks.shared import MODEL, cluster_of, routing_log
 
 SIZES = (64, 320)
 SHORT_SYSTEMS = ("Linear placement", "EPLB")
@@ -60,14 +61,14 @@ class Kept:
 
 
 def cases_of(sizes: list[int]) -> list[Case]:
-    """The sample, and `deepseek`'s recording on clusters of so many GPUs."""
+    """The sample, and DeepSeek-R1's recording on clusters of so many GPUs."""
     files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
     return [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
 
 
 def prepare(folder: Path, case: Case) -> Kept:
     """A session with everything open, planned, and every page seen, so that all that is stored has been."""
-    with studio(folder) as (port, _), ExitStack() as open:
+    with warm_studio(folder) as (port, _), ExitStack() as open:
         session = Session(port, 0, open)
         session.press("", "Open the sample")
         if case.files and case.cluster:
@@ -104,7 +105,7 @@ def save(job: runner.Job) -> str:
 def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
     """The first visit of a page after a restart, and drawing it again. Somebody with nothing open was there before: a process's
     very first page also pays for work done only once, which `first_page_cold` has."""
-    with studio(folder) as (port, server), ExitStack() as open:
+    with warm_studio(folder) as (port, server), ExitStack() as open:
         Session(port, 0, open)
         before = cpu_of(server)
         session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
@@ -126,10 +127,9 @@ def labelled(session: Session, begin: str) -> str:
 
 
 @contextmanager
-def studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+def warm_studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
     """A studio that has nothing to import."""
-    server, port = start(folder, str(warm.PYTHON))
-    try:
+    with studio(folder, str(warm.PYTHON)) as (port, _):
         # The fork of the process that has everything: whoever listens on the port.
         listening = (
             connection.pid
@@ -137,44 +137,39 @@ def studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
             if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
         )
         yield port, psutil.Process(next(listening))
-    finally:
-        server.terminate()
-        server.wait(20)
 
 
 def cpu_of(server: psutil.Process) -> float:
-    times = server.cpu_times()
-    return times.user + times.system
+    return sum(server.cpu_times()[:2])
 
 
 def first_page_cold(folder: Path) -> float:
     """Seconds of the first page of a process that has nothing imported, of somebody with nothing open."""
-    server, port = start(folder)
-    try:
-        with ExitStack() as open:
-            return Session(port, 0, open).times[""]
-    finally:
-        server.terminate()
-        server.wait(20)
+    with studio(folder) as (port, _), ExitStack() as open:
+        return Session(port, 0, open).times[""]
+
+
+def cases_kept(folder: Path, sizes: list[int]) -> Iterator[tuple[str, Path, Kept]]:
+    """(name, folder, session) of every case, while a process that has everything imported waits."""
+    os.environ[warm.ADDRESS] = str(folder / "warm")
+    with warm.serving(folder / "warm"):
+        for case in cases_of(sizes):
+            os.environ["SWITCHYARD_DATA"] = str(folder / case.name)
+            yield case.name, folder / case.name, prepare(folder / case.name, case)
 
 
 def main() -> int:
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
     columns: dict[str, dict[str, list[Times]]] = {}
     with tempfile.TemporaryDirectory() as name:
-        address = Path(name) / "warm"
-        os.environ[warm.ADDRESS] = str(address)
-        with warm.serving(address):
-            for case in cases_of(sizes):
-                folder = Path(name) / case.name
-                os.environ["SWITCHYARD_DATA"] = str(folder)
-                kept, columns[case.name] = prepare(folder, case), {}
-                for page in kept.pages:
-                    visits = [visit(folder, kept, page) for _ in range(ATTEMPTS)]
-                    least = [tuple(map(min, zip(*times, strict=True))) for times in zip(*visits, strict=True)]
-                    columns[case.name][page or "workload"] = least
-                    print(f"{case.name}, {page or 'workload'}: {_cell(least)}", file=sys.stderr, flush=True)
-            cold = min(first_page_cold(Path(name) / "cold") for _ in range(ATTEMPTS))
+        for case, folder, kept in cases_kept(Path(name), sizes):
+            columns[case] = {}
+            for page in kept.pages:
+                visits = [visit(folder, kept, page) for _ in range(ATTEMPTS)]
+                least = [tuple(map(min, zip(*times, strict=True))) for times in zip(*visits, strict=True)]
+                columns[case][page or "workload"] = least
+                print(f"{case}, {page or 'workload'}: {_cell(least)}", file=sys.stderr, flush=True)
+        cold = min(first_page_cold(Path(name) / "cold") for _ in range(ATTEMPTS))
     rows = list(dict.fromkeys(page for column in columns.values() for page in column))
     cells = [[page, *(_cell(column[page]) for column in columns.values())] for page in rows]
     print(table(["wall (CPU): first visit after a restart; again", *columns], cells))

@@ -1,9 +1,6 @@
 """Time and balancedness of replication, and the worth of plans on other workloads:
 `python -m tests.benchmarks.bench_replication`."""
 
-import time
-from pathlib import Path
-
 import numpy as np
 
 from engine.formats import read_workload
@@ -12,8 +9,9 @@ from engine.placement.migration import moved, transfers
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.placement.replication.eplb import eplb
 from engine.result import Limits
+from tests.benchmarks.shared import DATA, columns, timed
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
+LOADS = DATA / "deepseek-r1-loads"
 SLOTS, GPUS, NODES = 288, 32, 4
 EXPERT_BYTES = 44_040_192
 """One DeepSeek-R1 expert in FP8: three matrices of 7168 x 2048."""
@@ -39,23 +37,17 @@ def synthetic() -> None:
 
 
 def recorded(loads: dict[str, np.ndarray]) -> None:
-    print(
-        f"DeepSeek-R1, {SLOTS} slots on {GPUS} GPUs: least and mean balancedness over layers, gap of max / mean, seconds"
-    )
+    formats = {"balancedness over layers": "22", "": "10", "split": "5", "least": "6.4f", "mean": "6.4f"}
+    formats |= {"gap of max / mean": "17.4f", "seconds": "7.3f", "status": "9"}
+    row = columns(formats, f"DeepSeek-R1, {SLOTS} slots on {GPUS} GPUs")
     for name, load in loads.items():
         for algorithm, split in (("eplb", "equal"), ("best", "equal"), ("best", "free")):
             instance = ReplicationInstance(load[None], SLOTS, GPUS, split)
             result = replicate(instance, algorithm=algorithm)
             mean = balancedness(result.solution, instance).mean()
             gap = result.bound / result.objective - 1
-            print(
-                f"  {name:22} {algorithm:4} {split:5} {result.objective:.4f} {mean:.4f} {gap:.4f} "
-                f"{result.runtime:.3f} s  {result.status}",
-                flush=True,
-            )
-        start = time.perf_counter()
-        eplb(load, SLOTS, GPUS)
-        print(f"  {name:22} EPLB's algorithm alone, without scoring: {time.perf_counter() - start:.4f} s")
+            row(name, algorithm, split, result.objective, mean, gap, result.runtime, result.status)
+        print(f"{name:22} EPLB's algorithm alone, without scoring: {timed(eplb, load, SLOTS, GPUS)[1]:.4f} s")
 
 
 def elsewhere(loads: dict[str, np.ndarray]) -> None:
@@ -86,18 +78,16 @@ def migration(loads: dict[str, np.ndarray]) -> None:
     node = np.repeat(np.arange(NODES), GPUS // NODES)
     network = Network(rate, rate, 9 * rate, node, 5e-6, np.full(GPUS, 2e-6))
     print(f"from the plan of {names[0]} to that of {names[1]}: copies, seconds, gap, seconds to compute")
-    start = time.perf_counter()
-    sent = transfers(*held, EXPERT_BYTES, network)
-    took = time.perf_counter() - start
+    sent, took = timed(transfers, *held, EXPERT_BYTES, network)
     print(f"  {moved(*held).sum():6} {sent.seconds:.4f} {sent.seconds / sent.bound - 1:.1e} {took:.3f} s")
 
 
 def main() -> None:
     synthetic()
-    if not DATA.is_dir():
+    if not LOADS.is_dir():
         print("the recorded loads are not here: the rest is left out")
         return
-    loads = {path.stem: read_workload(path).load for path in sorted(DATA.glob("*.json"))}
+    loads = {path.stem: read_workload(path).load for path in sorted(LOADS.glob("*.json"))}
     recorded(loads)
     elsewhere(loads)
     migration(loads)

@@ -27,7 +27,7 @@ from engine.simulate.compile_ahead import compile_ahead
 from engine.systems import System, run, systems_for
 from engine.training import usual_step
 from engine.units import seconds
-from tests.benchmarks.deepseek import ROOM, cluster_of
+from tests.benchmarks.shared import ROOM, cluster_of, timed
 
 RECIPE = Recipe(tokens=4096, skew=0.6, affinity=0.3)
 SIZES = {
@@ -46,14 +46,8 @@ AGAIN = 3
 def problem_of(
     goal: Goal, layers: int, experts: int, gpus: int, travel: Travel | None = None, mixed: bool = False
 ) -> Problem:
-    model = MoEModel(
-        name=f"{layers} × {experts}",
-        layers=layers,
-        experts=experts,
-        experts_per_token=2 if experts < 256 else 8,
-        d_model=2048,
-        d_ff=1024,
-    )
+    sizes = {"layers": layers, "experts": experts, "experts_per_token": 2 if experts < 256 else 8}
+    model = MoEModel(name=f"{layers} × {experts}", **sizes, d_model=2048, d_ff=1024)
     cluster, recording = (mixed_cluster if mixed else cluster_of)(gpus), RECIPE.draw(model)
     second = (recording, model) if goal is Goal.TWO_MODELS else None
     step = usual_step(model, gpus) if goal is Goal.TRAINING else None
@@ -73,9 +67,7 @@ def measure(problem: Problem, system: System, most: int = AGAIN) -> Run:
     """The fastest of some runs. Raises InputError where the system refuses the problem."""
     best = float("inf")
     for _ in range(most):
-        begin = time.perf_counter()
-        run(system, problem)
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, timed(run, system, problem)[1])
         if best > 1:
             break
     return run_of(problem, system, {}, best)
@@ -102,11 +94,11 @@ def main() -> int:
                     print(goal, size, system.name, f"refused: {error}", flush=True)
     if output is not None:
         about = {"machine": machine(), "measured": time.strftime("%Y-%m")}
-        rows = ",\n".join(
-            json.dumps(run.model_dump(mode="json", exclude={"machine"}) | {"seconds": float(f"{run.seconds:.3g}")})
-            for run in runs
-        )
-        write_atomically(output, f'{json.dumps(about)[:-1]}, "runs": [\n{rows}\n]}}\n')
+        rows = [
+            run.model_dump(mode="json", exclude={"machine"}) | {"seconds": float(f"{run.seconds:.3g}")} for run in runs
+        ]
+        lines = ",\n".join(map(json.dumps, rows))
+        write_atomically(output, f'{json.dumps(about)[:-1]}, "runs": [\n{lines}\n]}}\n')
     return 0
 
 

@@ -1,6 +1,6 @@
 """DeepSeek-R1 on 8 to 1024 H100: seconds and peak memory of reading, planning, simulating, ordering and saving.
 
-`python -m tests.benchmarks.bench_scale [GPUS …]`; model, recording and clusters are those of `deepseek`. Every size runs in a
+`python -m tests.benchmarks.bench_scale [GPUS …]`; model, recording and clusters are those of `shared`. Every size runs in a
 process of its own, so that its peak memory is its own.
 """
 
@@ -9,9 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from engine.simulate.work import Load
 from engine.systems import run, systems_for
 from engine.units import seconds, size
 from engine.validate import refuse_broken
-from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
+from tests.benchmarks.shared import MODEL, cluster_of, routing_log, timed
 
 SIZES = (8, 32, 64, 128, 320, 1024)
 EVERY_SYSTEM_UP_TO = 64
@@ -42,28 +40,26 @@ def measure(gpus: int, folder: Path) -> dict[str, float | str]:
     """Seconds by operation, and the peak memory in bytes."""
     times: dict[str, Any] = {}
 
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        answer = work()
-        times[name] = time.perf_counter() - begin
+    def kept(name: str, work: Callable[..., Any], *arguments: object) -> Any:
+        answer, times[name] = timed(work, *arguments)
         return answer
 
     compile_ahead()  # the compiled code is loaded once a process
-    trace = timed("read the log", partial(read_workload, folder / "log.npz"))
-    problem = timed("problem", partial(make_problem, trace, cluster_of(gpus), MODEL, Datasheet()))
+    trace = kept("read the log", read_workload, folder / "log.npz")
+    problem = kept("problem", make_problem, trace, cluster_of(gpus), MODEL, Datasheet())
     plan = None
     fitting = systems_for(problem)
     for system in fitting if gpus <= EVERY_SYSTEM_UP_TO else [name for name in LARGE if gpus <= LARGE[name]]:
         try:
-            outcome = timed(f"plan {system}", partial(run, fitting[system], problem))
+            outcome = kept(f"plan {system}", run, fitting[system], problem)
         except InputError:  # such as a system that wants an expert on every GPU
             continue
         plan = outcome.result.solution if system == "eplb" else plan
-    timed("simulate", partial(simulate, plan, problem))
-    timed("check", partial(refuse_broken, plan, problem))
-    timed("save and open the plan", partial(save_and_open, plan, folder / f"plan-{gpus}.json"))
+    kept("simulate", simulate, plan, problem)
+    kept("check", refuse_broken, plan, problem)
+    kept("save and open the plan", save_and_open, plan, folder / f"plan-{gpus}.json")
     if gpus > 8:
-        timed("two-tier, a matrix", partial(order_two_tier, plan, problem))
+        kept("two-tier, a matrix", order_two_tier, plan, problem)
         times["two-tier, a matrix"] /= MATRICES
     times["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return times
@@ -93,13 +89,10 @@ def main() -> None:
             columns.append(json.loads(answer.stdout.splitlines()[-1]))
             print(f"{gpus} GPUs: done", file=sys.stderr, flush=True)
     names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [
-        [
-            name,
-            *((size if name == "memory" else seconds)(column[name]) if name in column else "–" for column in columns),
-        ]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        shown = size if name == "memory" else seconds
+        rows.append([name, *(shown(column[name]) if name in column else "–" for column in columns)])
     print(table(["", *(f"{gpus} GPUs" for gpus in sizes)], rows))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from engine.catalogue import gpu, node_types
 from engine.cluster import Cluster
@@ -34,7 +35,7 @@ from engine.systems import SYSTEMS
 from engine.systems.base import run
 from engine.training import balanced_load
 from engine.workload import Workload
-from tests.benchmarks.deepseek import RECIPE
+from tests.benchmarks.shared import RECIPE, columns
 from tests.serving.samples import DECODE, DEEPSEEK, PREFILL, h200
 
 CHECKPOINT, SYSTEM, CLUSTER = "deepseek-ai/DeepSeek-V3", "h200_sxm", h200(4)
@@ -86,7 +87,7 @@ def sources_of_operators() -> dict[str, OperatorSource]:
 
 def beside(step: ServingStep, sources: dict[str, OperatorSource]) -> None:
     """Every kind of operator in ms."""
-    columns = {"aiconfigurator": theirs(step)}
+    milliseconds = {"aiconfigurator": theirs(step)}
     measured, roofline = sources.values()
     for name, cost, source in (
         ("ours, measured", MEASURED, measured),
@@ -95,15 +96,14 @@ def beside(step: ServingStep, sources: dict[str, OperatorSource]) -> None:
     ):
         problem = make_problem(balanced_load(DEEPSEEK), CLUSTER, DEEPSEEK, cost)
         parts = served("linear", problem, step, source).parts
-        columns[name] = {kind: seconds * 1e3 for kind, seconds in parts.items()}
-    kinds = list(dict.fromkeys(kind for column in columns.values() for kind in column))
-    print(f"\n{step.phase + ', ms':>20}" + "".join(f"{name:>24}" for name in columns))
-    totals = {name: sum(column.values()) for name, column in columns.items()}
-    for kind in kinds:
-        print(f"{kind:>20}" + "".join(f"{column.get(kind, 0.0):24.2f}" for column in columns.values()))
-    print(f"{'total':>20}" + "".join(f"{total:24.2f}" for total in totals.values()))
-    print(f"{'error':>20}" + "".join(f"{total / totals['aiconfigurator'] - 1:24.1%}" for total in totals.values()))
-    print(f"{'tokens/s/GPU':>20}" + "".join(f"{step.tokens / total * 1e3:24.0f}" for total in totals.values()))
+        milliseconds[name] = {kind: seconds * 1e3 for kind, seconds in parts.items()}
+    table = pd.DataFrame(milliseconds).fillna(0.0)
+    total = table.sum()
+    table.loc["total"] = total
+    table = table.map("{:.2f}".format)
+    table.loc["error"] = (total / total["aiconfigurator"] - 1).map("{:.1%}".format)
+    table.loc["tokens/s/GPU"] = (step.tokens / total * 1e3).map("{:.0f}".format)
+    print(f"\n{step.phase}, ms\n{table.to_string()}")
 
 
 def theirs(step: ServingStep, distribution: str = "balanced") -> dict[str, float]:
@@ -151,18 +151,16 @@ def served(system: str, problem: Problem, step: ServingStep, source: OperatorSou
 def won_back(workload: Workload, source: OperatorSource) -> None:
     """Plans on a recording, in a whole step with and without two batches."""
     problem = make_problem(workload, CLUSTER, DEEPSEEK, MEASURED)
-    print(f"\n{workload.name}: tokens/s/GPU")
-    print(f"{'':>10}{'overlap':>12}{'plan':>10}{'step ms':>10}{'MoE ms':>10}{'tokens/s/GPU':>14}{'gain':>8}{'GB':>7}")
+    formats = {"": "10", "overlap": "12", "plan": "10", "step ms": "10.2f", "MoE ms": "10.2f"}
+    show = columns(formats | {"tokens/s/GPU": "14.0f", "gain": "8.1%", "GB": "7.1f"}, f"{workload.name}: tokens/s/GPU")
     for step in (DECODE, PREFILL):
         for overlap in ("none", "two-batch"):
             here = step.model_copy(update={"overlap": overlap})
             figures = {system: served(system, problem, here, source) for system in ("linear", "eplb")}
             for system, row in figures.items():
-                gain = row.gain_over(figures["linear"])
-                print(
-                    f"{step.phase:>10}{overlap:>12}{system:>10}{row.seconds * 1e3:10.2f}{sum(row.moe.values()) * 1e3:10.2f}"
-                    f"{row.tokens_per_second:14.0f}{gain:8.1%}{row.memory.total / 1e9:7.1f}"
-                )
+                took = row.seconds * 1e3, sum(row.moe.values()) * 1e3
+                gain, memory = row.gain_over(figures["linear"]), row.memory.total / 1e9
+                show(step.phase, overlap, system, *took, row.tokens_per_second, gain, memory)
 
 
 def beside_a_server(workload: Workload) -> None:
@@ -179,9 +177,8 @@ def beside_a_server(workload: Workload) -> None:
         alone = served("eplb", problem, step, source)
         both = served("eplb", problem, step.model_copy(update={"overlap": "two-batch"}), source)
         rates = [figures.tokens_per_second * 8 / 1e3 for figures in (alone, both)]
-        print(
-            f"{phase:>10}: reported {reported}, here {rates[0]:.1f}, two batches {rates[1]:.1f} ({both.gain_over(alone):+.0%})"
-        )
+        gain = f"{both.gain_over(alone):+.0%}"
+        print(f"{phase:>10}: reported {reported}, here {rates[0]:.1f}, two batches {rates[1]:.1f} ({gain})")
 
 
 def datasheet_beside_measurements() -> None:

@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ import psutil
 import requests
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.sync.client import connect
 
 from engine.cli.output import table
@@ -36,6 +37,8 @@ SAMPLES = ROOT / "sample_traces"
 NAMES = re.compile(rb"own(?:cluster|recording)(\d\d)")
 LIMIT = 120.0
 """Seconds that a page may take before the run is given up."""
+ELSEWHERE = "operate"
+"""A page that shows nothing of the open session."""
 
 
 class Session:
@@ -90,12 +93,10 @@ class Session:
                 self.query = received.page_info_changed.query_string
             elif kind == "delta":
                 self.look_at(received)
-            elif kind == "script_finished":
-                if received.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
-                    break
-                if received.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                    self.faults.append(f"{page}: the script ended with {received.script_finished}")
-                    break
+            elif kind == "script_finished" and received.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                break
+        if received.script_finished != ForwardMsg.FINISHED_SUCCESSFULLY:
+            self.faults.append(f"{page}: the script ended with {received.script_finished}")
         self.times[page] = time.perf_counter() - began
 
     def receive(self) -> ForwardMsg:
@@ -125,8 +126,7 @@ class Session:
     def press(self, page: str, label: str) -> None:
         def change(message: BackMsg) -> None:
             self._send_ticks(message)
-            state = message.rerun_script.widget_states.widgets.add()
-            state.id, state.trigger_value = self.widgets[label], True
+            state_of(message, self.widgets[label]).trigger_value = True
 
         self.run(page, change)
 
@@ -137,8 +137,7 @@ class Session:
 
     def _send_ticks(self, message: BackMsg) -> None:
         for label, ticked in self.ticked.items():
-            state = message.rerun_script.widget_states.widgets.add()
-            state.id, state.bool_value = self.widgets[label], ticked
+            state_of(message, self.widgets[label]).bool_value = ticked
 
     def upload(self, page: str, label: str, files: dict[str, bytes]) -> None:
         """Give files to an uploader as a browser does: ask where to, put them there, then say so."""
@@ -153,16 +152,12 @@ class Session:
             pass
         places = list(answer.file_urls_response.file_urls)
         for place, (name, content) in zip(places, files.items(), strict=True):
-            self.http.put(
-                self.server + place.upload_url,
-                files={name: (name, content)},
-                headers={"X-Xsrftoken": token},
-                timeout=LIMIT,
-            ).raise_for_status()
+            to, headers = self.server + place.upload_url, {"X-Xsrftoken": token}
+            answer = self.http.put(to, files={name: (name, content)}, headers=headers, timeout=LIMIT)
+            answer.raise_for_status()
 
         def change(message: BackMsg) -> None:
-            state = message.rerun_script.widget_states.widgets.add()
-            state.id = self.widgets[label]
+            state = state_of(message, self.widgets[label])
             for place, (name, content) in zip(places, files.items(), strict=True):
                 info = state.file_uploader_state_value.uploaded_file_info.add()
                 info.file_id, info.name, info.size = place.file_id, name, len(content)
@@ -174,23 +169,22 @@ class Session:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
         label = next(widget for widget in self.widgets if widget.startswith("Routing logs"))
-        self.upload(
-            "",
-            label,
-            {
-                f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
-                f"owncluster{self.number:02}.json": cluster(self.number),
-            },
-        )
+        own = {f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2)}
+        self.upload("", label, own | {f"owncluster{self.number:02}.json": cluster(self.number)})
 
     def visit(self) -> None:
-        """Every page in turn; each must name this session's recording and cluster."""
+        """Every page in turn; each that shows the session must name this session's recording and cluster."""
         for page in self.pages:
             self.run(page)
             content = b"".join(self.sent)
-            for name in ("recording", "cluster"):
+            for name in ("recording", "cluster") if page != ELSEWHERE else ():
                 if f"own{name}{self.number:02}".encode() not in content:
                     self.faults.append(f"{page or 'first page'}: does not show its own {name}")
+
+
+def state_of(message: BackMsg, widget: str) -> WidgetState:
+    """A new state of a widget in a message."""
+    return message.rerun_script.widget_states.widgets.add(id=widget)
 
 
 def recording(variant: int) -> bytes:
@@ -210,24 +204,39 @@ def cluster(number: int) -> bytes:
     return mixed.model_copy(update={"name": f"owncluster{number:02}"}).to_json().encode()
 
 
-def start(folder: Path, python: str = sys.executable, **environment: str) -> tuple[subprocess.Popen, int]:
-    """A studio of its own on a free port. python: the interpreter; environment: further variables."""
+@contextmanager
+def studio(folder: Path, python: str = sys.executable) -> Iterator[tuple[int, psutil.Process]]:
+    """The port of a studio of its own, and its process.
+
+    folder: of its data
+    python: the interpreter
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
         cwd=ROOT,
-        env=os.environ | {"SWITCHYARD_DATA": str(folder)} | environment,
+        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
         stdout=subprocess.DEVNULL,
     )
-    for _ in range(300):
-        with suppress(requests.ConnectionError):
-            requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
-            return server, port
-        time.sleep(0.1)
-    server.kill()
-    raise RuntimeError("the studio did not start")
+    try:
+        until = time.monotonic() + 60
+        while not reachable(port):
+            if time.monotonic() > until:
+                raise RuntimeError("the studio did not start")
+            time.sleep(0.1)
+        yield port, psutil.Process(server.pid)
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def reachable(port: int) -> bool:
+    with suppress(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
+        return True
+    return False
 
 
 def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
@@ -254,24 +263,17 @@ def times(sessions: list[Session], page: str) -> str:
 
 
 def main(count: int = 20) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        server, port = start(Path(folder))
-        memory = psutil.Process(server.pid).memory_info
-        try:
-            with ExitStack() as open:
-                idle = memory().rss
-                alone = Session(port, 99, open)
-                alone.open_own()
-                for _ in range(2):  # the second time as every later one: nothing is imported any more
-                    alone.visit()
-                warm = memory().rss
-                sessions = [Session(port, number, open) for number in range(count)]
-                at_once(sessions, Session.open_own)
-                at_once(sessions, Session.visit)
-                full = memory().rss
-        finally:
-            server.terminate()
-            server.wait(10)
+    with tempfile.TemporaryDirectory() as folder, studio(Path(folder)) as (port, process), ExitStack() as open:
+        idle = process.memory_info().rss
+        alone = Session(port, 99, open)
+        alone.open_own()
+        for _ in range(2):  # the second time as every later one: nothing is imported any more
+            alone.visit()
+        warm = process.memory_info().rss
+        sessions = [Session(port, number, open) for number in range(count)]
+        at_once(sessions, Session.open_own)
+        at_once(sessions, Session.visit)
+        full = process.memory_info().rss
     rows = [[page or "workload", seconds(alone.times[page]), times(sessions, page)] for page in alone.pages]
     print(table(["page", "alone", f"median of {count} at once"], rows))
     print(

@@ -3,7 +3,6 @@ points, which must not wait for any. Run as `python -m tests.benchmarks.bench_si
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 from engine import parallel
@@ -14,6 +13,7 @@ from engine.model import MoEModel
 from engine.parallel import processes
 from engine.problem import Problem, make_problem
 from engine.training import balanced_load, usual_step
+from tests.benchmarks.shared import timed
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "tiny-moe-alpha.json"
 HOUR = 3600.0
@@ -26,28 +26,23 @@ def training(layers: int) -> Problem:
     return make_problem(balanced_load(model), hardware, model, Datasheet(), step=usual_step(model, len(hardware.gpus)))
 
 
-def timed(problem: Problem, trials: tuple[Trial, ...], patience: float) -> tuple[float, list]:
-    """Seconds of a sweep and its points. patience: seconds in this process before others are prepared."""
+def swept(problem: Problem, trials: tuple[Trial, ...], patience: float) -> tuple[list, float]:
+    """The points of a sweep and its seconds. patience: seconds in this process before others are prepared."""
     parallel.PATIENCE = patience
-    begin = time.perf_counter()
-    points = [point for point, _ in sweep(problem, trials)]
-    return time.perf_counter() - begin, points
+    return timed(lambda: [point for point, _ in sweep(problem, trials)])
 
 
 def main() -> None:
     default = parallel.PATIENCE
-    begin = time.perf_counter()
-    processes.prepare("engine.compare.sweep")
-    print(f"{'preparing processes':>40} {time.perf_counter() - begin:8.2f} s")
+    print(f"{'preparing processes':>40} {timed(processes.prepare, 'engine.compare.sweep')[1]:8.2f} s")
     for count, layers in ((8, 8), (64, 48)):
         problem = training(layers)
         trials = trials_of(problem, "micro_op", [0.1 * (1 + place) for place in range(count - 3)])
-        alone, here = timed(problem, trials, HOUR)
+        here, alone = swept(problem, trials, HOUR)
         print(f"{f'{count} points of {layers} layers in this process':>40} {alone:8.2f} s")
-        seconds, there = timed(problem, trials, default)
-        print(
-            f"{f'{processes.processors()} processes, once it proves long':>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×"
-        )
+        there, seconds = swept(problem, trials, default)
+        name = f"{processes.processors()} processes, once it proves long"
+        print(f"{name:>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×")
         assert there == here
     try:
         import distributed
@@ -61,7 +56,7 @@ def main() -> None:
         ) as cluster,
     ):
         os.environ[parallel.ADDRESS] = cluster.scheduler_address
-        seconds, there = timed(problem, trials, default)
+        there, seconds = swept(problem, trials, default)
         print(f"{'on a Dask cluster of 2 workers':>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×")
         assert there == here
 

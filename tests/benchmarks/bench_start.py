@@ -10,20 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
-
 from engine.cli.output import table
 from engine.units import ratio, seconds, size
-from tests.benchmarks.bench_sessions import SAMPLES, Session, start
+from tests.benchmarks.bench_sessions import Session, studio
+from tests.benchmarks.shared import V2_LITE
+from tests.cases.cli import INPUTS, RECORDING
 
 ATTEMPTS, STARTS = 5, 3
-RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
-DEEPSEEK = SAMPLES.parents[1] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
-INPUTS = ("--workload", RECORDING, "--cluster", SAMPLES / "mixed-8.json", "--model", SAMPLES / "tiny-moe-alpha.json")
-
 
 Times = tuple[float, float]
 """Wall and CPU seconds."""
@@ -43,7 +40,7 @@ def least(*words: object) -> Times:
     return least_of([taken(*words) for _ in range(ATTEMPTS + 1)][1:])
 
 
-def least_of(times: list[Times]) -> Times:
+def least_of(times: Sequence[Times]) -> Times:
     """Wall and CPU time each at its least."""
     wall, cpu = map(min, zip(*times, strict=True))
     return wall, cpu
@@ -55,26 +52,16 @@ def row(name: str, times: Times, unit: Times) -> list[str]:
     return [name, seconds(times[0]), ratios[0], seconds(times[1]), ratios[1]]
 
 
-def studio(folder: Path) -> tuple[Times, Times, int, int]:
+def first_page(folder: Path) -> tuple[Times, Times, int, int]:
     """Times from the start to the first answer and to the first page, and resident bytes with nothing and the sample open."""
     began = time.perf_counter()
-    server, port = start(folder)
-    process = psutil.Process(server.pid)
-
-    def so_far() -> Times:
-        return time.perf_counter() - began, sum(process.cpu_times()[:2])
-
-    try:
-        answered = so_far()
-        with ExitStack() as open:
-            session = Session(port, 0, open)
-            drawn, nothing = so_far(), process.memory_info().rss
-            session.press("", "Open the sample")
-            time.sleep(10)  # modules loaded in the background count too
-            return answered, drawn, nothing, process.memory_info().rss
-    finally:
-        server.terminate()
-        server.wait(60)
+    with studio(folder) as (port, process), ExitStack() as open:
+        answered = time.perf_counter() - began, sum(process.cpu_times()[:2])
+        session = Session(port, 0, open)
+        drawn, nothing = (time.perf_counter() - began, sum(process.cpu_times()[:2])), process.memory_info().rss
+        session.press("", "Open the sample")
+        time.sleep(10)  # modules loaded in the background count too
+        return answered, drawn, nothing, process.memory_info().rss
 
 
 def main() -> None:
@@ -87,19 +74,19 @@ def main() -> None:
             "inspect": ("inspect", RECORDING),
             "convert": ("convert", RECORDING, "-o", Path(folder) / "out.npz"),
         }
-        if DEEPSEEK.exists():
-            commands["inspect DeepSeek-V2-Lite"] = ("inspect", f"{DEEPSEEK}::intent")
+        if V2_LITE.exists():
+            commands["inspect DeepSeek-V2-Lite"] = ("inspect", f"{V2_LITE}::intent")
         commands["plan --system linear"] = ("plan", *INPUTS, "--system", "linear")
         numpy, streamlit = least("-c", "import numpy"), least("-c", "import streamlit")
         rows = [row("import numpy", numpy, numpy)]
         rows += [row(name, least("-m", "engine", *words), numpy) for name, words in commands.items()]
-        runs = [studio(Path(folder) / f"studio-{attempt}") for attempt in range(STARTS)]
+        runs = [first_page(Path(folder) / f"studio-{attempt}") for attempt in range(STARTS)]
+    answers, pages, nothing, sample = zip(*runs, strict=True)
     rows.append(row("import streamlit", streamlit, streamlit))
-    rows.append(row("studio answers", least_of([run[0] for run in runs]), streamlit))
-    rows.append(row("its first page", least_of([run[1] for run in runs]), streamlit))
+    rows.append(row("studio answers", least_of(answers), streamlit))
+    rows.append(row("its first page", least_of(pages), streamlit))
     print(table(["", "wall", "ratio", "CPU", "ratio"], rows))
-    nothing, sample = max(run[2] for run in runs), max(run[3] for run in runs)
-    print(f"resident: {size(nothing)} with nothing open, {size(sample)} with the sample")
+    print(f"resident: {size(max(nothing))} with nothing open, {size(max(sample))} with the sample")
 
 
 if __name__ == "__main__":

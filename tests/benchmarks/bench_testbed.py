@@ -11,7 +11,6 @@ that with fp8 there and bf16 back. Needs root. Nothing else should run on the ma
 
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -70,47 +69,32 @@ def tiered_plans_of(problem: Problem) -> list[Plan]:
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
     load = Load(problem, linear.placement, problem.travel)
     orders = {mode: phased_order(load, mode, never) for mode in ("concurrent", "matched", "two-tier")}
-    return [
-        linear.model_copy(update={"name": mode, "send_order": order, "claim": None}) for mode, order in orders.items()
-    ]
+    parts = ({"name": mode, "send_order": order, "claim": None} for mode, order in orders.items())
+    return [linear.model_copy(update=part) for part in parts]
 
 
 def travelling_plans_of(problem: Problem) -> list[Plan]:
     """Everything at once with the same placement, by how tokens travel."""
     linear = run(SYSTEMS["linear"], problem, {}).result.solution
     travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
-    return [
-        Plan.model_validate(
-            dict(linear)
-            | {"name": travel.in_words, "send_order": SendOrder(mode="concurrent"), "travel": travel, "claim": None}
-        )
-        for travel in travels
-    ]
+    at_once = dict(linear) | {"send_order": SendOrder(mode="concurrent"), "claim": None}
+    return [Plan.model_validate(at_once | {"name": travel.in_words, "travel": travel}) for travel in travels]
 
 
 def main(jobs: int = 3, passes: int = 5) -> None:
     mixed = read_cluster(SAMPLES / "mixed-8.json")
-    measure_plans("alpha", mixed, plans_of, None, jobs, passes)
-    measure_plans("alpha", two_nodes(), tiered_plans_of, 9000.0, jobs, passes)
-    measure_plans("beta", two_nodes(), travelling_plans_of, 9000.0, jobs, passes)
-
-
-def measure_plans(
-    sample: str,
-    cluster: Cluster,
-    plans_for: Callable[[Problem], list[Plan]],
-    scale: float | None,
-    jobs: int,
-    passes: int,
-) -> None:
-    """So many jobs of the plans for a sample of code on a cluster. scale: of the testbed"""
-    model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
-    trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
-    plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
-    print(f"\n{cluster.name}, {trace.name}")
-    ranks = len(cluster.gpus)
-    launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
-    measure(prepare(launch), jobs)
+    for sample, cluster, plans_for, scale in (
+        ("alpha", mixed, plans_of, None),
+        ("alpha", two_nodes(), tiered_plans_of, 9000.0),
+        ("beta", two_nodes(), travelling_plans_of, 9000.0),
+    ):
+        model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
+        trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
+        plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
+        print(f"\n{cluster.name}, {trace.name}")
+        ranks = len(cluster.gpus)
+        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
+        measure(prepare(launch), jobs)
 
 
 def measure(launch: PreparedLaunch, jobs: int) -> None:
@@ -122,9 +106,8 @@ def measure(launch: PreparedLaunch, jobs: int) -> None:
         before = load()
         with tempfile.TemporaryDirectory() as folder:
             run = run_here(launch, Path(folder) / "run", never, silent)
-        print(
-            f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {run.runs[0].predicted.cost_source}"
-        )
+        source = run.runs[0].predicted.cost_source
+        print(f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {source}")
         show(run)
         for plan_run in run.runs:
             factors[plan_run.plan.name].append(float(np.median(plan_run.totals)) / plan_run.predicted.total)

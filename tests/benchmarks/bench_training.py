@@ -3,12 +3,11 @@
 `python -m tests.benchmarks.bench_training [lancet | lina …]`: both unless one is named.
 """
 
-import sys
-
 import pandas as pd
 
 from engine.reproduce.lancet import against_the_paper, evaluate, settings, weight_gradient_gaps
 from engine.reproduce.lina import PAPER, design_choices, partition_sizes
+from tests.benchmarks.shared import run_parts
 
 
 def lancet() -> None:
@@ -34,7 +33,5 @@ def lina() -> None:
         print(partition_sizes(model).round(5).to_string(index=False))
 
 
-PARTS = {"lancet": lancet, "lina": lina}
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    run_parts({"lancet": lancet, "lina": lina})

@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
@@ -23,8 +22,8 @@ from engine.serving.step import ServingStep
 from engine.systems import SYSTEMS, run, usual_plan
 from engine.units import seconds, share, signed
 from engine.workload import Workload
+from tests.benchmarks.shared import DATA, V2_LITE
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LOADS = DATA / "deepseek-r1-loads"
 NAMES = ("decode_in1000out1000", "decode_in2000out100", "prefill_in1024", "prefill_in2000out100")
 DECODE = ServingStep(phase="decode", sequences=64, context=2000, output=1000)
@@ -83,9 +82,7 @@ class R1:
     def replanned(self, deployed: str) -> str:
         """The verdicts on the plans of other recordings, with the plan of one deployed."""
         verdicts = {name: self.verdict(name, deployed) for name in NAMES if name != deployed}
-        told = {
-            name: f"{signed(verdict.gain_held_out)}, {WORDS[verdict.verdict]}" for name, verdict in verdicts.items()
-        }
+        told = {name: in_words(verdict) for name, verdict in verdicts.items()}
         return table_row(deployed, *(told.get(name, "") for name in NAMES))
 
     def together(self, algorithm: str) -> str:
@@ -96,7 +93,7 @@ class R1:
             problem = make_problem(first, self.cluster, self.model, Datasheet(), others=tuple(others))
             plan = run(SYSTEMS["eplb"], problem, REPLICAS | {"algorithm": algorithm}).result.solution
             verdict = verdict_of(plan, problem, list(self.recordings.values()), serving=self.serving)
-            gains.append(f"{signed(verdict.gain_held_out)}, {WORDS[verdict.verdict]}")
+            gains.append(in_words(verdict))
         return table_row(f"`{algorithm}`", *gains)
 
     def spare_slots(self, planned: str) -> Iterator[str]:
@@ -117,13 +114,17 @@ class R1:
             )
 
 
+def in_words(verdict: Verdict) -> str:
+    return f"{signed(verdict.gain_held_out)}, {WORDS[verdict.verdict]}"
+
+
 def table_row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def lite(redundant: int, *members: str) -> Verdict:
     """DeepSeek-V2-Lite on 8 H100: EPLB planned on the first task, judged in time and on the others."""
-    recordings = [read_workload(DATA / "deepseek-v2-lite-routing.npz", member=member) for member in members]
+    recordings = [read_workload(V2_LITE, member=member) for member in members]
     model, cluster = model_presets()["DeepSeek-V2-Lite"].model, cluster_presets()["hgx-h100-8"].cluster
     problem = make_problem(recordings[0], cluster, model, Datasheet())
     plan = run(SYSTEMS["eplb"], problem, {"redundant": redundant, "algorithm": "eplb"}).result.solution
@@ -133,18 +134,15 @@ def lite(redundant: int, *members: str) -> Verdict:
 def main() -> None:
     for step in (DECODE, PREFILL):
         r1 = R1(step)
-        print(f"\n{step.phase}: planned on (rows), judged on (columns), over contiguous blocks; (in sample)")
-        for name in NAMES:
-            print(r1.row(name), flush=True)
-        print(f"\n{step.phase}: deployed (rows), plan of (columns)")
-        for name in NAMES:
-            print(r1.replanned(name), flush=True)
-        print(f"\n{step.phase}: planned on the three others, judged on (columns)")
-        for algorithm in ("eplb", "best"):
-            print(r1.together(algorithm), flush=True)
-        print(f"\n{step.phase}: spare slots, planned on {NAMES[0]}, judged on the others")
-        for row in r1.spare_slots(NAMES[0]):
-            print(row, flush=True)
+        for title, rows in (
+            ("planned on (rows), judged on (columns), over contiguous blocks; (in sample)", map(r1.row, NAMES)),
+            ("deployed (rows), plan of (columns)", map(r1.replanned, NAMES)),
+            ("planned on the three others, judged on (columns)", map(r1.together, ("eplb", "best"))),
+            (f"spare slots, planned on {NAMES[0]}, judged on the others", r1.spare_slots(NAMES[0])),
+        ):
+            print(f"\n{step.phase}: {title}")
+            for row in rows:
+                print(row, flush=True)
     for redundant in (0, 1):
         for members in (("intent",), ("intent", "summary")):
             verdict = lite(redundant, *members)

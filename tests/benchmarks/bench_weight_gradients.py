@@ -1,11 +1,13 @@
 """Gap of Lancet's greedy, and time to proof, by size: `python -m tests.benchmarks.bench_weight_gradients [instances]`."""
 
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
 from engine.result import Limits
+from tests.benchmarks.shared import columns
 from tests.oracles.overlapping import check_weight_gradients
 
 TIME_LIMIT = 10.0
@@ -51,8 +53,10 @@ def scattered(layers: int, seed: int) -> WeightGradientInstance:
     return WeightGradientInstance(nested.alltoall, nested.dw, allowed)
 
 
-def row(name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT) -> None:
-    """Print the figures of some instances of one kind."""
+def figures_of(
+    name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT
+) -> Iterator[str | float]:
+    """The line of the table for some instances of one kind."""
     figures = []
     for instance in instances:
         greedy = schedule_weight_gradients(instance, algorithm="greedy")
@@ -60,38 +64,30 @@ def row(name: str, instances: list[WeightGradientInstance], time_limit: float = 
         best = schedule_weight_gradients(instance, Limits(time_limit))
         check_weight_gradients(instance.alltoall, instance.dw, instance.allowed, best.solution)
         # Where nothing can be overlapped every answer is as good as the best.
-        ratios = [
-            a / b if b else 1.0
-            for a, b in (
-                (greedy.objective, best.objective),
-                (quick.objective, best.objective),
-                (best.objective, greedy.bound),
-            )
-        ]
+        over = ((greedy.objective, best.objective), (quick.objective, best.objective), (best.objective, greedy.bound))
+        ratios = [a / b if b else 1.0 for a, b in over]
         gap = best.bound / best.objective - 1 if best.objective else 0.0
         times = (best.runtime, greedy.runtime, quick.runtime)
         figures.append((*ratios, gap, *times, best.status == "OPTIMAL"))
     greedy, quick, flow, gap, seconds, greedy_seconds, quick_seconds, proven = np.array(figures).T
-    print(
-        f"{name:24} {greedy.mean():7.4f} {greedy.min():7.4f} {1e3 * greedy_seconds.mean():7.1f} {quick.mean():8.5f} "
-        f"{quick.min():8.5f} {quick_seconds.mean():6.2f} {int(proven.sum()):4}/{len(figures):<4} {seconds.mean():6.2f} "
-        f"{seconds.max():6.2f} {gap.max():8.1e} {flow.min():8.5f}",
-        flush=True,
-    )
+    yield name
+    yield from (greedy.mean(), greedy.min(), 1e3 * greedy_seconds.mean())
+    yield from (quick.mean(), quick.min(), quick_seconds.mean())
+    yield from (f"{int(proven.sum())}/{len(figures)}", seconds.mean(), seconds.max(), gap.max(), flow.min())
 
 
 def main(instances: int) -> None:
-    print(
-        f"{'':24} {'greedy / best':^23} {'search / best':^24} {'proven':^9} {'seconds':^13} {'largest':>8} {'least best':>8}\n"
-        f"{'layers (a2a, dW)':24} {'mean':>7} {'min':>7} {'ms':>7} {'mean':>8} {'min':>8} {'s':>6} {'':9} {'mean':>6} "
-        f"{'max':>6} {'gap':>8} {'/ flow':>8}"
-    )
+    formats = {"layers (a2a, dW)": "24", "greedy / best": "13.4f", "least": "7.4f", "ms": "7.1f"}
+    formats |= {"search / best": "13.5f", "its least": "9.5f", "s": "6.2f", "proven": "9", "seconds": "7.2f"}
+    row = columns(formats | {"longest": "7.2f", "largest gap": "11.1e", "least best / flow": "17.5f"})
+    few, fewer = range(max(instances // 2, 1)), range(max(instances // 5, 1))
     for layers in (4, 12, 24):
-        row(f"{layers} ({layers}, {4 * layers})", [backward_pass(layers, seed) for seed in range(instances)])
-    row("24, as much of both", [backward_pass(24, seed, 1.0) for seed in range(instances)])
-    row("96 (96, 384)", [backward_pass(96, seed) for seed in range(max(instances // 5, 1))], 30.0)
-    row("tiny, adversarial", [tiny(seed) for seed in range(10 * instances)])
-    row("24, sets not nested", [scattered(24, seed) for seed in range(max(instances // 2, 1))])
+        kinds = [backward_pass(layers, seed) for seed in range(instances)]
+        row(*figures_of(f"{layers} ({layers}, {4 * layers})", kinds))
+    row(*figures_of("24, as much of both", [backward_pass(24, seed, 1.0) for seed in range(instances)]))
+    row(*figures_of("96 (96, 384)", [backward_pass(96, seed) for seed in fewer], 30.0))
+    row(*figures_of("tiny, adversarial", [tiny(seed) for seed in range(10 * instances)]))
+    row(*figures_of("24, sets not nested", [scattered(24, seed) for seed in few]))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from app.state.stored import Session as Opened
 from app.state.stored import write
 from app.what_if.live import FASTER
-from engine import store, units
+from engine import store
 from engine.cli.output import table
 from engine.compare.synthetic import synthetic
-from engine.units import seconds
+from engine.units import ratio, seconds
 from engine.workload import RoutingTrace
-from tests.benchmarks.bench_sessions import Session, at_once, start, times
-from tests.benchmarks.deepseek import MODEL, RECIPE, cluster_of
+from tests.benchmarks.bench_sessions import Session, at_once, state_of, studio, times
+from tests.benchmarks.shared import MODEL, RECIPE, cluster_of
 
 GPUS = 64
 PAGE, SLIDER = "what-if", "Network bandwidth"
@@ -57,22 +57,18 @@ class Visitor(Session):
         self.position += 1
 
         def change(message: BackMsg) -> None:
-            state = message.rerun_script.widget_states.widgets.add()
-            state.id = self.sliders[SLIDER]
-            state.string_array_value.data.append(units.ratio(FASTER[self.position]))
+            state = state_of(message, self.sliders[SLIDER])
+            state.string_array_value.data.append(ratio(FASTER[self.position]))
 
         self.run(PAGE, change)
         self.times[MOVED] = self.times[PAGE]
 
 
-def rolled(trace: RoutingTrace, by: int) -> RoutingTrace:
-    """The same tokens in another order: a recording of its own, as hard as the first."""
-    return replace(trace, name=f"log {by}", experts=np.roll(trace.experts, by, axis=0))
-
-
 def stored(trace: RoutingTrace, number: int, two: bool) -> str:
     """Put a session with these recordings into the data folder; returns its token."""
-    own = [rolled(trace, number + 1), rolled(trace, -number - 1)][: 1 + two]
+    # The same tokens in another order: recordings of their own, as hard as the first.
+    turns = (number + 1, -number - 1)[: 1 + two]
+    own = [replace(trace, name=f"log {by}", experts=np.roll(trace.experts, by, axis=0)) for by in turns]
     digests = [store.save_workload(recording) for recording in own]
     opened = Opened(
         workloads={digest: recording.name for digest, recording in zip(digests, own, strict=True)},
@@ -110,14 +106,12 @@ def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[
         thread.start()
         for act, name in ((Visitor.look, FIRST), (Visitor.move, MOVED)):
             at_once(others, act)
-            rows.append(
-                [f"{'two models' if two else 'one model'}, {name}", seconds(alone.times[name]), times(others, name)]
-            )
+            label = f"{'two models' if two else 'one model'}, {name}"
+            rows.append([label, seconds(alone.times[name]), times(others, name)])
         ended.set()
         thread.join()
-        rows.append(
-            ["  meanwhile the Cluster page", "", f"{seconds(float(np.median(took)))}, slowest {seconds(max(took))}"]
-        )
+        meanwhile = f"{seconds(float(np.median(took)))}, slowest {seconds(max(took))}"
+        rows.append(["  meanwhile the Cluster page", "", meanwhile])
         faults = [f"{visitor.number}: {fault}" for visitor in visitors for fault in visitor.faults]
         print("\n".join(faults), file=sys.stderr)
     return rows
@@ -127,12 +121,8 @@ def main(count: int = 20) -> None:
     trace = synthetic(MODEL, RECIPE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWITCHYARD_DATA"] = folder
-        server, port = start(Path(folder))
-        try:
+        with studio(Path(folder)) as (port, _):
             rows = [row for two in (False, True) for row in measure(trace, two, count, port)]
-        finally:
-            server.terminate()
-            server.wait(30)
     print(table(["", "alone", f"median of {count} at once"], rows))
 
 

@@ -60,14 +60,6 @@ def counts(rows: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, 5000, size=(steps, LAYERS, EXPERTS), dtype=np.int32)
 
 
-def npz(folder: Path, rows: int) -> None:
-    np.savez(folder / "log.npz", experts=choices(rows))
-
-
-def npy(folder: Path, rows: int) -> None:
-    np.save(folder / "log.npy", choices(rows))
-
-
 def archives(folder: Path, rows: int) -> None:
     for number, experts in enumerate(requests(rows)):
         np.savez(folder / f"request-{number}.npz", routed_experts=experts, prompt_token_ids=np.arange(REQUEST - 99))
@@ -101,13 +93,12 @@ def in_npy(experts: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def in_lists(experts: np.ndarray) -> list:
-    return experts.tolist()
+def in_bytes(experts: np.ndarray) -> str:
+    return base64.b64encode(experts.astype(np.int32).tobytes()).decode()
 
 
 def in_object(experts: np.ndarray) -> dict:
-    data = base64.b64encode(experts.astype(np.int32).tobytes()).decode()
-    return {"shape": list(experts.shape), "data": data}
+    return {"shape": list(experts.shape), "data": in_bytes(experts)}
 
 
 def answer(value: object) -> dict:
@@ -124,13 +115,13 @@ def answers(
 def single_answers(folder: Path, rows: int) -> None:
     """A file for each, as `curl -o` saves it."""
     for number, experts in enumerate(requests(rows)):
-        (folder / f"answer-{number}.json").write_text(json.dumps(answer(in_lists(experts)), separators=COMPACT))
+        (folder / f"answer-{number}.json").write_text(json.dumps(answer(experts.tolist()), separators=COMPACT))
 
 
 def long_answer(folder: Path, rows: int) -> None:
     """All tokens in the answer to a single request."""
     usage = {"prompt_tokens": rows // LAYERS, "completion_tokens": 1}
-    text = json.dumps(answer(in_lists(choices(rows))) | {"usage": usage}, separators=COMPACT)
+    text = json.dumps(answer(choices(rows).tolist()) | {"usage": usage}, separators=COMPACT)
     (folder / "answer.json").write_text(text)
 
 
@@ -139,7 +130,7 @@ def prompts_apart(folder: Path, rows: int) -> None:
 
     def record(experts: np.ndarray) -> dict:
         end = USAGE["prompt_tokens"]
-        return answer(in_lists(experts[end:])) | {"prompt_routed_experts": in_lists(experts[:end])}
+        return answer(experts[end:].tolist()) | {"prompt_routed_experts": experts[:end].tolist()}
 
     write_lines(folder, "answers", (record(experts) for experts in requests(rows)), COMPACT)
 
@@ -148,37 +139,28 @@ def events(folder: Path, rows: int) -> None:
     """Streams as `curl` saves them: the answer comes a token a line."""
     for number, experts in enumerate(requests(rows)):
         parts = [experts[: USAGE["prompt_tokens"]], *np.split(experts[USAGE["prompt_tokens"] :], 99)]
-        lines = (
-            json.dumps(
-                {
-                    "id": f"cmpl-{number}",
-                    "object": "chat.completion.chunk",
-                    "choices": [{"index": 0, "delta": {}, "routed_experts": part.tolist()}],
-                },
-                separators=COMPACT,
-            )
-            for part in parts
-        )
+        about, lines = {"id": f"cmpl-{number}", "object": "chat.completion.chunk"}, []
+        for part in parts:
+            choice = {"index": 0, "delta": {}, "routed_experts": part.tolist()}
+            lines.append(json.dumps(about | {"choices": [choice]}, separators=COMPACT))
         (folder / f"stream-{number}.txt").write_text("".join(f"data: {line}\n\n" for line in lines))
 
 
 def sglang_answers(folder: Path, rows: int) -> None:
-    def record(experts: np.ndarray) -> dict:
-        text = base64.b64encode(experts.astype(np.int32).tobytes()).decode()
-        return {"text": "Yes", "meta_info": {**USAGE, "routed_experts": text}}
-
-    write_lines(folder, "answers", (record(experts) for experts in requests(rows)))
+    about = (USAGE | {"routed_experts": in_bytes(experts)} for experts in requests(rows))
+    write_lines(folder, "answers", ({"text": "Yes", "meta_info": meta} for meta in about))
 
 
 def save_dump(folder: Path, records: list[dict]) -> None:
     """A file of SGLang's recorder with every expert in the slot of its number."""
     import torch
 
-    slots = torch.arange(EXPERTS).repeat(LAYERS, 1)
-    torch.save(
-        {"records": records, "last_physical_to_logical_map": slots},
-        folder / "expert_distribution_recorder_1764000000.25_0.pt",
-    )
+    records = [
+        {"forward_pass_id": number, "rank": 0, "gatherer_key": "primary"} | record
+        for number, record in enumerate(records)
+    ]
+    content = {"records": records, "last_physical_to_logical_map": torch.arange(EXPERTS).repeat(LAYERS, 1)}
+    torch.save(content, folder / "expert_distribution_recorder_1764000000.25_0.pt")
 
 
 def sglang_tokens(folder: Path, rows: int) -> None:
@@ -186,9 +168,6 @@ def sglang_tokens(folder: Path, rows: int) -> None:
 
     records = [
         {
-            "forward_pass_id": number,
-            "rank": 0,
-            "gatherer_key": "primary",
             "input_ids": list(range(REQUEST)),
             "positions": list(range(REQUEST)),
             "extend_seq_lens": [REQUEST],
@@ -196,7 +175,7 @@ def sglang_tokens(folder: Path, rows: int) -> None:
             "topk_ids_of_layer": torch.from_numpy(np.ascontiguousarray(experts.swapaxes(0, 1), dtype=np.int32)),
             "misc_objects": [],
         }
-        for number, experts in enumerate(requests(rows))
+        for experts in requests(rows)
     ]
     save_dump(folder, records)
 
@@ -216,14 +195,9 @@ def route_logs(folder: Path, rows: int) -> None:
 
 def moe_balance(folder: Path, rows: int, separators: tuple[str, str] | None = None, weights: bool = False) -> None:
     more = {"topk_weights": [[round(1 / (at + 3), 6) for at in range(K)]] * REQUEST} if weights else {}
+    more["origin_rows"] = [token % 8 for token in range(REQUEST)]
     records = (
-        {
-            "layer": layer,
-            "batch_id": batch,
-            "origin_rows": [token % 8 for token in range(REQUEST)],
-            "topk_experts": experts[:, layer].tolist(),
-            **more,
-        }
+        {"layer": layer, "batch_id": batch, "topk_experts": experts[:, layer].tolist()} | more
         for batch, experts in enumerate(requests(rows))
         for layer in range(LAYERS)
     )
@@ -247,23 +221,10 @@ def sglang_statistics(folder: Path, rows: int) -> None:
     torch.save({"rank": 0, "logical_count": torch.from_numpy(counts(rows))}, folder / "statistics.pt")
 
 
-def sglang_json(folder: Path, rows: int) -> None:
-    (folder / "statistics.json").write_text(json.dumps({"logical_count": counts(rows).tolist()}))
-
-
 def sglang_passes(folder: Path, rows: int) -> None:
     import torch
 
-    records = [
-        {
-            "forward_pass_id": number,
-            "rank": 0,
-            "gatherer_key": "primary",
-            "global_physical_count": torch.from_numpy(step.copy()),
-        }
-        for number, step in enumerate(counts(rows))
-    ]
-    save_dump(folder, records)
+    save_dump(folder, [{"global_physical_count": torch.from_numpy(step.copy())} for step in counts(rows)])
 
 
 def sglang_csv(folder: Path, rows: int) -> None:
@@ -287,21 +248,20 @@ def vllm_loads(folder: Path, rows: int) -> None:
 def tensorrt_llm(folder: Path, rows: int) -> None:
     meta = {"num_experts": EXPERTS, "num_experts_per_token": K}
     (folder / "meta_info.json").write_text(json.dumps(meta))
-    tensors = {
-        f"{step}_{layer}": row
-        for step, table in enumerate(counts(rows).astype(np.int64))
-        for layer, row in enumerate(table)
-    }
+    steps = counts(rows).astype(np.int64)
+    tensors = {f"{step}_{layer}": row for step, table in enumerate(steps) for layer, row in enumerate(table)}
     save_file(tensors, folder / "rank0.safetensors")
 
 
-def bare_list(folder: Path, rows: int) -> None:
-    (folder / "loads.json").write_text(json.dumps(counts(LAYERS)[0].tolist()))
+def in_json(folder: Path, rows: int, bare: bool = False) -> None:
+    """As SGLang's statistics; bare: one step alone."""
+    steps = counts(rows).tolist()
+    (folder / "loads.json").write_text(json.dumps(steps[0] if bare else {"logical_count": steps}))
 
 
 ROUTING = (
-    Recording("npz", npz),
-    Recording("npy", npy),
+    Recording("npz", lambda folder, rows: np.savez(folder / "log.npz", experts=choices(rows))),
+    Recording("npy", lambda folder, rows: np.save(folder / "log.npy", choices(rows))),
     Recording("npz, a request each", archives),
     Recording("CSV, sorted", partial(table, ending="csv"), 1_000_000),
     Recording("CSV, shuffled", partial(table, ending="csv", shuffled=True), 1_000_000),
@@ -311,8 +271,8 @@ ROUTING = (
     Recording("SGLang answers", sglang_answers, 4_500_000, {"model": MODEL}),
     Recording("vLLM answers, npy", partial(answers, form=in_npy)),
     Recording("LightLLM answers", partial(answers, form=in_object)),
-    Recording("vLLM lists", partial(answers, form=in_lists, separators=COMPACT)),
-    Recording("vLLM lists, spaced", partial(answers, form=in_lists)),
+    Recording("vLLM lists", partial(answers, form=np.ndarray.tolist, separators=COMPACT)),
+    Recording("vLLM lists, spaced", partial(answers, form=np.ndarray.tolist)),
     Recording("vLLM lists, prompt apart", prompts_apart),
     Recording("vLLM lists, a file each", single_answers),
     Recording("vLLM lists, one answer", long_answer, 1_750_000),
@@ -325,10 +285,10 @@ ROUTING = (
 )
 LOADS = (
     Recording("SGLang stat", sglang_statistics, 150_000),
-    Recording("SGLang stat, JSON", sglang_json, 20_000),
+    Recording("SGLang stat, JSON", in_json, 20_000),
     Recording("SGLang per_pass", sglang_passes, 150_000),
     Recording("SGLang counts, CSV", sglang_csv, 64 * LAYERS),
     Recording("vLLM loads", vllm_loads, 60_000),
     Recording("TensorRT-LLM", tensorrt_llm, 75_000),
-    Recording("bare list", bare_list, LAYERS),
+    Recording("bare list", partial(in_json, bare=True), LAYERS),
 )

@@ -9,117 +9,94 @@ import pytest
 from engine.compare.figures import Metrics
 from engine.formats import read_plan
 from tests.cases import checkers
-from tests.cases.cli import ALPHA, CLUSTER, INPUTS, MODEL, RECORDING, SAMPLES, CommandLine
+from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, SAMPLES
 
 BOTH = ["--model", MODEL, "--cluster", CLUSTER]
 
 
 @pytest.fixture
-def run(capsys) -> CommandLine:
-    return CommandLine(capsys)
-
-
-@pytest.fixture
-def plan(run, tmp_path) -> Path:
-    """Two experts of sixteen on each of eight GPUs, in all of eight layers."""
-    file = tmp_path / "plan.json"
-    run.text("plan", *INPUTS, "--system", "linear", "-o", file)
-    return file
-
-
-@pytest.fixture
-def uneven(plan, tmp_path) -> Path:
+def uneven(saved, tmp_path) -> Path:
     """The same with expert 1 on GPU 1 in all layers."""
-    file, even = tmp_path / "uneven.json", read_plan(plan)
+    file, even = tmp_path / "uneven.json", read_plan(saved)
     rows = tuple(((0,), (1, 2, 3), *row[2:]) for row in even.placement.experts_of_gpu)
     placement = even.placement.model_copy(update={"experts_of_gpu": rows})
     file.write_text(even.model_copy(update={"placement": placement, "claim": None}).to_json())
     return file
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("sglang", "out.json"),
-        ("sglang", "out.pt"),
-        ("trtllm", "out.yaml"),
-        ("vllm", "out.jsonl"),
-        ("vllm-ascend", "out.json"),
-        ("megatron", "out.json"),
-        ("exflow", "out.csv"),
-        ("csv", "out.csv"),
-    ],
-)
-def test_what_goes_out_comes_in_as_a_plan(run, plan, tmp_path, target, name):
-    out = tmp_path / "out" / name
+GOES_OUT = ("sglang.json", "sglang.pt", "trtllm.yaml", "vllm.jsonl", "vllm-ascend.json", "megatron.json", "exflow.csv")
+
+
+@pytest.mark.parametrize("name", [*GOES_OUT, "csv.csv"])
+def test_what_goes_out_comes_in_as_a_plan(engine, saved, tmp_path, name):
+    out, target = tmp_path / "out" / name, name.partition(".")[0]
     out.parent.mkdir()
-    answer = run.json("export", plan, "--to", target, "-o", out)
+    answer = engine.json("export", saved, "--to", target, "-o", out)
     assert answer["saved"] == str(out) and answer["even"] is None and answer["to"] == target
     assert list(out.parent.iterdir()) == [out]
-    rows = run.json("compare", plan, out)["plans"]
+    rows = engine.json("compare", saved, out)["plans"]
     assert rows[1]["moved_experts"] == 0 and rows[1]["metrics"]["balancedness"] == rows[0]["metrics"]["balancedness"]
-    simulated = run.json("simulate", out, *INPUTS)["metrics"]
+    simulated = engine.json("simulate", out, *INPUTS)["metrics"]
     assert {*Metrics.__dataclass_fields__, "balancedness"} == set(simulated)
-    run.text("plan", *INPUTS, "--system", "linear", "--in-use", out, "-o", tmp_path / "next.json")
+    engine.text("plan", *INPUTS, "--system", "linear", "--in-use", out, "-o", tmp_path / "next.json")
 
 
-def test_lines_to_add_are_printed(run, plan, tmp_path):
-    text = run.text("export", plan, "--to", "sglang", "-o", tmp_path / "map.json")
+def test_lines_to_add_are_printed(engine, saved, tmp_path):
+    text = engine.text("export", saved, "--to", "sglang", "-o", tmp_path / "map.json")
     assert "  --init-expert-location map.json\n  --ep-num-redundant-experts 0\n  --ep-size 8\n" in text
-    assert run.json("export", plan, "--to", "sglang", "-o", tmp_path / "map.json")["lines"][0] == (
-        "--init-expert-location map.json"
-    )
-    run.text("export", plan, "--to", "trtllm", "--mtp", "-o", tmp_path / "t.yaml")
+    answer = engine.json("export", saved, "--to", "sglang", "-o", tmp_path / "map.json")
+    assert answer["lines"][0] == "--init-expert-location map.json"
+    engine.text("export", saved, "--to", "trtllm", "--mtp", "-o", tmp_path / "t.yaml")
     assert len(checkers.tensorrt_llm((tmp_path / "t.yaml").read_bytes(), tuple(range(8)), 16, 8, mtp=8)) == 8
 
 
-def test_an_uneven_plan_is_refused_or_projected_with_its_price(run, uneven, tmp_path):
+def test_an_uneven_plan_is_refused_or_projected_with_its_price(engine, uneven, tmp_path):
     out = tmp_path / "map.json"
-    code, printed, error = run("export", uneven, "--to", "sglang", "-o", out)
+    code, printed, error = engine("export", uneven, "--to", "sglang", "-o", out)
     assert code == 2 and not printed and not out.exists()
     assert error.startswith(
         "error: SGLang needs as many slots on every GPU, but layer 0 (model layer 0) has 3 on GPU 1; 2 on GPUs 2 … 7; 1 "
     )
     assert error.count("\n") == 1 and "(--even)" in error
-    even = run.json("export", uneven, "--to", "sglang", "--even", "-o", out)["even"]
+    even = engine.json("export", uneven, "--to", "sglang", "--even", "-o", out)["even"]
     held = checkers.sglang(out.read_bytes(), 8, (), 16, 8)
     assert {len(slots) for row in held for slots in row} == {even["slots"]} == {2}
-    (row,) = run.json("compare", out, *INPUTS)["plans"]
+    (row,) = engine.json("compare", out, *INPUTS)["plans"]
     assert row["metrics"]["total"] == even["after"]["total"] and even["before"]["total"] > 0
     assert row["metrics"]["balancedness"] == even["after"]["balancedness"]
     assert even["added"] == even["dropped"] == 8
-    text = run.text("export", uneven, "--to", "sglang", "--even", "-o", out)
+    text = engine.text("export", uneven, "--to", "sglang", "--even", "-o", out)
     assert text.startswith("even: 2 slots on every GPU, ") and "balancedness" in text
-    run.text("export", uneven, "--to", "csv", "-o", tmp_path / "all.csv")
+    engine.text("export", uneven, "--to", "csv", "-o", tmp_path / "all.csv")
 
 
-def test_default_layouts_are_plans_too(run, plan, tmp_path):
-    linear, dealt = run.json("compare", "linear", "round-robin", *INPUTS)["plans"]
+def test_default_layouts_are_plans_too(engine, saved, tmp_path):
+    linear, dealt = engine.json("compare", "linear", "round-robin", *INPUTS)["plans"]
     assert linear["metrics"]["total"] != dealt["metrics"]["total"]
-    assert run.json("compare", plan, "linear")["plans"][1]["moved_experts"] == 0
-    run.text("plan", *INPUTS, "--system", "linear", "--in-use", "round-robin")
-    run.text("export", "linear", "--to", "vllm", *BOTH, "-o", tmp_path / "x.jsonl")
+    assert engine.json("compare", saved, "linear")["plans"][1]["moved_experts"] == 0
+    engine.text("plan", *INPUTS, "--system", "linear", "--in-use", "round-robin")
+    engine.text("export", "linear", "--to", "vllm", *BOTH, "-o", tmp_path / "x.jsonl")
 
 
-def test_from_one_engine_to_another(run, plan, tmp_path):
-    run.text("export", plan, "--to", "vllm", "-o", tmp_path / "a.jsonl")
-    run.text("export", tmp_path / "a.jsonl", "--to", "trtllm", *BOTH, "-o", tmp_path / "b.yaml")
+def test_from_one_engine_to_another(engine, saved, tmp_path):
+    engine.text("export", saved, "--to", "vllm", "-o", tmp_path / "a.jsonl")
+    engine.text("export", tmp_path / "a.jsonl", "--to", "trtllm", *BOTH, "-o", tmp_path / "b.yaml")
     held = checkers.tensorrt_llm((tmp_path / "b.yaml").read_bytes(), tuple(range(8)), 16, 8)
     assert held[0] == [[2 * gpu, 2 * gpu + 1] for gpu in range(8)]
 
 
-def test_perfetto_has_the_prediction_and_beside_it_the_measurement(run, plan, tmp_path):
+def test_perfetto_has_the_prediction_and_beside_it_the_measurement(engine, saved, tmp_path):
     out, timeline = tmp_path / "trace.json", tmp_path / "timeline.json"
-    run.text("export", plan, "--to", "perfetto", "-o", out)
+    engine.text("export", saved, "--to", "perfetto", "-o", out)
     trace = json.loads(out.read_text())
-    run.text("simulate", plan, "-o", timeline)
+    engine.text("simulate", saved, "-o", timeline)
     predicted = json.loads(timeline.read_text())
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(predicted["events"]["start"])
     measured = predicted | {"source": "measured", "resources": [f"rank {rank}" for rank in range(8)]}
-    launched, this = tmp_path / "run.json", read_plan(plan).id
+    launched, this = tmp_path / "run.json", read_plan(saved).id
     runs = [{"plan": "other"}, {"plan": this, "predicted": predicted, "measured": measured}]
     launched.write_text(json.dumps({"runs": runs}))
-    run.text("export", plan, "--to", "perfetto", "--measured", launched, "-o", out)
+    engine.text("export", saved, "--to", "perfetto", "--measured", launched, "-o", out)
     events = json.loads(out.read_text())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert "measured · rank 7" in names and len(names) == 16 and any(name.startswith("simulated · ") for name in names)
@@ -130,13 +107,13 @@ def test_perfetto_has_the_prediction_and_beside_it_the_measurement(run, plan, tm
         ({"runs": 3}, "has no run of the plan"),
     ):
         launched.write_text(json.dumps(content))
-        code, _, error = run("export", plan, "--to", "perfetto", "--measured", launched, "-o", out)
+        code, _, error = engine("export", saved, "--to", "perfetto", "--measured", launched, "-o", out)
         assert code == 2 and error.startswith("error: run.json: ") and part in error
 
 
-def test_what_does_not_go_is_one_line(run, plan, tmp_path):
+def test_what_does_not_go_is_one_line(engine, saved, tmp_path):
     out, bare = tmp_path / "x.json", tmp_path / "bare.json"
-    run.text("export", plan, "--to", "vllm-ascend", "-o", bare)
+    engine.text("export", saved, "--to", "vllm-ascend", "-o", bare)
     bad = tmp_path / "bad.json"
     bad.write_text('{"logical_count": [[1]]}')
     two_b = ["--model", SAMPLES / "tiny-moe-alpha.json"]
@@ -145,13 +122,13 @@ def test_what_does_not_go_is_one_line(run, plan, tmp_path):
         ([bare, "--to", "sglang", "--even"], "bare.json: a bare placement needs --workload, --cluster and --model"),
         ([bad, "--to", "sglang", *BOTH], "bad.json: holds the loads of experts"),
         ([tmp_path / "no.json", "--to", "sglang"], "no.json: there is no such file"),
-        ([plan, "--to", "sglang", "--mtp"], "only TensorRT-LLM's placement has a layer for MTP"),
-        ([plan, "--to", "sglang", "--measured", bad], "--measured is for --to perfetto"),
-        ([plan, "--to", "perfetto", "--even"], "--even and --mtp are for serving engines"),
-        ([plan, "--to", "csv", "--model", "deepseek-ai/DeepSeek-R1"], "the plan places 8 MoE layers, but the model"),
-        ([plan, "--to", "csv", *two_b, "-o", tmp_path / "none" / "x"], "cannot be written"),
+        ([saved, "--to", "sglang", "--mtp"], "only TensorRT-LLM's placement has a layer for MTP"),
+        ([saved, "--to", "sglang", "--measured", bad], "--measured is for --to perfetto"),
+        ([saved, "--to", "perfetto", "--even"], "--even and --mtp are for serving engines"),
+        ([saved, "--to", "csv", "--model", "deepseek-ai/DeepSeek-R1"], "the plan places 8 MoE layers, but the model"),
+        ([saved, "--to", "csv", *two_b, "-o", tmp_path / "none" / "x"], "cannot be written"),
     ):
-        code, printed, error = run("export", *arguments, *([] if "-o" in arguments else ["-o", out]))
+        code, printed, error = engine("export", *arguments, *([] if "-o" in arguments else ["-o", out]))
         assert code == 2 and part in error and error.count("\n") == 1 and not printed
     assert not out.exists()
 
@@ -162,12 +139,8 @@ PROSE, MAN = (SAMPLES / "tiny-moe" / f"alpha-{text}.npz" for text in ("prose", "
 @pytest.fixture
 def eplb_plan(engine, tmp_path):
     """EPLB's for the shipped recording of code."""
-    engine.text(
-        "plan",
-        *INPUTS,
-        *("--system", "eplb", "--set", "algorithm=eplb", "--set", "slots=even", "-o"),
-        tmp_path / "eplb.json",
-    )
+    asked = ["--system", "eplb", "--set", "algorithm=eplb", "--set", "slots=even"]
+    engine.text("plan", *INPUTS, *asked, "-o", tmp_path / "eplb.json")
     return tmp_path / "eplb.json"
 
 
@@ -206,36 +179,25 @@ def test_thresholds_have_names(engine, eplb_plan):
     assert strict["verdict"] == "cannot-say"
     limits = {criterion["name"]: criterion["threshold"] for criterion in strict["criteria"]}
     assert (limits["tokens_per_expert"], limits["gain"], limits["persistence"]) == (1000, 0.5, 0.5)
-    said = engine.refused("verdict", eplb_plan, "--threshold", "hope=1")
-    assert "there is no threshold 'hope' (there are: gain, try_gain" in said
-    assert "option gain: 'much' is not a number" in engine.refused("verdict", eplb_plan, "--threshold", "gain=much")
-    assert "--threshold gain: write KEY=VALUE" in engine.refused("verdict", eplb_plan, "--threshold", "gain")
-    assert "option persistence: 2 is not between 0 and 1" in engine.refused(
-        "verdict", eplb_plan, "--threshold", "persistence=2"
-    )
+    for option, value, message in (
+        ("--threshold", "hope=1", "there is no threshold 'hope' (there are: gain, try_gain"),
+        ("--threshold", "gain=much", "option gain: 'much' is not a number"),
+        ("--threshold", "gain", "--threshold gain: write KEY=VALUE"),
+        ("--threshold", "persistence=2", "option persistence: 2 is not between 0 and 1"),
+        ("--training", "usual", "is for inference, but what is open is a training step"),
+    ):
+        assert message in engine.refused("verdict", eplb_plan, option, value)
 
 
-def test_the_gain_of_a_whole_step(engine, eplb_plan, tmp_path):
-    files = {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "eplb", "step", "config")}
-    engine.text("catalogue", "H200", "-o", files["cluster"])
+def test_the_gain_of_a_whole_step(engine, files):
     inputs = [*INPUTS[:2], "--cluster", files["cluster"], *INPUTS[4:]]
     engine.text("plan", *inputs, "--system", "eplb", "--set", "algorithm=eplb", "-o", files["eplb"])
-    files["step"].write_text(json.dumps({"phase": "decode", "sequences": 32, "context": 1000, "output": 200}))
-    files["config"].write_text(json.dumps(ALPHA))
-    answer = engine.json(
-        "verdict", files["eplb"], "--workload", PROSE, "--serving", files["step"], "--config", files["config"]
-    )
+    of_layers = engine.json("verdict", files["eplb"], "--workload", PROSE)
+    serving = ["--serving", files["step"], "--config", files["config"]]
+    answer = engine.json("verdict", files["eplb"], "--workload", PROSE, *serving)
     assert answer["unit"] == "a whole decode step of 32 sequences per GPU"
-    assert abs(answer["gain_held_out"]) < abs(
-        engine.json("verdict", files["eplb"], "--workload", PROSE)["gain_held_out"]
-    )
+    assert abs(answer["gain_held_out"]) < abs(of_layers["gain_held_out"])
     assert answer["notes"][0].startswith("operators by the datasheet")
-
-
-def test_a_training_step_is_refused(engine, eplb_plan):
-    assert "is for inference, but what is open is a training step" in engine.refused(
-        "verdict", eplb_plan, "--training", "usual"
-    )
 
 
 def test_spare_slots(engine):

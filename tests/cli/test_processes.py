@@ -15,15 +15,18 @@ from engine.formats import read_plan
 from tests.cases.cli import CLUSTER, INPUTS, MODEL, RECORDING, ROOT
 
 
-def python_m_engine(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "engine", *map(str, arguments)]
+def python_m_engine(*arguments: object, **more: object) -> subprocess.Popen:
+    """A process with text in pipes. more: of `subprocess.Popen`"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "engine", *map(str, arguments)], cwd=ROOT, **pipes, **more)
 
 
 def test_from_recording_to_comparison_in_real_processes(tmp_path, warm_python):
     def run(*arguments: object) -> str:
-        done = subprocess.run(python_m_engine(*arguments), cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = python_m_engine(*arguments)
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        return out
 
     path = tmp_path / "plan.json"
     assert json.loads(run("plan", *INPUTS, "--system", "sjf", "-o", path, "--json"))["saved"] == str(path)
@@ -32,13 +35,7 @@ def test_from_recording_to_comparison_in_real_processes(tmp_path, warm_python):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
-    process = subprocess.Popen(
-        python_m_engine("inspect", *[RECORDING] * 40),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = python_m_engine("inspect", *[RECORDING] * 40)
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(20) == 0
@@ -53,14 +50,8 @@ def test_planning_that_is_broken_off_still_answers(tmp_path, number):
     (tmp_path / "model.json").write_text(json.dumps(model))
     inputs = ["--workload", tmp_path / "log.npz", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
     path = tmp_path / "plan.json"
-    process = subprocess.Popen(
-        python_m_engine("plan", *inputs, "--system", "aurora", "--set", "time_limit=600", "-o", path, "--json"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        bufsize=0,
-    )
+    asked = ["--system", "aurora", "--set", "time_limit=600", "-o", path, "--json"]
+    process = python_m_engine("plan", *inputs, *asked, bufsize=0)
     seen = ""
     while "placing layer 2" not in seen:
         seen += process.stderr.read(1)

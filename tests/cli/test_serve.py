@@ -10,21 +10,8 @@ from engine.catalogue import cluster_presets, packaged
 from engine.catalogue.packaged import packaged_configs, packaged_gpu_types
 from engine.errors import InputError
 from engine.formats import read_cluster, read_model
-from tests.cases.cli import ALPHA, INPUTS
+from tests.cases.cli import INPUTS
 from tests.costs.silicon import needs_tables
-
-
-@pytest.fixture
-def files(engine, tmp_path):
-    """Two plans for the shipped recording on eight H200, a step and the model's config."""
-    paths = {name: tmp_path / f"{name}.json" for name in ("cluster", "linear", "eplb", "step", "config")}
-    engine.text("catalogue", "H200", "-o", paths["cluster"])
-    inputs = [*INPUTS[:2], "--cluster", paths["cluster"], *INPUTS[4:]]
-    for system in ("linear", "eplb"):
-        engine.text("plan", *inputs, "--system", system, "-o", paths[system])
-    paths["step"].write_text(json.dumps({"phase": "decode", "sequences": 32, "context": 1000, "output": 200}))
-    paths["config"].write_text(json.dumps(ALPHA))
-    return paths
 
 
 def test_plans_side_by_side_in_a_whole_step(engine, files):
@@ -34,10 +21,6 @@ def test_plans_side_by_side_in_a_whole_step(engine, files):
     assert first["seconds_per_token"] == first["step_seconds"] >= first["bound_seconds"]
     assert first["tokens_per_second_per_gpu"] == pytest.approx(32 / first["step_seconds"])
     assert sum(first["parts"].values()) == pytest.approx(first["step_seconds"])
-
-
-def test_how_tokens_travel_may_be_said(engine, files):
-    arguments = ["serve", files["linear"], "--serving", files["step"], "--config", files["config"]]
     wide = engine.json(*arguments, "--travel", "copies:fp32:fp32")["plans"][0]
     narrow = engine.json(*arguments, "--travel", "copies:fp8:bf16")["plans"][0]
     assert narrow["parts"]["dispatch"] < wide["parts"]["dispatch"]
@@ -46,23 +29,22 @@ def test_how_tokens_travel_may_be_said(engine, files):
 @needs_tables
 def test_what_cannot_be_served_is_said_in_one_line(engine, files):
     step, config = ["--serving", files["step"]], ["--config", files["config"]]
-    message = engine.refused("serve", files["linear"], *step)
-    assert "the sizes of tiny-moe-alpha beside its experts are not known; name its Hugging Face config.json" in message
-    assert "has d_model 7168, the model tiny-moe-alpha 128" in engine.refused(
-        "serve", files["linear"], *step, "--config", "deepseek-ai/DeepSeek-V3"
-    )
-    message = engine.refused("serve", files["linear"], *step, *config, "--operators", "aiconfigurator")
-    assert "aiconfigurator has no tiny-moe-alpha on h200_sxm" in message
+    unknown = "the sizes of tiny-moe-alpha beside its experts are not known; name its Hugging Face config.json"
+    for more, message in (
+        ([], unknown),
+        (["--config", "deepseek-ai/DeepSeek-V3"], "has d_model 7168, the model tiny-moe-alpha 128"),
+        ([*config, "--operators", "aiconfigurator"], "aiconfigurator has no tiny-moe-alpha on h200_sxm"),
+    ):
+        assert message in engine.refused("serve", files["linear"], *step, *more)
     files["step"].write_text(json.dumps({"phase": "decode", "sequences": 31, "context": 1, "overlap": "two-batch"}))
     assert "31 sequences on a GPU are odd" in engine.refused("serve", files["linear"], *step, *config)
 
 
 @needs_tables
 def test_a_measured_model_is_taken_from_the_catalogue(engine, files, tmp_path):
-    cluster, plan, log = tmp_path / "cluster.json", tmp_path / "plan.json", tmp_path / "log.npy"
+    plan, log = tmp_path / "plan.json", tmp_path / "log.npy"
     np.save(log, (np.arange(64)[:, None, None] + 16 * np.arange(8)).repeat(48, axis=1) % 128)
-    engine.text("catalogue", "H200", "-o", cluster)
-    inputs = ["--workload", log, "--cluster", cluster, "--model", "Qwen/Qwen3-30B-A3B"]
+    inputs = ["--workload", log, "--cluster", files["cluster"], "--model", "Qwen/Qwen3-30B-A3B"]
     engine.text("plan", *inputs, "--system", "linear", "-o", plan)
     answer = engine.json("serve", plan, "--serving", files["step"])
     (figures,) = answer["plans"]

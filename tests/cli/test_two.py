@@ -87,9 +87,8 @@ def test_a_plan_of_two_models_is_tried_again_without_its_inputs(engine, files, p
 def test_every_system_for_two_models_is_ranked(engine, files, tmp_path):
     path = tmp_path / "best.json"
     rows = engine.json("plan", *files.first, *files.second, "--system", "all", *SHORT, "-o", path)["plans"]
-    assert sorted(row["system"] for row in rows) == sorted(
-        name for name in SYSTEMS if Goal.TWO_MODELS in SYSTEMS[name].goals
-    )
+    fitting = [name for name, system in SYSTEMS.items() if Goal.TWO_MODELS in system.goals]
+    assert sorted(row["system"] for row in rows) == sorted(fitting)
     times = [row["metrics"]["total"] for row in rows]
     assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
 
@@ -104,14 +103,10 @@ def test_the_second_model_is_the_first_unless_another_is_named(engine, files, tm
 
 
 def test_one_recording_of_the_two_can_be_another(engine, files, pair):
-    own, first, second = (
-        engine.json("simulate", pair, *more)["metrics"]
-        for more in (
-            [],
-            ["--workload", files.recording("alpha-prose")],
-            ["--workload-b", files.recording("beta-code"), *files.second[2:]],
-        )
-    )
+    others = ["--workload", files.recording("alpha-prose")], ["--workload-b", files.recording("beta-code")]
+    asked = ([], others[0], others[1] + files.second[2:])
+    own, first, second = (engine.json("simulate", pair, *more)["metrics"] for more in asked)
+    assert engine.json("simulate", pair, *files.second[:2])["metrics"] == own, "the model is remembered"
     assert own["bound"] is not None and first["bound"] is None and second["bound"] is None
     assert len({own["total"], first["total"], second["total"]}) == 3
 
@@ -128,14 +123,14 @@ def test_what_two_models_cannot_be(engine, files, tmp_path):
     def refused(*more: object, system: str = "aurora") -> str:
         return engine.refused("plan", *files.first, *more, "--system", system, "-o", tmp_path / "plan.json")
 
-    assert "3 models on one cluster: a GPU is shared by two models at most" in refused(
-        *files.second, "--workload-b", files.recording("alpha-prose")
-    )
-    assert "16 experts per layer" in refused(*fewer_experts(files, tmp_path))
-    assert "choose a second model with 16 experts" in refused(*fewer_experts(files, tmp_path))
-    assert "--model-b needs the second model's recording too (--workload-b)" in refused(
-        "--model-b", files.folder / "beta.json"
-    )
+    third = refused(*files.second, "--workload-b", files.recording("alpha-prose"))
+    assert "3 models on one cluster: a GPU is shared by two models at most" in third
+    line = refused(*fewer_experts(files, tmp_path))
+    assert "16 experts per layer" in line and "choose a second model with 16 experts" in line
+    line = refused("--model-b", files.folder / "beta.json")
+    assert "--model-b needs the second model's recording too (--workload-b)" in line
+    for more in (("--also", files.recording("alpha-prose")), ("--in-use", files.recording("alpha-prose"))):
+        assert "leave out --workload-b" in refused(*files.second, *more)
     assert "one model at a time; close the second model" in refused(*files.second, system="rcs")
     assert "open a second recording and its model" in refused(system="rec")
     assert "no option 'colour'" in refused(*files.second, "--set", "colour=red", system="all")
@@ -217,9 +212,8 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     engine.json("plan", *small, "--system", "linear", "-o", now)
     line = engine.refused("plan", *files.first, "--in-use", now, "--system", "joint")
     assert "now.json: is for 4 GPUs, but there are 8" in line
-    assert "nowhere.json" in engine.refused(
-        "plan", *files.first, "--in-use", tmp_path / "nowhere.json", "--system", "joint"
-    )
+    missing = ["--in-use", tmp_path / "nowhere.json", "--system", "joint"]
+    assert "nowhere.json" in engine.refused("plan", *files.first, *missing)
 
 
 # Launches
@@ -250,19 +244,7 @@ def test_a_plan_is_launched_with_the_inputs_that_it_was_made_from(engine, reques
 
 
 def test_a_launch_takes_the_second_model_from_its_options(engine, files, pair, coherent):
-    assert "no such file" in engine.refused(
-        "launch", pair, "--ranks", "2", "--workload-b", files.folder / "nowhere.npz"
-    )
+    missing = ["--workload-b", files.folder / "nowhere.npz"]
+    assert "no such file" in engine.refused("launch", pair, "--ranks", "2", *missing)
     assert "at least one token" in engine.refused("launch", pair, "--ranks", "2", "--tokens", "0", *files.second)
     assert "is for one model" in engine.refused("launch", coherent, "--ranks", "2", *files.second)
-
-
-def test_another_recording_of_the_second_model_needs_no_model_beside_it(engine, files, pair):
-    assert engine.json("simulate", pair, *files.second[:2])["metrics"]["bound"] is not None
-
-
-def test_several_recordings_and_a_deployed_plan_are_for_one_model(engine, files, pair):
-    for more in (("--also", files.recording("alpha-prose")), ("--in-use", pair)):
-        assert "leave out --workload-b" in engine.refused(
-            "plan", *files.first, *files.second, *more, "--system", "aurora"
-        )
