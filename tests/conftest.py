@@ -40,6 +40,8 @@ def own_data_folder(
     else:
         folder = tmp_path_factory.getbasetemp() / f"data-{next(_numbers)}"
     monkeypatch.setenv("SWITCHYARD_DATA", str(folder))
+    # Streamlit puts the script of a page there, and every process that later tests start would run it first.
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     return folder
 
 
