@@ -213,7 +213,7 @@ def test_a_rank_that_hangs_to_the_time_limit_is_ended(slurm, shared, tmp_path, w
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 600.0}))
 
     said = watched(launch, tmp_path / "seen", to_the_last_rank(slurm, psutil.Process.suspend))[-1]
-    assert re.search(r"failed: TIMEOUT \(TimeLimit\); what its nodes", said), said
+    assert re.search(r"failed: TIMEOUT \(TimeLimit\); Slurm says '.*'; what its nodes", said), said
 
 
 def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):
