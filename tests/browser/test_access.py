@@ -11,7 +11,7 @@ from tests.browser.conftest import RUN, await_rest, finished, settle, shoot
 PAGES = ("Workload", "Optimise", "Launch")
 """The pages of the main job."""
 MORE_PAGES = ("Cluster", "Affinity", "Timeline", "What-if", "Review")
-"""What axe finds on these, `make everything` looks at: every page takes Chromium seconds without a graphics card."""
+"""The pages that axe looks at in `make everything` alone: each takes Chromium seconds without a graphics card."""
 MOST_STEPS = 90
 """Presses of Tab to whatever a page has."""
 

@@ -342,7 +342,7 @@ def test_search_never_answers_with_less_than_it_had(monkeypatch):
 @pytest.mark.parametrize(("layers", "seed"), [(4, 1), (4, 14), (12, 0), (12, 3), (24, 2), (24, 4), (24, 26)])
 def test_backward_passes_are_proven(layers, seed):
     instance = backward_pass(layers, seed)
-    result = schedule_weight_gradients(instance, Limits(30))
+    result = schedule_weight_gradients(instance, Limits(30, wall=100))
     assert result.status is Status.OPTIMAL
     assert worth(instance, result.solution) == pytest.approx(result.objective, rel=EXACT)
     greedy = schedule_weight_gradients(instance, algorithm="greedy")

@@ -196,7 +196,7 @@ def test_far_under_the_usual_placement_with_a_gap(monkeypatch):
     instance = AffinityInstance(permutation_affinity(6, 24, 10000), 6)
     linear = np.tile(np.arange(24) // 4, (6, 1))
     seen = []
-    result = affinity(instance, Limits(1.0), report=lambda objective, bound: seen.append((objective, bound)))
+    result = affinity(instance, Limits(1.0, wall=60), report=lambda objective, bound: seen.append((objective, bound)))
     check(result, instance)
     assert result.objective < 0.65 * instance.cost(linear)
     assert result.gap < 0.08

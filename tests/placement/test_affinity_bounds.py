@@ -81,7 +81,7 @@ def test_exact_for_uniform_and_for_perfect_transitions():
 
 def test_a_bound_lies_between_nothing_and_the_objective_with_nodes():
     instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, 2.0, 2.5)
-    result = affinity(instance, Limits(0.6))
+    result = affinity(instance, Limits(0.6, wall=60))
     assert 0 < result.bound <= result.objective
     # Any placement at all obeys it.
     rng = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_no_heavy_limit_is_under_the_optimum(seed, shape, kind, scale):
 def test_closer_than_spectra_where_few_counts_are_heavy():
     """Three strong successors for every expert, four experts on a GPU: the limit comes within 15 % of a plan's cost."""
     counts = permutation_affinity(5, 128, 150_000)
-    result = affinity(AffinityInstance(counts, 32), Limits(1.5))
+    result = affinity(AffinityInstance(counts, 32), Limits(1.5, wall=60))
     plain = spectral_limits(counts, 32).sum()
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3

@@ -103,7 +103,7 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     exact = coactivation(instance, Limits(60))
     assert exact.status is Status.OPTIMAL
     check(exact, instance)
-    searched = coactivation(instance, Limits(10, exact=False))
+    searched = coactivation(instance, Limits(10, wall=100, exact=False))
     check(searched, instance)
     assert searched.objective == exact.objective
 

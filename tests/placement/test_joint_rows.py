@@ -57,7 +57,7 @@ def objective(instance: RowsInstance, place: np.ndarray, weight: float, over: st
 def test_no_placement_has_a_better_objective(weight, over):
     instance = instance_of(recording(0), recording(1, tokens=25))
     instance, starts = with_starts(instance, Limits(2.0, wall=60))
-    result = place_jointly(instance, Limits(30.0), weight=weight, workloads=over, initial=starts)
+    result = place_jointly(instance, Limits(30.0, wall=100), weight=weight, workloads=over, initial=starts)
     values = [objective(instance, place, weight, over) for place in every_placement(2, 4, 2)]
     assert objective(instance, result.solution, weight, over) == pytest.approx(result.objective)
     assert result.bound - 1e-9 <= min(values) == pytest.approx(result.objective)
@@ -98,7 +98,7 @@ def test_few_moves_are_kept_and_best_used(most):
     places = [place for place in every_placement(2, 4, 2) if (place != start).sum() <= most]
     instance, starts = with_starts(instance, Limits(1.0, wall=60))
     result = place_jointly(
-        instance, Limits(30.0), weight=0.5, workloads="worst", start=start, max_moves=most, initial=starts
+        instance, Limits(30.0, wall=100), weight=0.5, workloads="worst", start=start, max_moves=most, initial=starts
     )
     assert (result.solution != start).sum() <= most
     best = min(objective(instance, place, 0.5, "worst") for place in places)
@@ -108,7 +108,8 @@ def test_few_moves_are_kept_and_best_used(most):
 def test_the_worst_recording_and_the_mean_choose_differently():
     instance = instance_of(*(recording(seed, 80, 6) for seed in (8, 9, 10)))
     place = {
-        over: place_jointly(instance, Limits(30.0), weight=0.6, workloads=over).solution for over in ("worst", "mean")
+        over: place_jointly(instance, Limits(30.0, wall=100), weight=0.6, workloads=over).solution
+        for over in ("worst", "mean")
     }
     for mine, other in permutations(place):
         assert objective(instance, place[mine], 0.6, mine) < objective(instance, place[other], 0.6, mine)
@@ -120,7 +121,7 @@ def test_a_recording_without_tokens_counts_for_balance_alone():
     load = np.array([[known.load(0), known.load(1)], [[9, 1, 1, 9], [5, 1, 5, 1]]], dtype=np.float64)
     instance, starts = with_starts(rows_instance((known, silent), load), Limits(1.0, wall=60))
     assert instance.blind_rows[1] == instance.least_rows[1] == 0
-    result = place_jointly(instance, Limits(30.0), weight=0.1, workloads="worst", initial=starts)
+    result = place_jointly(instance, Limits(30.0, wall=100), weight=0.1, workloads="worst", initial=starts)
     assert instance.figures(result.solution).balancedness[1] == 1
     assert instance.figures(result.solution).hop_cost_share[1] == 0
 

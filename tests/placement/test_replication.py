@@ -90,7 +90,7 @@ def test_equal_split_against_every_placement(instance, exact):
         best_of_layer = best_by_trying_all(layer_instance)
         assert best_of_layer * limit <= 1 + 1e-9
         known = instance.layout(result.solution[[layer]])[0]
-        assert best_of_layer * best_layout(layer_instance, known, 0.5, Limits(5.0), never)[1] <= 1 + 1e-9
+        assert best_of_layer * best_layout(layer_instance, known, 0.5, Limits(5.0, wall=60), never)[1] <= 1 + 1e-9
     if exact:
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum, rel=1e-6)
@@ -154,7 +154,7 @@ def test_limits_by_hand():
     assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
     layout = instance.layout(replicate(instance, Limits(exact=False)).solution)[0]
-    best, limit = best_layout(instance, layout, 0.5, Limits(5.0), never)
+    best, limit = best_layout(instance, layout, 0.5, Limits(5.0, wall=60), never)
     placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 

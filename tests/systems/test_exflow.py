@@ -382,7 +382,7 @@ def test_the_plan_sends_as_little_as_any_placement(seed):
 def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(seed, layers, gpus):
     between, within = executed_hops(routed(seed, 150, layers, 6, 3).experts, 6)
     instance = AffinityInstance(between, gpus, within=within)
-    result = affinity(instance, Limits(0.3))
+    result = affinity(instance, Limits(0.3, wall=60))
     costs = [instance.cost(place) for place in every_placement(layers, 6, gpus)]
     assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
 

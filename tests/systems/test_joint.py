@@ -346,7 +346,7 @@ def test_without_shared_rows_hops_count_as_ever():
 
 def test_what_is_saved_is_within_what_is_possible():
     problem = planted_teams()
-    instance, starts = with_starts(instance_of(problem), Limits(0.3))
+    instance, starts = with_starts(instance_of(problem), Limits(0.3, wall=60))
     for place in starts:
         saved, possible = rows_saved(instance, place, problem)
         assert (saved <= possible).all() and saved[0] > 0.2
