@@ -104,6 +104,7 @@ class Population:
         self.rounds = list(_rounds(gpus, prices.gpus_per_node, bool(prices.node)))
         self.least_gain = 1e-10 * max(1.0, float(prices.counts.sum()) * (prices.gpu + prices.node))
         self.turn, self.seconds, self.settled = 0, 0.0, 0
+        self.parts = max(1, len(prices.counts))  # of the work: layer pairs, or the one layer with hops inside
 
     def round(self) -> None:
         """Every pair of the next round that may still gain."""
@@ -121,7 +122,7 @@ class Population:
         across = p[0] // self.prices.gpus_per_node != q[0] // self.prices.gpus_per_node
         states, width = len(_divisions(self.prices.size, not across)), 2 * self.prices.size
         entries = states * (states + 0.1 * width * (states + width))
-        self.seconds += len(self.prices.counts) * (OVERHEAD + len(member) * (PER_PAIR + PER_ENTRY * entries))
+        self.seconds += self.parts * (OVERHEAD + len(member) * (PER_PAIR + PER_ENTRY * entries))
 
     def touch(self, member: Ints, *gpus: Ints) -> None:
         """Mark the pairs with a best division that may have changed with the experts of these GPUs."""
@@ -153,7 +154,7 @@ class Population:
         self.held[worst], self.worth[worst] = held_by_gpu(place, self.prices.gpus), self.prices.worth(place)
         self.best[worst], self.best_worth[worst] = self.held[worst], self.worth[worst]
         self.dirty[worst] = np.triu(np.ones(self.dirty.shape[1:], dtype=bool), 1)
-        self.seconds += len(self.prices.counts) * len(places) ** 2 * _SECONDS_PER_GPU_ASSIGNMENT * self.prices.gpus**2
+        self.seconds += self.parts * len(places) ** 2 * _SECONDS_PER_GPU_ASSIGNMENT * self.prices.gpus**2
 
     def _kick(self, member: int) -> None:
         layers, rng, held = len(self.prices.counts) + 1, self.rng, self.held[member]
