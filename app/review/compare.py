@@ -134,7 +134,7 @@ def draw_timelines(plans: dict[str, Plan], bounded: Sequence[str], problem: Prob
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"{place}-layers-{last}"))
         bounds = {name: cached.bound(plans[name], problem, *layers) for name in bounded}
     key, dark = digest_of(*(plan.id for plan in plans.values()), str(layers))[:16], st.context.theme.type == "dark"
-    of = digest_of(*plans, *cached.key_of(problem))
+    of = digest_of(*plans, "bounds", *bounded, *cached.key_of(problem))
     with chart:
         widgets.gantt(lambda: charts.timelines(shown, layers, bounds, dark), f"{place}-gantt-{key}", of)
 

@@ -1,4 +1,4 @@
-"""The choice of the open plan: names that differ, also of fifty; renamed, sorted, removed and brought back."""
+"""The choice of the open plan: names that differ, also of a hundred; renamed, sorted, removed and brought back."""
 
 import math
 from pathlib import Path
@@ -81,14 +81,14 @@ def test_what_is_deployed_is_not_removed(app: AppTest) -> None:
     assert next(button for button in app.button if button.label == "Remove from the list").disabled
 
 
-def test_fifty_plans_are_searched_and_sorted(app: AppTest, own_data_folder: Path) -> None:
-    wanted = [{"name": "random", "options": {"seed": seed}} for seed in range(48)]
+def test_a_hundred_plans_are_searched_and_sorted(app: AppTest, own_data_folder: Path) -> None:
+    wanted = [{"name": "random", "options": {"seed": seed}} for seed in range(100)]
     plan(problem_of(app), ANOTHER, *wanted)
     app.session_state["plan_jobs"] = [ANOTHER, JOB]
     app.run()
-    assert not app.exception and chooser(app).label == "Open plan, of 50"
+    assert not app.exception and chooser(app).label == "Open plan, of 102"
     names = offered_plans(app)
-    assert len(set(names)) == 50 and "Random placement · seed 47" in names
+    assert len(set(names)) == 102 and "Random placement · seed 99" in names
     app.segmented_control(key="choose-plan-sort").set_value("By name").run()
     assert offered_plans(app) == sorted(names, key=str.casefold)
 

@@ -17,7 +17,7 @@ from engine.systems import TRAINING
 from engine.systems import run as plan_with
 from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
-from tests import warm
+from tests import everything, warm
 from tests.cases.steps import MODEL, RANKS, STEP, plan_of, problem
 from tests.cases.training import problem_of
 from tests.launch.step_ranks import Case, Outcome, run
@@ -32,13 +32,18 @@ UNDER = {
 }
 
 
-def by_system(name: str) -> Case:
+def by_system(name: str, ranks: int = 2) -> Case:
     """A step that a system plans for slow links, so that cutting pays."""
-    cluster = cluster_of(*(make_gpu(send=3e5) for _ in range(2)), latency=1e-5)
+    cluster = cluster_of(*(make_gpu(send=3e5) for _ in range(ranks)), latency=1e-5)
     planned = problem_of(cluster, k=2, batch=4, gate="top-k", routing="recorded")
     settings = {"micro_op_mb": 0.01} if name == "lina" else {}
     plan = plan_with(TRAINING[name], planned, settings).result.solution
-    return Case(name, plan, planned.model.model_copy(update={"dtype": "fp32"}), planned.step)
+    return Case(
+        name if ranks == 2 else f"{name}, {ranks} ranks",
+        plan,
+        planned.model.model_copy(update={"dtype": "fp32"}),
+        planned.step,
+    )
 
 
 def pipeline(forward: int, backward: int, order: str = "dispatch-first", layers: int = 2) -> Pipeline:
@@ -88,6 +93,8 @@ def cases() -> list[Case]:
     steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
     steps.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
+    if everything.WANTED:  # twice as many ranks take twice as long
+        steps += [by_system(name, 4) for name in TRAINING]
     return steps
 
 

@@ -79,8 +79,11 @@ def test_exact_for_uniform_and_for_perfect_transitions():
     assert spectral(counts[0], 4) == pytest.approx(counts[0].sum())
 
 
-def test_a_bound_lies_between_nothing_and_the_objective_with_nodes():
-    instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, 2.0, 2.5)
+@pytest.mark.parametrize(
+    "costs", [(2.0, 2.5), *(pytest.param(costs, marks=pytest.mark.everything) for costs in ((1.0, 4.0), (3.0, 1.0)))]
+)
+def test_a_bound_lies_between_nothing_and_the_objective_with_nodes(costs):
+    instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, *costs)
     result = affinity(instance, Limits(0.6, wall=60))
     assert 0 < result.bound <= result.objective
     # Any placement at all obeys it.

@@ -53,10 +53,11 @@ def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance,
         ([6, 0, 2], False),
     ],
 )
-@pytest.mark.parametrize(("kind", "computation"), KINDS)
-def test_equals_every_grouping(slots, exact_slots, kind, computation):
-    slots = np.array(slots)
-    instance = mixed_instance(*routing(len(slots), 6, 7 * sum(slots) + len(slots), kind), computation)
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_equals_every_grouping(slots, exact_slots, kind, turn):
+    slots, computation = np.array(slots), KINDS[(kind + turn) % len(KINDS)][1]
+    instance = mixed_instance(*routing(len(slots), 6, 7 * sum(slots) + len(slots) + turn, KINDS[kind][0]), computation)
     result = assign_groups(instance, Limits(2.0, wall=60), slots=slots, exact_slots=exact_slots)
     held = np.bincount(result.solution, minlength=len(slots))
     optimum = brute_force(instance, slots, exact_slots)
