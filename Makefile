@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
 SECONDS ?= 600
-KERNELS := $(wildcard engine/simulate/*.py engine/placement/coactivation/*.py)
+KERNELS := $(wildcard engine/simulate/*.py engine/placement/group_loads.py engine/placement/coactivation/*.py)
 COMPILED := engine/simulate/__pycache__/.compiled
 
 # Some hundred processes are started by the tests, and each would compile all modules anew.

@@ -8,9 +8,11 @@ in `make everything`.
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import pkgutil
 import runpy
@@ -28,6 +30,8 @@ from tests import spent
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(__file__).parent / "warm_python"
 INTERPRETER = sys.executable
+MOST_FILES = 64
+"""Open files that a process may lend."""
 ADDRESS = "SWITCHYARD_TESTS_WARM"
 """The variable that tells `warm_python` the address of the process."""
 IMPORTED = (
@@ -47,7 +51,11 @@ IMPORTED = (
 
 @contextlib.contextmanager
 def serving(address: Path) -> Iterator[None]:
-    """Inside, `warm_python` works in whoever has `ADDRESS` in the environment."""
+    """Inside, `warm_python` works in whoever has `ADDRESS` in the environment.
+
+    Its Python is this one, as in an activated environment: else a script of a version manager's would look for one each time.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(INTERPRETER).parent), os.environ["PATH"]])
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen(64)
@@ -75,6 +83,7 @@ def _load() -> None:
 
     from app import warm_up
     from engine import cli
+    from engine.placement import group_loads
 
     # torchrun looks through all modules, here many, to name each step in which its ranks meet, in an event that goes nowhere.
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
@@ -84,16 +93,18 @@ def _load() -> None:
 
     warm_up.begin().join()
     warm_up.begin_simulation().join()
+    group_loads.compile_ahead()
     warm_up.spare()
 
 
 def _keep(asking: socket.socket) -> int:
     """Run what is asked for in a fork, tell its exit code, and end it when whoever asks is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, lent, _, _ = socket.recv_fds(asking, 4, 4)
+    size, lent, _, _ = socket.recv_fds(asking, 4, MOST_FILES)
     request = json.loads(asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
     child = os.fork()
     if child == 0:
+        os.setsid()
         asking.close()
         os._exit(_run(lent, **request))
     for descriptor in lent:
@@ -101,9 +112,12 @@ def _keep(asking: socket.socket) -> int:
     ended = os.pidfd_open(child)
     while asking in select.select([asking, ended], [], [])[0]:
         number = asking.recv(1)
-        os.kill(child, number[0] if number else signal.SIGKILL)
         if not number:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # and whoever it forked
+            os.kill(child, signal.SIGKILL)
             break
+        os.kill(child, number[0])
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if record := request["environment"].get(spent.ENDED):
@@ -114,19 +128,23 @@ def _keep(asking: socket.socket) -> int:
     return 0
 
 
-def _run(lent: list[int], words: list[str], environment: dict[str, str], folder: str) -> int:
-    """Be `python -u -m` with these words; returns the exit code. lent: standard streams and the network's namespace."""
+def _run(lent: list[int], words: list[str], environment: dict[str, str], folder: str, inherited: list[int]) -> int:
+    """Be `python -u -m` with these words, or `python -c`; returns the exit code.
+
+    lent: the network's namespace, the standard streams, and what else `inherited` has the numbers of
+    """
     import torch
 
-    os.setsid()
-    *streams, network = lent
+    network, *files = lent
     elsewhere = os.fstat(network).st_ino != Path("/proc/self/ns/net").stat().st_ino
     if elsewhere and ctypes.CDLL(None).setns(network, 0x40000000):  # CLONE_NEWNET
         return 1
     os.close(network)
-    for target, stream in enumerate(streams):
-        os.dup2(stream, target)
-        os.close(stream)
+    kept = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3 + max(inherited, default=0)) for file in files]
+    for target, file in zip((0, 1, 2, *inherited), kept, strict=True):
+        os.dup2(file, target)
+    for file in {*files, *kept} - {0, 1, 2, *inherited}:
+        os.close(file)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(target, mode, buffering=1) for target, mode in enumerate("rww"))
     os.environ.clear()
     os.environ.update(environment)
@@ -136,10 +154,14 @@ def _run(lent: list[int], words: list[str], environment: dict[str, str], folder:
     sys.argv = words
     if words[0] != "pytest":  # each test decides how its own processes start
         sys.executable = str(PYTHON)
+        multiprocessing.set_executable(str(PYTHON))
     if not hasattr(sys.modules.get(words[0]), "__path__"):
         sys.modules.pop(words[0], None)  # else runpy warns that it was imported before
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)

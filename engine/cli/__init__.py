@@ -5,6 +5,7 @@ input (one line says where and why), 3: infeasible, 130: broken off before there
 """
 
 import argparse
+import functools
 import os
 import sys
 from importlib import import_module
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+@functools.cache
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = argparse.ArgumentParser(

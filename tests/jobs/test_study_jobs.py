@@ -206,7 +206,7 @@ def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Prob
 
 
 @pytest.fixture
-def long_sweep(start) -> Job:
+def long_sweep(start, cold_python: None) -> Job:
     """A sweep of some half a minute that is past its first seconds: processes of its own do the points."""
     model = MoEModel(
         name="tall", layers=48, experts=16, experts_per_token=1, d_model=128, d_ff=512, batch=96, sequence_length=128
