@@ -23,6 +23,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests import spent
@@ -65,15 +66,77 @@ def serving(address: Path) -> Iterator[None]:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a process for everyone who asks, until whoever started this one has ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is forked here is waited for by nobody
-    while select.select([listener, sys.stdin], [], [])[0] == [listener]:
-        asking, _ = listener.accept()
-        _load()  # not before somebody asks: most runs of a few tests start nothing
-        with asking:
-            if os.fork() == 0:
-                listener.close()
-                os._exit(_keep(asking))
+    """Fork a process for everyone who asks, until whoever started this one has ended.
+
+    Everyone is told the exit code of theirs, which ends when they are gone.
+    """
+    processes: dict[socket.socket, Process] = {}
+    while True:
+        ended = {process.ended: asking for asking, process in processes.items()}
+        ready, _, _ = select.select([listener, sys.stdin, *processes, *ended], [], [])
+        if sys.stdin in ready:
+            return
+        if listener in ready:
+            asking, _ = listener.accept()
+            _load()  # not before somebody asks: most runs of a few tests start nothing
+            if process := _begin(asking, [listener, *processes]):
+                processes[asking] = process
+        for asking in processes.keys() & {*ready}:
+            processes[asking].obey(asking.recv(1))
+        for pidfd in ended.keys() & {*ready}:
+            asking = ended[pidfd]
+            with asking, contextlib.suppress(OSError):
+                asking.sendall(processes.pop(asking).code())
+
+
+@dataclass
+class Process:
+    """A process that was forked.
+
+    ended: a pidfd
+    record: the file to which its processor seconds are added, if any
+    """
+
+    pid: int
+    ended: int
+    record: str | None
+
+    def obey(self, number: bytes) -> None:
+        """Pass a signal on; nothing at all is read from somebody who is gone."""
+        if number:
+            os.kill(self.pid, number[0])
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # and whoever it forked
+        os.kill(self.pid, signal.SIGKILL)
+
+    def code(self) -> bytes:
+        """The exit code, as `warm_python` wants it, once the process has ended."""
+        os.close(self.ended)
+        _, status, usage = os.wait4(self.pid, 0)
+        if self.record:
+            with Path(self.record).open("a") as seconds:
+                seconds.write(f"{usage.ru_utime + usage.ru_stime}\n")
+        return os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True)
+
+
+def _begin(asking: socket.socket, others: list[socket.socket]) -> Process | None:
+    """Fork what is asked for; None if whoever asked is gone already. others: sockets that are none of the fork's business."""
+    size, lent, _, _ = socket.recv_fds(asking, 4, MOST_FILES)
+    told = asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL) if size else b""
+    request = json.loads(told) if told else {}
+    child = os.fork() if request else None
+    if child == 0:
+        os.setsid()
+        for each in (asking, *others):
+            each.close()
+        os._exit(_run(lent, **request))
+    for descriptor in lent:
+        os.close(descriptor)
+    if child is None:
+        asking.close()
+        return None
+    return Process(child, os.pidfd_open(child), request["environment"].get(spent.ENDED))
 
 
 @functools.cache
@@ -95,37 +158,6 @@ def _load() -> None:
     warm_up.begin_simulation().join()
     group_loads.compile_ahead()
     warm_up.spare()
-
-
-def _keep(asking: socket.socket) -> int:
-    """Run what is asked for in a fork, tell its exit code, and end it when whoever asks is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, lent, _, _ = socket.recv_fds(asking, 4, MOST_FILES)
-    request = json.loads(asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        asking.close()
-        os._exit(_run(lent, **request))
-    for descriptor in lent:
-        os.close(descriptor)
-    ended = os.pidfd_open(child)
-    while asking in select.select([asking, ended], [], [])[0]:
-        number = asking.recv(1)
-        if not number:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # and whoever it forked
-            os.kill(child, signal.SIGKILL)
-            break
-        os.kill(child, number[0])
-    _, status, usage = os.wait4(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if record := request["environment"].get(spent.ENDED):
-        with Path(record).open("a") as seconds:
-            seconds.write(f"{usage.ru_utime + usage.ru_stime}\n")
-    with contextlib.suppress(OSError):
-        asking.sendall(code.to_bytes(4, "little", signed=True))
-    return 0
 
 
 def _run(lent: list[int], words: list[str], environment: dict[str, str], folder: str, inherited: list[int]) -> int:
