@@ -104,10 +104,17 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     assert "there is no such file" in engine.refused("plan", *inputs[:4], *missing)
 
 
-def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, inputs, tmp_path):
+def test_a_launch_of_a_training_plan_takes_no_tokens(engine, inputs, tmp_path):
     path = tmp_path / "plan.json"
     engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
     assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
+
+
+@pytest.mark.everything
+def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, inputs, tmp_path):
+    """Two ranks; tests/launch/test_step_launch.py launches such plans without the command line."""
+    path = tmp_path / "plan.json"
+    engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
     answer = engine.json("launch", path, "--ranks", "2", "--repeats", "1")
     (run,) = answer["runs"]
     assert run["difference"] <= 1e-4 and {"dx", "dw", "all_reduce"} <= set(run["by_kind"]["kind"])

@@ -218,7 +218,7 @@ def test_polish_improves_and_no_layer_alone_and_no_new_names_help_the_answer():
     polished = polish(instance.prices(), drawn)
     check_affinity(polished, instance.transitions, 4)
     assert instance.cost(polished) < instance.cost(drawn)
-    place, prices = affinity(instance, Limits(1, wall=60)).solution, instance.prices()
+    place, prices = affinity(instance, Limits(0.3, wall=60)).solution, instance.prices()
     for layer in range(6):
         trial = place.copy()
         trial[layer] = best_layer(prices, place, layer)
@@ -291,7 +291,7 @@ def test_the_clock_is_kept(monkeypatch):
     monkeypatch.setattr(kernel, "SEARCH_SHARE", FAR)
     monkeypatch.setattr(kernel, "BOUND_SHARE", FAR)
     instance = AffinityInstance(permutation_affinity(10, 128, 30000), 16)
-    result = affinity(instance, Limits(0.5))
+    result = affinity(instance, Limits(0.2))
     check(result, instance)
     assert result.runtime < 3
     assert result.status is Status.TIME_LIMIT

@@ -43,6 +43,7 @@ from tests.oracles.plans import check_plan
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, traces
 
 EVERYTHING = pytest.mark.everything
+SEEDS = [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)]
 
 SHORT = 0.2
 TWO, FOUR = (cluster_of(*[make_gpu()] * count) for count in (2, 4))
@@ -135,7 +136,7 @@ def test_small_problems_are_solved_and_the_notes_say_so(seed):
     assert outcome.notes["cost of hops"].value == "proven optimal"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("experts", [8, 32])
 def test_planted_affinity_is_found_and_nothing_moves_after_the_first_layer(seed, experts):
     """Top-1 with experts that follow each other in whole groups of a GPU."""
@@ -367,7 +368,7 @@ def test_the_objective_is_the_bytes_that_the_simulated_pass_moves_between_gpus(s
     assert cost * problem.model.bytes_per_token == pytest.approx(executed_bytes(place, problem)[0])
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_plan_sends_as_little_as_any_placement(seed):
     """Every placement of 4 experts on 2 GPUs in three layers, top-2, simulated."""
     problem = problem_of(routed(seed, 200, 3, 4, 2), TWO)
@@ -377,14 +378,17 @@ def test_the_plan_sends_as_little_as_any_placement(seed):
     assert executed_bytes(plan.placement.gpu_of_expert, problem)[0] == pytest.approx(least)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=EVERYTHING), pytest.param(2, marks=EVERYTHING)])
-@pytest.mark.parametrize(("layers", "gpus"), [(1, 3), (2, 3), (3, 2)])
-def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(seed, layers, gpus):
-    between, within = executed_hops(routed(seed, 150, layers, 6, 3).experts, 6)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("layers", "experts", "gpus"),
+    [(1, 6, 3), (2, 6, 2), (3, 4, 2), *(pytest.param(*sizes, marks=EVERYTHING) for sizes in ((2, 6, 3), (3, 6, 2)))],
+)
+def test_no_placement_gets_below_the_bound_and_the_search_reaches_the_optimum(seed, layers, experts, gpus):
+    between, within = executed_hops(routed(seed, 150, layers, experts, 3).experts, experts)
     instance = AffinityInstance(between, gpus, within=within)
     result = affinity(instance, Limits(0.3, wall=60))
     assert result.status is not Status.TIME_LIMIT, "its work has an end, also of a single layer"
-    costs = [instance.cost(place) for place in every_placement(layers, 6, gpus)]
+    costs = [instance.cost(place) for place in every_placement(layers, experts, gpus)]
     assert result.bound <= min(costs) * (1 + 1e-9) and result.objective == pytest.approx(min(costs))
 
 
