@@ -21,6 +21,7 @@ from engine.recording.sglang import FOLDER_VARIABLE, USUAL_FOLDER
 from engine.serving.choice import OPERATORS
 from engine.solve import KERNELS
 from engine.systems import FILES
+from tests import everything
 from tests.cases.cli import INPUTS, RECORDING, ROOT
 
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
@@ -52,7 +53,7 @@ for name, commands in json.loads(sys.argv[1]).items():
 def imported(tmp_path_factory) -> dict[str, set[str]]:
     """The modules of a new process after every step, those of all steps before it included."""
     folder = tmp_path_factory.mktemp("start")
-    recordings = [RECORDING, *([f"{DEEPSEEK}::intent"] if DEEPSEEK.exists() else [])]
+    recordings = [RECORDING, *([f"{DEEPSEEK}::intent"] if everything.WANTED and DEEPSEEK.exists() else [])]
     steps = {
         "help": [["--help"], *([name, "--help"] for name in every_command())],
         "inspect": [["inspect", recording] for recording in recordings],

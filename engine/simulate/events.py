@@ -129,8 +129,9 @@ class EventLog:
         """
         source = problem.source_of_times(travel)
         timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
-        latest = None if self.exact or self.slack is None else timeline.total + self.slack
-        return replace(timeline, exact=self.exact, latest=latest)
+        if self.exact:
+            return timeline
+        return replace(timeline, exact=False, latest=None if self.slack is None else timeline.total + self.slack)
 
     def _add(self, stream: str, kind: str, layer: int, model: int, resource, start, end, peer, size) -> None:
         same = {"stream": STREAMS.index(stream), "kind": KINDS.index(kind), "layer": layer, "model": model}

@@ -23,7 +23,7 @@ from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_coactivation
 
-SHORT = Limits(0.4, wall=100, exact=False)
+SHORT = Limits(0.2, wall=100, exact=False)
 SHAPES = [
     (4, 2, None, "gpu"),
     (6, 3, None, "gpu"),
