@@ -149,7 +149,7 @@ def test_no_heavy_limit_is_under_the_optimum(seed, shape, kind, scale):
 def test_closer_than_spectra_where_few_counts_are_heavy():
     """Three strong successors for every expert, four experts on a GPU: the limit comes within 15 % of a plan's cost."""
     counts = permutation_affinity(5, 128, 150_000)
-    result = affinity(AffinityInstance(counts, 32), Limits(0.8, wall=60))
+    result = affinity(AffinityInstance(counts, 32), Limits(0.5, wall=60))
     plain = spectral_limits(counts, 32).sum()
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3

@@ -130,7 +130,7 @@ def test_names_of_gpus_and_order_do_not_matter_and_tokens_twice_send_twice_the_r
 def test_planted_partitions_are_recovered(stray, travel):
     chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
     instance = CoactivationInstance(chosen[None], np.full(3000, -1), 8, 2, travel, None, 64)
-    result = coactivation(instance, Limits(1, wall=100))
+    result = coactivation(instance, Limits(0.5, wall=100))
     check(result, instance)
     assert result.objective <= instance.rows(planted[None])[0]
     if not stray:
@@ -198,7 +198,7 @@ def test_same_seed_same_answer_and_a_stop_answers_soon():
     chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(2)])
     instance = CoactivationInstance(chosen, np.arange(4096) % 32, 32, 8, "node", 1.2)
     one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
-    ours, theirs = (coactivation(one_layer, Limits(0.5, wall=100, seed=7)) for _ in range(2))
+    ours, theirs = (coactivation(one_layer, Limits(0.2, wall=100, seed=7)) for _ in range(2))
     assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
     stopped = threading.Event()
     threading.Timer(0.2, stopped.set).start()
