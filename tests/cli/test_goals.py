@@ -31,6 +31,7 @@ def test_all_systems_for_a_step_are_ranked_and_the_best_is_kept(engine, inputs, 
     assert {row["system"] for row in rows} == set(TRAINING)
     assert read_plan(path).id == rows[0]["id"]
     assert engine.json("simulate", path)["metrics"] == rows[0]["metrics"]
+    assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
     text = engine.text("plan", *inputs, "--system", "tutel")
     assert "exposed comm." in text and "overload:" not in text, "a table of training steps has no such column"
 
@@ -102,12 +103,6 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     assert "no training step" in engine.refused("graph", *sample)
     missing = ["--training", "no.json", "--system", "lancet"]
     assert "there is no such file" in engine.refused("plan", *inputs[:4], *missing)
-
-
-def test_a_launch_of_a_training_plan_takes_no_tokens(engine, inputs, tmp_path):
-    path = tmp_path / "plan.json"
-    engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
-    assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
 
 
 @pytest.mark.everything
