@@ -260,7 +260,7 @@ def test_the_start_is_the_nearest_of_all_that_may_be_chosen(seed):
     assert moves_to(start, problem) == min(moves_to(place, problem) for place in every_placement(2, 4, 2))
 
 
-ROWS_LIMIT = 1.0
+ROWS_LIMIT = 4.0
 
 
 def team_tokens(seed: int, stray: float, first: float = 0.4, count: int = 900) -> RoutingTrace:
