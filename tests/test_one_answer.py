@@ -12,44 +12,44 @@ from engine.jobs.protocol import REQUEST, RESULT, Request
 from engine.jobs.runner import Job
 
 ROOT = Path(__file__).parents[1]
-TREES = {
-    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
-    for folder in ("engine", "app", "pages")
-    for path in (ROOT / folder).rglob("*.py")
-}
+FILES = [path for folder in ("engine", "app", "pages") for path in (ROOT / folder).rglob("*.py")]
 READS_JSON = "protocol.py"
 """The file of engine/jobs that reads the folder's JSON, which no model has checked yet."""
 
 
-def definitions_of(name: str) -> Iterator[str]:
+def nodes_about(name: str) -> Iterator[tuple[str, ast.AST]]:
+    """Each file that has the name in its text, with every node of its tree."""
+    for path in FILES:
+        if name in (text := path.read_text()):
+            for node in ast.walk(ast.parse(text)):
+                yield path.relative_to(ROOT).as_posix(), node
+
+
+def definitions_of(name: str) -> list[str]:
     """The files that define a function of this name."""
-    for file, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                yield file
+    return [file for file, node in nodes_about(name) if isinstance(node, ast.FunctionDef) and node.name == name]
 
 
 def calls_of(name: str) -> list[str]:
     """The files with a call of a name, one entry a call."""
     return [
         file
-        for file, tree in TREES.items()
-        for node in ast.walk(tree)
+        for file, node in nodes_about(name)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
 
 
-def imports_of(file: str, name: str) -> list[str]:
-    """The modules from which a file imports a name."""
+def imports_of(name: str) -> list[tuple[str, str | None]]:
+    """The files that import a name, each with the module from which it does."""
     return [
-        node.module
-        for node in ast.walk(TREES[file])
+        (file, node.module)
+        for file, node in nodes_about(name)
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
     ]
 
 
 def test_there_is_one_baseline() -> None:
-    assert list(definitions_of("baseline_of")) == ["engine/compare/baseline.py"]
+    assert definitions_of("baseline_of") == ["engine/compare/baseline.py"]
     # Which system stands for it is asked there, and by the page that plans it first.
     assert set(calls_of("baseline_for")) == {"engine/compare/baseline.py", "app/optimise/deployed.py"}
     assert set(calls_of("usual_plan")) == {"engine/compare/baseline.py"}
@@ -57,10 +57,10 @@ def test_there_is_one_baseline() -> None:
 
 def test_there_is_one_standing() -> None:
     module = "engine/compare/standing.py"
-    assert calls_of("Standing").count(module) == 1
+    callers = calls_of("Standing")
+    assert callers.count(module) == 1
     # A launch on a cluster has a `Standing` of its own.
-    others = {file for file in calls_of("Standing") if file != module}
-    assert all(imports_of(file, "Standing") != ["engine.compare.standing"] for file in others)
+    assert not {(file, "engine.compare.standing") for file in callers} & {*imports_of("Standing")}
 
 
 @pytest.mark.parametrize("kind", kinds.HANDLERS)

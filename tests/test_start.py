@@ -1,6 +1,8 @@
 """Imports at the start: nothing heavy for --help, and otherwise only the modules that run. Counts modules, never seconds."""
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -19,28 +21,58 @@ from engine.recording.sglang import FOLDER_VARIABLE, USUAL_FOLDER
 from engine.serving.choice import OPERATORS
 from engine.solve import KERNELS
 from engine.systems import FILES
+from tests import everything
 from tests.cases.cli import INPUTS, RECORDING, ROOT
 
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 HEAVY = {"torch", "scipy.optimize", "alembic", "streamlit", "aiconfigurator_core", "ortools", "numba", "networkx"}
-RUN = "from engine.cli import main; assert main(sys.argv[1:]) == 0"
-HELP = """
-for words in [[], *([name] for name in sys.argv[1:])]:
-    try:
-        main([*words, "--help"])
-    except SystemExit as end:
-        assert end.code == 0
+ONE_AFTER_ANOTHER = """
+import json
+import sys
+
+from engine.cli import main
+
+for name, commands in json.loads(sys.argv[1]).items():
+    if name == "studio":
+        from app import warm_up
+
+        warm_up.seen_by_another_process = lambda: None  # PyTorch is asked for devices there, and stays there
+        warm_up.begin().join()
+    for words in commands:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+        assert code == 0, words
+    print(json.dumps([name, [*sys.modules]]), file=sys.stderr)
 """
+"""Does more and more in one new process, and prints after every step which modules are there."""
 
 
-def imported(code: str, *words: object) -> set[str]:
-    """The modules of a new process once it has run the code with these arguments."""
-    command = f"import sys\n{code}\nprint('\\n' + ' '.join(sys.modules), file=sys.stderr)"
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> dict[str, set[str]]:
+    """The modules of a new process after every step, those of all steps before it included."""
+    folder = tmp_path_factory.mktemp("start")
+    recordings = [RECORDING, *([f"{DEEPSEEK}::intent"] if everything.WANTED and DEEPSEEK.exists() else [])]
+    steps = {
+        "help": [["--help"], *([name, "--help"] for name in every_command())],
+        "inspect": [["inspect", recording] for recording in recordings],
+        "convert": [["convert", recording, "-o", folder / "out.npz"] for recording in recordings],
+        "plan": [["plan", *INPUTS, "--system", "linear", "-o", folder / "plan.json"]],
+        "studio": [],
+    }
     done = subprocess.run(
-        [sys.executable, "-c", command, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(steps, default=str)],
+        cwd=ROOT,
+        env=os.environ | {"SWITCHYARD_DATA": str(folder / "data")},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stderr.splitlines()[-1].split())
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('["')]
+    assert [name for name, _ in lines] == list(steps)
+    return {name: set(modules) for name, modules in lines}
 
 
 def every_command() -> dict[str, argparse.ArgumentParser]:
@@ -54,27 +86,18 @@ def options_of(name: str) -> dict[str, argparse.Action]:
     return {action.dest: action for action in every_command()[name]._actions}
 
 
-def test_help_of_every_command_imports_nothing_but_the_standard_library() -> None:
-    modules = imported(f"from engine.cli import main{HELP}", *every_command())
-    assert not modules & (HEAVY | {"numpy", "pydantic", "pandas", "pyarrow", "scipy"})
-
-
-@pytest.mark.parametrize("recording", [RECORDING, f"{DEEPSEEK}::intent"], ids=["sample", "deepseek"])
-def test_a_recording_is_inspected_and_converted_without_the_kernels(recording, tmp_path) -> None:
-    if recording != RECORDING and not DEEPSEEK.exists():
-        pytest.skip(f"{DEEPSEEK.name} is not here")
-    assert not imported(RUN, "inspect", recording) & (HEAVY | {"pandas", "scipy"})
-    assert not imported(RUN, "convert", recording, "-o", tmp_path / "out.npz") & HEAVY
-
-
-def test_a_plan_is_made_without_what_launches_and_keeps(tmp_path) -> None:
-    modules = imported(RUN, "plan", *INPUTS, "--system", "linear", "-o", tmp_path / "plan.json")
-    assert not modules & {"torch", "alembic", "streamlit", "aiconfigurator_core"}
-
-
-def test_the_studio_loads_no_torch() -> None:
-    modules = imported("from app import warm_up; warm_up.begin().join()")
-    assert not modules & {"torch", "torchx", "aiconfigurator_core"}
+@pytest.mark.parametrize(
+    ("step", "never"),
+    [
+        ("help", HEAVY | {"numpy", "pydantic", "pandas", "pyarrow", "scipy"}),
+        ("inspect", HEAVY | {"pandas", "scipy"}),
+        ("convert", HEAVY),
+        ("plan", {"torch", "alembic", "streamlit", "aiconfigurator_core"}),
+        ("studio", {"torch", "torchx", "aiconfigurator_core"}),
+    ],
+)
+def test_a_step_imports_nothing_that_it_does_not_need(imported, step, never) -> None:
+    assert not imported[step] & never
 
 
 def test_the_names_of_systems_are_those_in_their_files() -> None:

@@ -11,10 +11,17 @@ HALVINGS = 60
 def onto_box(values: Floats, highest: float, total: float) -> Floats:
     """The nearest vector with entries in 0 … highest that sum to `total`: all shifted alike, and cut off."""
     low, high = values.min() - highest, values.max()
+    moved = np.empty_like(values)
+
+    def shifted(shift: float) -> Floats:
+        return np.minimum(np.maximum(np.subtract(values, shift, out=moved), 0.0, out=moved), highest, out=moved)
+
     for _ in range(HALVINGS):
-        shift = (low + high) / 2
-        if np.clip(values - shift, 0.0, highest).sum() > total:
+        shift, ends = (low + high) / 2, (low, high)
+        if shifted(shift).sum() > total:
             low = shift
         else:
             high = shift
-    return np.clip(values - high, 0.0, highest)
+        if ends == (low, high):
+            break  # nothing lies between them any more
+    return shifted(high)

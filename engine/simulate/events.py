@@ -23,6 +23,8 @@ STEP = ["model", "layer", "kind"]
 
 STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
 """Made once: a type is checked for doubles whenever it is made."""
+SAME, OWN = ("stream", "kind", "layer", "model"), ("resource", "start", "end", "peer", "bytes")
+"""The columns that are alike for all events of a step on all GPUs, and those that each event has of its own."""
 MOST_SENDS = 200_000
 """Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
 
@@ -93,7 +95,8 @@ class EventLog:
         self.bundled, self.exact = bundled, True
         self._network = network
         self.slack: float | None = 0.0
-        self._parts: list[dict[str, np.ndarray]] = []
+        self._same: list[tuple[int, ...]] = []
+        self._parts: list[tuple[np.ndarray, ...]] = []
 
     def compute(
         self, kind: str, layer: int, start: float | NDArray[np.float64], seconds: NDArray[np.float64], model: int = 0
@@ -129,20 +132,22 @@ class EventLog:
         """
         source = problem.source_of_times(travel)
         timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
-        latest = None if self.exact or self.slack is None else timeline.total + self.slack
-        return replace(timeline, exact=self.exact, latest=latest)
+        if self.exact:
+            return timeline
+        return replace(timeline, exact=False, latest=None if self.slack is None else timeline.total + self.slack)
 
     def _add(self, stream: str, kind: str, layer: int, model: int, resource, start, end, peer, size) -> None:
-        same = {"stream": STREAMS.index(stream), "kind": KINDS.index(kind), "layer": layer, "model": model}
-        part = {name: np.full(len(resource), value) for name, value in same.items()}
-        self._parts.append(part | {"resource": resource, "start": start, "end": end, "peer": peer, "bytes": size})
+        self._same.append((STREAMS.index(stream), KINDS.index(kind), layer, model))
+        self._parts.append((resource, start, end, peer, size))
 
     def frame(self) -> pd.DataFrame:
         """All events, with the columns of `Timeline.events`."""
-        columns = {name: np.concatenate([part[name] for part in self._parts]) for name in COLUMNS}
+        same = np.repeat(np.array(self._same).T, [len(part[0]) for part in self._parts], axis=1)
+        own = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        columns = dict(zip((*SAME, *OWN), (*same, *own), strict=True))
         columns["stream"] = pd.Categorical.from_codes(columns["stream"], dtype=STREAM)
         columns["kind"] = pd.Categorical.from_codes(columns["kind"], dtype=KIND)
-        return pd.DataFrame(columns)
+        return pd.DataFrame({name: columns[name] for name in COLUMNS})
 
 
 def _bundles(sends: Flows, network: Network) -> tuple[np.ndarray, ...]:

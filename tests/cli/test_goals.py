@@ -31,6 +31,7 @@ def test_all_systems_for_a_step_are_ranked_and_the_best_is_kept(engine, inputs, 
     assert {row["system"] for row in rows} == set(TRAINING)
     assert read_plan(path).id == rows[0]["id"]
     assert engine.json("simulate", path)["metrics"] == rows[0]["metrics"]
+    assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
     text = engine.text("plan", *inputs, "--system", "tutel")
     assert "exposed comm." in text and "overload:" not in text, "a table of training steps has no such column"
 
@@ -104,10 +105,11 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     assert "there is no such file" in engine.refused("plan", *inputs[:4], *missing)
 
 
+@pytest.mark.everything
 def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, inputs, tmp_path):
+    """Two ranks; tests/launch/test_step_launch.py launches such plans without the command line."""
     path = tmp_path / "plan.json"
     engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
-    assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
     answer = engine.json("launch", path, "--ranks", "2", "--repeats", "1")
     (run,) = answer["runs"]
     assert run["difference"] <= 1e-4 and {"dx", "dw", "all_reduce"} <= set(run["by_kind"]["kind"])

@@ -41,12 +41,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
     assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "python"), [(signal.SIGINT, "cold_python"), (signal.SIGTERM, "warm_python")], ids=["Ctrl-C", "SIGTERM"]
+)
 @pytest.mark.clock
-def test_planning_that_is_broken_off_still_answers(tmp_path, number):
-    experts = np.random.default_rng(1).integers(0, 64, (6000, 20, 4)).astype(np.int16)
+def test_planning_that_is_broken_off_still_answers(tmp_path, request, number, python):
+    request.getfixturevalue(python)
+    experts = np.random.default_rng(1).integers(0, 32, (1500, 20, 2)).astype(np.int16)
     np.savez(tmp_path / "log.npz", experts=experts)
-    model = json.loads(MODEL.read_text()) | {"layers": 20, "experts": 64, "experts_per_token": 4}
+    model = json.loads(MODEL.read_text()) | {"layers": 20, "experts": 32, "experts_per_token": 2}
     (tmp_path / "model.json").write_text(json.dumps(model))
     inputs = ["--workload", tmp_path / "log.npz", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
     path = tmp_path / "plan.json"

@@ -185,8 +185,8 @@ def test_few_experts_move_from_the_plan_in_use(engine, files, tmp_path, system):
     now, new = tmp_path / "now.json", tmp_path / "new.json"
     engine.json("plan", *files.first, "--system", system, *(SHORT if system == "eplb" else []), "-o", now)
     most = 4 if system == "linear" else 12
-    arguments = ["plan", *files.first, "--in-use", now, "--system", "joint", "--set", f"max_moves={most}", "-o", new]
-    (row,) = engine.json(*arguments)["plans"]
+    joint = ["--system", "joint", *SHORT, "--set", f"max_moves={most}"]
+    (row,) = engine.json("plan", *files.first, "--in-use", now, *joint, "-o", new)["plans"]
     assert "in_use" in read_plan(new).provenance.inputs
     moves = engine.json("compare", now, new)["plans"][1]["moved_experts"]
     assert 0 < moves <= most

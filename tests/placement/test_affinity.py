@@ -15,6 +15,7 @@ from engine.placement.affinity.moves import Prices, cross, divide_anew
 from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
 from engine.placement.transitions import kept, transitions
 from engine.result import Limits, Status
+from tests import everything
 from tests.cases.examples import tried
 from tests.cases.placements import counts_of, permutation_affinity, planted_affinity, topic_affinity
 from tests.cases.samples import every_placement
@@ -100,7 +101,7 @@ def test_one_expert_per_gpu_is_solved_layer_by_layer():
 )
 def test_search_finds_the_optimum_of_dynamic_programming(experts, gpus, gpus_per_node):
     """The search, which never sees the exact method, on instances beyond counting all placements."""
-    for seed in range(1 if experts > 8 else 2):
+    for seed in range(2 if everything.WANTED and experts < 9 else 1):
         counts = permutation_affinity(3, experts, 2000, seed=seed)
         node = np.arange(gpus) // gpus_per_node
         node_price = 0.0 if gpus_per_node == gpus else 3.0
@@ -218,7 +219,7 @@ def test_polish_improves_and_no_layer_alone_and_no_new_names_help_the_answer():
     polished = polish(instance.prices(), drawn)
     check_affinity(polished, instance.transitions, 4)
     assert instance.cost(polished) < instance.cost(drawn)
-    place, prices = affinity(instance, Limits(1, wall=60)).solution, instance.prices()
+    place, prices = affinity(instance, Limits(0.3, wall=60)).solution, instance.prices()
     for layer in range(6):
         trial = place.copy()
         trial[layer] = best_layer(prices, place, layer)
@@ -291,7 +292,7 @@ def test_the_clock_is_kept(monkeypatch):
     monkeypatch.setattr(kernel, "SEARCH_SHARE", FAR)
     monkeypatch.setattr(kernel, "BOUND_SHARE", FAR)
     instance = AffinityInstance(permutation_affinity(10, 128, 30000), 16)
-    result = affinity(instance, Limits(0.5))
+    result = affinity(instance, Limits(0.2))
     check(result, instance)
     assert result.runtime < 3
     assert result.status is Status.TIME_LIMIT

@@ -84,7 +84,7 @@ def test_exact_for_uniform_and_for_perfect_transitions():
 )
 def test_a_bound_lies_between_nothing_and_the_objective_with_nodes(costs):
     instance = AffinityInstance(topic_affinity(4, 24, 3000), 6, 2, *costs)
-    result = affinity(instance, Limits(0.6, wall=60))
+    result = affinity(instance, Limits(0.3, wall=60))
     assert 0 < result.bound <= result.objective
     # Any placement at all obeys it.
     rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     instance = AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)
     optimum = affinity(instance).objective
     monkeypatch.setattr("engine.placement.affinity.kernel._exact", lambda *_: None)
-    result = affinity(instance, Limits(0.6, wall=FAR))
+    result = affinity(instance, Limits(0.3, wall=FAR))
     assert result.bound <= optimum + 1e-9
     assert result.objective == pytest.approx(optimum)
     assert result.bound >= 0.6 * optimum
@@ -149,7 +149,7 @@ def test_no_heavy_limit_is_under_the_optimum(seed, shape, kind, scale):
 def test_closer_than_spectra_where_few_counts_are_heavy():
     """Three strong successors for every expert, four experts on a GPU: the limit comes within 15 % of a plan's cost."""
     counts = permutation_affinity(5, 128, 150_000)
-    result = affinity(AffinityInstance(counts, 32), Limits(1.5, wall=60))
+    result = affinity(AffinityInstance(counts, 32), Limits(0.5, wall=60))
     plain = spectral_limits(counts, 32).sum()
     tight = limit_of(counts, 32)
     assert result.objective / (counts.sum() - plain) > 1.3

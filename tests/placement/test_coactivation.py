@@ -23,7 +23,7 @@ from tests.cases.placements import planted_tokens, random_tokens, topic_tokens
 from tests.cases.samples import every_placement
 from tests.oracles.placing import check_coactivation
 
-SHORT = Limits(1, wall=100, exact=False)
+SHORT = Limits(0.2, wall=100, exact=False)
 SHAPES = [
     (4, 2, None, "gpu"),
     (6, 3, None, "gpu"),
@@ -103,7 +103,7 @@ def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     exact = coactivation(instance, Limits(60))
     assert exact.status is Status.OPTIMAL
     check(exact, instance)
-    searched = coactivation(instance, Limits(10, wall=100, exact=False))
+    searched = coactivation(instance, Limits(2, wall=100, exact=False))
     check(searched, instance)
     assert searched.objective == exact.objective
 
@@ -130,7 +130,7 @@ def test_names_of_gpus_and_order_do_not_matter_and_tokens_twice_send_twice_the_r
 def test_planted_partitions_are_recovered(stray, travel):
     chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
     instance = CoactivationInstance(chosen[None], np.full(3000, -1), 8, 2, travel, None, 64)
-    result = coactivation(instance, Limits(3, wall=100))
+    result = coactivation(instance, Limits(0.5, wall=100))
     check(result, instance)
     assert result.objective <= instance.rows(planted[None])[0]
     if not stray:
@@ -198,10 +198,10 @@ def test_same_seed_same_answer_and_a_stop_answers_soon():
     chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(2)])
     instance = CoactivationInstance(chosen, np.arange(4096) % 32, 32, 8, "node", 1.2)
     one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
-    ours, theirs = (coactivation(one_layer, Limits(2, wall=100, seed=7)) for _ in range(2))
+    ours, theirs = (coactivation(one_layer, Limits(0.2, wall=100, seed=7)) for _ in range(2))
     assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
     stopped = threading.Event()
-    threading.Timer(0.5, stopped.set).start()
+    threading.Timer(0.2, stopped.set).start()
     start = time.perf_counter()
     result = coactivation(instance, Limits(600), stopped.is_set)
     assert time.perf_counter() - start < 5  # a second on a machine that does nothing else
@@ -285,7 +285,7 @@ def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
 def test_spare_slots_save_rows(travel, per_node):
     chosen = topic_tokens(2000, 64, 6, topics=20)[None]
     instance = CoactivationInstance(chosen, np.arange(2000) % 8, 8, per_node, travel)
-    place = coactivation(instance, Limits(1, wall=100, exact=False)).solution
+    place = coactivation(instance, SHORT).solution
     rows = [instance.rows(place)[0]]
     for spare in (0, 1, 2):
         holds = with_copies(instance, place, spare)

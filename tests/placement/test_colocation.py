@@ -239,7 +239,7 @@ def test_a_time_limit_is_kept_and_said():
     of_a, of_b, speed = rng.random(40), rng.random(40), rng.uniform(0.4, 1, 40)
     cost = (of_a[None, :, None] + of_b) / speed[:, None, None]
     start = time.perf_counter()
-    result = colocate_heterogeneous(cost, Limits(1.0))
+    result = colocate_heterogeneous(cost, Limits(0.4))
     assert time.perf_counter() - start < 4
     assert result.status in (Status.TIME_LIMIT, Status.OPTIMAL)
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective >= result.bound

@@ -95,7 +95,7 @@ def test_renaming_and_units():
 def test_upper_limits_are_never_worse_than_filling_them():
     instance, slots = four_speeds(16, 8, 3)
     filled = assign_groups(instance, slots=slots)
-    loose = assign_groups(instance, Limits(1.5, wall=9.0), slots=slots + 2, exact_slots=False)
+    loose = assign_groups(instance, Limits(0.6, wall=9.0), slots=slots + 2, exact_slots=False)
     assert loose.bound <= filled.objective
     assert loose.objective <= filled.objective * (1 + 1e-6)
     assert np.bincount(loose.solution, minlength=8).max() <= 4
@@ -124,7 +124,7 @@ def test_a_real_layer_on_four_speeds():
     tokens = np.zeros((8, 64))
     np.add.at(tokens, (source, experts), 1)
     instance, slots = mixed_instance(tokens, np.repeat(SPEEDS, 2)), np.full(8, 8)
-    result = assign_groups(instance, Limits(1.0, wall=9.0), slots=slots)
+    result = assign_groups(instance, Limits(0.6, wall=9.0), slots=slots)
     by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), np.repeat(SPEEDS, 2), slots))
     print(f"DeepSeek-V2-Lite layer 13: {result.objective:.0f}, gap {result.gap:.5f}, rule of 5.1 {by_rule:.0f}")
     assert result.gap < 0.005
@@ -133,7 +133,7 @@ def test_a_real_layer_on_four_speeds():
 
 @pytest.mark.parametrize(
     ("experts", "gpus", "after"),
-    [(64, 8, 0.0), (64, 8, 0.2), (256, 64, 0.5), pytest.param(128, 32, 2.0, marks=pytest.mark.everything)],
+    [(64, 8, 0.0), (64, 8, 0.2), (256, 64, 0.3), pytest.param(128, 32, 2.0, marks=pytest.mark.everything)],
 )
 @pytest.mark.clock
 def test_cancelled_within_half_a_second(experts, gpus, after):
@@ -188,7 +188,7 @@ def knapsack() -> tuple[CpModel, list]:
 def test_solver_stops_when_asked_and_keeps_its_answer():
     model, taken = knapsack()
     start = time.perf_counter()
-    status, solver = solve(model, Limits(60.0), lambda: time.perf_counter() - start > 0.7, hint=dict.fromkeys(taken, 0))
+    status, solver = solve(model, Limits(60.0), lambda: time.perf_counter() - start > 0.3, hint=dict.fromkeys(taken, 0))
     assert time.perf_counter() - start < 2.0
     assert status in (FEASIBLE, OPTIMAL)
     assert solver.objective_value >= 0

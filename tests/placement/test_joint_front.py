@@ -114,7 +114,7 @@ def test_stop_after_the_second_point():
 def test_time_limit_in_all():
     instance = recorded_like(layers=12, experts=32)
     began = time.perf_counter()
-    points = front(instance, Limits(1.0), points=5, kicks=10**6)
+    points = front(instance, Limits(0.4), points=5, kicks=10**6)
     assert time.perf_counter() - began < 2.5
     check_points(points, instance, 5)
 

@@ -240,7 +240,7 @@ def test_lina_leaves_a_slot_for_everybody():
 @pytest.mark.clock
 def test_a_time_limit_is_kept_and_said():
     popularity = zipf(12, 0)
-    result = replicate_devices(DevicesInstance(popularity, 6, 3), Limits(0.5))
+    result = replicate_devices(DevicesInstance(popularity, 6, 3), Limits(0.2))
     assert result.status is Status.TIME_LIMIT and result.runtime < 3
     assert result.bound < result.objective == pytest.approx(check_devices(result.solution, popularity, 6, 3))
 

@@ -193,7 +193,8 @@ def test_table_2_where_no_two_collectives_overlap():
     rng = np.random.default_rng(0)
     network, kept = fabric([1.0] * 3), 0
     ways = set()
-    for _ in range(200):
+    draws = examples(200, 80)
+    for _ in range(draws):
         compute = {name: float(rng.exponential()) for name in ("Ga", "Gb", "Fa", "Fb", "Aa", "Ab")}
         traffic = {name: rng.exponential(0.3, (1, 3, 3)) * (rng.random() < 0.5) for name in ("Na", "Nb", "Ca", "Cb")}
         seconds = {name: network.bound(matrices[0]) for name, matrices in traffic.items()}
@@ -213,7 +214,7 @@ def test_table_2_where_no_two_collectives_overlap():
         ways.add((t["Gb"] >= t["Na"], t["Fa"] >= t["Nb"], t["Fb"] >= t["Ca"], t["Aa"] >= t["Cb"]))
         assert total(events) == pytest.approx(table_2(t), rel=ROUND_OFF)
         assert bound_of((*per_model, *moved, None, None, network)) <= total(events) * (1 + ROUND_OFF)
-    assert kept > 40 and len(ways) >= 4
+    assert kept > draws / 5 and len(ways) >= 4
 
 
 def test_a_model_alone_runs_step_by_step():

@@ -152,7 +152,7 @@ def test_overlapping_events_of_a_lane_count_once_and_none_are_nothing():
     assert set(empty.seconds_of_kind().values()) == {0}
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25, 4), deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)

@@ -61,7 +61,7 @@ def outcome_of(name: str, problem: Problem, **options):
 
 @pytest.mark.parametrize("name", ["aurora", "lina", "eplb", "joint", "coactivation"])
 def test_a_slow_machine_finds_the_same_plan(name, monkeypatch):
-    problem = first_layers(1 if name == "aurora" else 4, 400, "gpu" if name in SHARED_ROWS else None)
+    problem = first_layers(1 if name == "aurora" else 2, 400, "gpu" if name in SHARED_ROWS else None)
     if name in SHARED_ROWS:
         compile_ahead()
     outcomes = []

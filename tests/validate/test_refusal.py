@@ -22,7 +22,7 @@ from tests.cases.samples import mixed_problem, sample_problem, training_problem
 from tests.cases.two_models import pairs
 from tests.strategies import NEEDS_ROWS, planned_or_skipped, problems
 
-SHORT = {"time_limit": 0.2, "seed": 3}
+SHORT = {"time_limit": 0.1, "seed": 3}
 ONE_MODEL = [system for system in SYSTEMS.values() if Goal.INFERENCE in system.goals and system.name not in NEEDS_ROWS]
 TWO_MODELS = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 CHOICES = [

@@ -212,15 +212,16 @@ class _Incumbent:
         self.instance, self.least, self.lexicographic = instance, least, lexicographic
         self.on_progress = on_progress
         self.place: Ints | None = None
+        self.cost = math.inf
 
     def report(self, place: Ints | None = None) -> None:
         """Take `place` if it is better, and say how things stand."""
-        cost = self.instance.cost
-        if place is not None and (self.place is None or self.lexicographic or cost(place) < cost(self.place)):
-            self.place = place
+        if place is not None:
+            cost = self.instance.cost(place)
+            if self.place is None or self.lexicographic or cost < self.cost:
+                self.place, self.cost = place, cost
         if self.on_progress and self.place is not None:
-            objective = cost(self.place)
-            self.on_progress(objective, min(self.least.cost(), objective))
+            self.on_progress(self.cost, min(self.least.cost(), self.cost))
 
 
 def _search_from_starts(

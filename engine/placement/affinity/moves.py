@@ -110,7 +110,7 @@ def _divide(held: Ints, prices: Prices, member: Ints, p: Ints, q: Ints, across: 
             np.abs(table, out=table)
         table += value[:, None, :]
         origin[layer] = table.argmax(axis=2)
-        value = np.take_along_axis(table, origin[layer][:, :, None].astype(np.int64), axis=2)[:, :, 0]
+        value = table.max(axis=2)
         if across:
             here = outside[layer + 1] @ signs.T
             value += here
