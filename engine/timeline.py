@@ -100,7 +100,7 @@ class Timeline:
 
     def _spans(self) -> np.ndarray:
         """The start and the end of every event: float64[event, 2] seconds."""
-        return self.events[["start", "end"]].to_numpy(np.float64)
+        return np.column_stack([self.events[name].to_numpy(np.float64) for name in ("start", "end")])
 
     def _on(self, stream: str) -> np.ndarray:
         """The events of a stream: bool[event]."""
