@@ -21,6 +21,8 @@ from app.state import address
 from app.state.stored import Session
 from engine.jobs import runner
 from engine.plan import Plan
+from engine.store import database
+from engine.store.database import Database
 from tests import warm
 from tests.cases.pages import plan_the_sample, studio, visit
 from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
@@ -95,11 +97,14 @@ Stored = tuple[Path, str, list[Plan]]
 
 @pytest.fixture(scope="session")
 def session_with_two(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """The sample with a linear plan and one that sends shortest first, the first of them open."""
+    """The sample with a linear plan and one that sends shortest first, the first of them open, and the team's database, whose
+    tables take as long to make as a page to draw."""
     folder = tmp_path_factory.mktemp("session") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
-        return folder, *session_with_plans(folder, 0)
+        session = folder, *session_with_plans(folder, 0)
+        Database(database.address()).close()
+        return session
 
 
 def with_fields(session: Stored, folder: Path, **fields) -> Stored:
