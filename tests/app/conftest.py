@@ -21,10 +21,11 @@ from app.state import address
 from app.state.stored import Session
 from engine.jobs import runner
 from engine.plan import Plan
-from engine.store import database
+from engine.store import database, team
 from engine.store.database import Database
 from tests import warm
 from tests.cases.pages import plan_the_sample, studio, visit
+from tests.cases.reviews import save
 from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
 
 
@@ -125,6 +126,19 @@ def session_of_ana(session_with_two: Stored, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
+def session_with_review(session_of_ana: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Ana's session, with her plan saved as "ours" in a workspace and a decision asked for, all by the Review page."""
+    folder = tmp_path_factory.mktemp("review") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWITCHYARD_DATA", str(folder))
+        app = copied(session_of_ana, folder, patch)
+        team.add_workspace(database.database(), "Autumn <b>x</b>", "Ana")
+        save(visit(app, "review"), "ours", "look here")
+        database.database().close()  # which writes everything into the one file
+    return folder, *session_of_ana[1:]
+
+
+@pytest.fixture(scope="session")
 def session_without_plans(session_with_two: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """The sample alone."""
     bare = with_fields(session_with_two, tmp_path_factory.mktemp("sample") / "data", plan=None, plan_jobs=[])
@@ -151,6 +165,22 @@ def planned_session(
 def ana(session_of_ana: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """Ana's session in a data folder of the test's own, not run yet; its plans are `plans`."""
     return copied(session_of_ana, own_data_folder, monkeypatch)
+
+
+@pytest.fixture
+def unreviewed(ana: AppTest) -> AppTest:
+    """Ana's session on the Review page, in a workspace of hers with nothing in it."""
+    team.add_workspace(database.database(), "Autumn <b>x</b>", "Ana")
+    return visit(ana, "review")
+
+
+@pytest.fixture
+def reviewed(session_with_review: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """Ana's session on the page of the plan that she saved, which is `saved`."""
+    app = copied(session_with_review, own_data_folder, monkeypatch)
+    (app.saved,) = team.saves_of(database.database(), [app.plans[1].id])
+    app.session_state["reviewed"] = (app.saved.number, team.reviews_of(database.database(), app.saved.number)[0].id)
+    return visit(app, "review")
 
 
 @pytest.fixture
