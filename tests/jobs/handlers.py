@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -14,8 +15,6 @@ from engine.errors import InputError
 from engine.jobs.kinds import Answer, Ask
 from engine.jobs.protocol import Context
 from engine.jobs.worker import run
-from engine.parallel import in_order
-from engine.parallel.crew import Report
 from engine.result import Stop
 
 PARENT = """
@@ -56,6 +55,8 @@ def count(ask: Count, context: Context) -> LooseAnswer:
 
 def study(ask: Count, context: Context) -> LooseAnswer:
     """Does `steps` points that take `pause` seconds each, soon in processes of its own, until asked to stop."""
+    from engine.parallel import in_order  # which the other kinds, started cold by the dozen, need not load
+
     done = []
     for point, _ in in_order(rest, ask.pause, ask.steps, context.stop):
         done.append(point)
@@ -64,7 +65,7 @@ def study(ask: Count, context: Context) -> LooseAnswer:
     return LooseAnswer(done=done)
 
 
-def rest(pause: float, point: int, stop: Stop, report: Report) -> int:
+def rest(pause: float, point: int, stop: Stop, report: Callable[..., None]) -> int:
     """The work of a point."""
     time.sleep(pause)
     return point

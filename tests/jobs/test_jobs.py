@@ -33,18 +33,18 @@ def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_t
     assert not psutil.pid_exists(json.loads((job.folder / "pid").read_text())["pid"])
 
 
-def test_bad_input_a_bug_and_a_silent_exit_are_failures_with_a_reason(start):
-    refused, crashed, left, unknown = start("refuse"), start("crash"), start("leave"), start("dance")
-    assert {runner.wait(job, 60) for job in (refused, crashed, left, unknown)} == {State.FAILED}
+def test_bad_input_and_a_bug_are_failures_with_a_reason(start, warm_python):
+    refused, crashed, unknown = start("refuse"), start("crash"), start("dance")
+    assert {runner.wait(job, 60) for job in (refused, crashed, unknown)} == {State.FAILED}
     assert refused.error == "load.csv, line 3: expert 9 of 8" and "Traceback" not in refused.log_tail()
     assert crashed.error == "KeyError: 'missing'" and crashed.log_tail(1) == "KeyError: 'missing'"
     assert crashed.log_tail().startswith("before the bug\nTraceback") and crashed.result is None
-    assert left.error == "the worker ended with exit code 3"
     assert "no job is of the kind 'dance'" in unknown.error
 
 
-def test_a_worker_killed_from_outside_has_failed_with_its_descendants_gone_and_its_best_kept(start):
-    job = start("cling")
+def test_a_worker_that_ends_without_a_word_or_is_killed_has_failed_with_its_descendants_gone_and_its_best_kept(start):
+    left, job = start("leave"), start("cling")
+    assert runner.wait(left, 60) is State.FAILED and left.error == "the worker ended with exit code 3"
     descendants = [psutil.Process(int(pid)) for pid in until(lambda: job.progress).message.split()]
     os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
     assert runner.wait(job, 5) is State.FAILED
