@@ -4,15 +4,16 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+from streamlit.runtime.state.session_state import SessionState
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
@@ -72,6 +73,34 @@ def scripts_are_waited_for() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalScriptRunner, "script_stopped", has_ended)
+        yield
+
+
+class Values(Mapping):
+    """The values of a session, each looked up when it is asked for."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    def __getitem__(self, key: str) -> Any:
+        return self._state[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(GATHERED(self._state))
+
+    def __len__(self) -> int:
+        return len(GATHERED(self._state))
+
+
+GATHERED = SessionState.filtered_state.fget
+"""All values of a session, as Streamlit gathers them."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def values_are_looked_up_one_by_one() -> Iterator[None]:
+    """Nearly every widget of Streamlit gathers all values of the session to look at its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionState, "filtered_state", property(Values))
         yield
 
 
