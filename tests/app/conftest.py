@@ -12,6 +12,7 @@ import pytest
 import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
+from streamlit.runtime.context import StreamlitHeaders
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.runtime.state.session_state import SessionState
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
@@ -73,6 +74,14 @@ def scripts_are_waited_for() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalScriptRunner, "script_stopped", has_ended)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def requests_have_no_headers() -> Iterator[None]:
+    """For Streamlit's own test runner a request is a mock, and every look at its headers, of which it has none, makes more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(st.context), "headers", StreamlitHeaders({}))
         yield
 
 
