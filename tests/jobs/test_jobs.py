@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import threading
@@ -11,12 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.compare.comparison import Candidate
 from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress
 from engine.jobs.runner import State
+from engine.jobs.tasks import OptimiseAnswer
+from engine.plan import Plan
 from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
+from tests.cases.teams import plan_of
 from tests.jobs.handlers import LooseAnswer
 
 
@@ -177,6 +182,19 @@ def test_lines_of_many_threads_do_not_mix_and_none_overwrites_the_final_result(t
     context.finish(LooseAnswer(best=1))
     context.keep(LooseAnswer(best=2))  # by a thread that was left behind
     assert protocol.read_result(tmp_path) == {"best": 1}
+
+
+def test_rows_are_put_into_words_once_and_come_back_as_they_are(tmp_path, monkeypatch):
+    dumped, dump = [], Plan.model_dump
+    monkeypatch.setattr(Plan, "model_dump", lambda plan, **how: dumped.append(plan.name) or dump(plan, **how))
+    context, answer = Context(tmp_path), OptimiseAnswer(refused={"Aurora": "no"})
+    for name, runtime in (("one", 1.5), ("two", math.nan), ("three", math.inf)):
+        row = Candidate(plan=plan_of(name), status="feasible", runtime=runtime, notes={})
+        answer = answer.model_copy(update={"candidates": (*answer.candidates, row)})
+        context.keep(answer)
+    assert dumped == ["one", "two", "three"]
+    kept, whole = protocol.read_result(tmp_path), answer.model_dump(mode="json")
+    assert repr(sorted(kept.items())) == repr(sorted(whole.items())), "as text, for NaN is not equal to itself"
 
 
 def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
