@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import ConfigDict, JsonValue, PlainSerializer, PlainValidator, field_serializer
+from pydantic_core import to_json
 
 from engine.compare.figures import Metrics, metrics, proof_of_plan
 from engine.errors import InputError, StoppedError
@@ -36,13 +37,13 @@ class PlanRow(Frozen):
     notes: dict[str, JsonValue]
 
     @cached_property
-    def written_plan(self) -> dict[str, JsonValue]:
-        """The plan as JSON. Kept: a job writes all its rows again with every new one."""
-        return self.plan.model_dump(mode="json", exclude_none=True)
+    def text(self) -> bytes:
+        """The row as JSON. Kept: a job writes all its rows again with every new one."""
+        return to_json(self.model_dump(mode="json"), inf_nan_mode="constants")
 
     @field_serializer("plan")
     def _write_plan(self, plan: Plan) -> dict[str, JsonValue]:
-        return self.written_plan
+        return plan.model_dump(mode="json", exclude_none=True)
 
 
 def _read_metrics(data: object) -> Metrics | None:

@@ -218,8 +218,12 @@ def replace_result(folder: Path, result: Frozen) -> None:
 
 
 def _as_text(result: Frozen) -> bytes:
-    fields = result.model_dump(mode="json")
-    return to_json({"version": VERSION, **fields}, inf_nan_mode="constants")  # plans may have millions of sends
+    """The result as JSON. `candidates` know their own text, see `PlanRow.text`: plans may have millions of sends."""
+    rows = getattr(result, "candidates", ())
+    known = bool(rows) and all(hasattr(row, "text") for row in rows)
+    fields = result.model_dump(mode="json", exclude={"candidates"} if known else None)
+    text = to_json({"version": VERSION, **fields}, inf_nan_mode="constants")
+    return b'%b,"candidates":[%b]}' % (text[:-1], b",".join(row.text for row in rows)) if known else text
 
 
 class Context:

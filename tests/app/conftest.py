@@ -4,15 +4,17 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
+from streamlit.runtime.context import StreamlitHeaders
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+from streamlit.runtime.state.session_state import SessionState
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
@@ -21,8 +23,11 @@ from app.state import address
 from app.state.stored import Session
 from engine.jobs import runner
 from engine.plan import Plan
+from engine.store import database, team
+from engine.store.database import Database
 from tests import warm
 from tests.cases.pages import plan_the_sample, studio, visit
+from tests.cases.reviews import save
 from tests.cases.sessions import TOKEN, Fields, copied, launches, session_with_plans
 
 
@@ -72,6 +77,42 @@ def scripts_are_waited_for() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def requests_have_no_headers() -> Iterator[None]:
+    """For Streamlit's own test runner a request is a mock, and every look at its headers, of which it has none, makes more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(st.context), "headers", StreamlitHeaders({}))
+        yield
+
+
+class Values(Mapping):
+    """The values of a session, each looked up when it is asked for."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    def __getitem__(self, key: str) -> Any:
+        return self._state[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(GATHERED(self._state))
+
+    def __len__(self) -> int:
+        return len(GATHERED(self._state))
+
+
+GATHERED = SessionState.filtered_state.fget
+"""All values of a session, as Streamlit gathers them."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def values_are_looked_up_one_by_one() -> Iterator[None]:
+    """Nearly every widget of Streamlit gathers all values of the session to look at its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionState, "filtered_state", property(Values))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def faults_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of a page fails the test, which else would see an apology."""
@@ -95,11 +136,14 @@ Stored = tuple[Path, str, list[Plan]]
 
 @pytest.fixture(scope="session")
 def session_with_two(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """The sample with a linear plan and one that sends shortest first, the first of them open."""
+    """The sample with a linear plan and one that sends shortest first, the first of them open, and the team's database, whose
+    tables take as long to make as a page to draw."""
     folder = tmp_path_factory.mktemp("session") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
-        return folder, *session_with_plans(folder, 0)
+        session = folder, *session_with_plans(folder, 0)
+        Database(database.address()).close()
+        return session
 
 
 def with_fields(session: Stored, folder: Path, **fields) -> Stored:
@@ -117,6 +161,19 @@ def session_of_ana(session_with_two: Stored, tmp_path_factory: pytest.TempPathFa
     return with_fields(
         session_with_two, tmp_path_factory.mktemp("ana") / "data", plan=session_with_two[2][1].id, person="Ana"
     )
+
+
+@pytest.fixture(scope="session")
+def session_with_review(session_of_ana: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Ana's session, with her plan saved as "ours" in a workspace and a decision asked for, all by the Review page."""
+    folder = tmp_path_factory.mktemp("review") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWITCHYARD_DATA", str(folder))
+        app = copied(session_of_ana, folder, patch)
+        team.add_workspace(database.database(), "Autumn <b>x</b>", "Ana")
+        save(visit(app, "review"), "ours", "look here")
+        database.database().close()  # which writes everything into the one file
+    return folder, *session_of_ana[1:]
 
 
 @pytest.fixture(scope="session")
@@ -146,6 +203,22 @@ def planned_session(
 def ana(session_of_ana: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """Ana's session in a data folder of the test's own, not run yet; its plans are `plans`."""
     return copied(session_of_ana, own_data_folder, monkeypatch)
+
+
+@pytest.fixture
+def unreviewed(ana: AppTest) -> AppTest:
+    """Ana's session on the Review page, in a workspace of hers with nothing in it."""
+    team.add_workspace(database.database(), "Autumn <b>x</b>", "Ana")
+    return visit(ana, "review")
+
+
+@pytest.fixture
+def reviewed(session_with_review: Stored, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """Ana's session on the page of the plan that she saved, which is `saved`."""
+    app = copied(session_with_review, own_data_folder, monkeypatch)
+    (app.saved,) = team.saves_of(database.database(), [app.plans[1].id])
+    app.session_state["reviewed"] = (app.saved.number, team.reviews_of(database.database(), app.saved.number)[0].id)
+    return visit(app, "review")
 
 
 @pytest.fixture

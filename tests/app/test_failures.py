@@ -188,14 +188,13 @@ def test_a_database_that_goes_in_the_middle_of_a_review_and_comes_back(server: S
     assert "in the dark" in [text.value for text in visitor.text], "the link is followed now"
 
 
-def test_what_was_to_be_saved_with_a_plan_stays_too(server: Server, ana: AppTest) -> None:
-    team.add_workspace(database.database(), "Autumn", "Ana")
-    app = visit(ana, "review")
-    server.stop()
-    fill(app, "Note", "half a note")
-    press(app, "Save")
-    lost(app)
-    server.start()
+def test_what_was_to_be_saved_with_a_plan_stays_too(unreviewed: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = unreviewed
+    with monkeypatch.context() as away:
+        away.setenv(database.URL, "sqlite:////nowhere/at/all.db")
+        fill(app, "Note", "half a note")
+        press(app, "Save")
+        lost(app)
     app.run()
     assert field(app, "Note") == "half a note" and field(app, "Name of the plan") == app.plans[1].name
     press(app, "Save")

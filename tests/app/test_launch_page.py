@@ -124,7 +124,7 @@ def open_on_pairs(app: AppTest, nodes: int, order: str = "two-tier", travel: Tra
     open_recording(app, short)
     problem = replace(problem_of(app), travel=travel)
     job = f"20250102T0304050000{nodes:02}-0123abc{int(travel is not None)}"
-    (opened,) = plan(problem, job, {"name": "eplb", "options": {"order": order, "time_limit": 0.2}})
+    (opened,) = plan(problem, job, {"name": "eplb", "options": {"order": order, "algorithm": "eplb"}})
     app.session_state["plan_jobs"], app.session_state["plan"] = [job], opened.id
     return visit(app, "launch")
 

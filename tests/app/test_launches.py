@@ -72,25 +72,20 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
     assert "rank 1 lost its way" in said(app.error) and "No rank has started yet" in said(app.caption)
 
 
-def test_hundreds_of_launches_are_read_once_and_their_results_not_at_all(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+def test_launches_are_read_once_and_their_results_not_at_all(app: AppTest, monkeypatch: pytest.MonkeyPatch):
     root = store.data_folder()
     job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), root, 1e9), 1.1, monkeypatch)
-    for number in range(1, 300):
+    for number in range(1, 30):
         folder = job.folder.parent / f"20010910T{number:012d}-0123abcd"
         shutil.copytree(job.folder, folder)
         (folder / RESULT).write_text("{not to be read}")
-    begun = time.perf_counter()
     past_launches = history.launches()
-    first = time.perf_counter() - begun
-    assert len(past_launches) == 300 and {launch.state for launch in past_launches} == {State.DONE}
+    assert len(past_launches) == 30 and {launch.state for launch in past_launches} == {State.DONE}
     for folder in job.folder.parent.glob("20010910T*"):
         (folder / BRIEF).unlink()
         (folder / REQUEST).write_text("{not to be read again}")
-    begun = time.perf_counter()
     assert history.launches() == past_launches
-    again = time.perf_counter() - begun
-    assert again < 0.5 * first
-    assert len(history.as_text(past_launches, None)) == 300
+    assert len(history.as_text(past_launches, None)) == 30
 
 
 def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):

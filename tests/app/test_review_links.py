@@ -1,6 +1,5 @@
 """Links to plans on the Review page, also to lost ones, and to the layer, GPU or chart that a comment points to."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
+from app.review import plan_list
 from app.review import store as review_store
 from engine import store
 from engine.catalogue import cluster_presets
@@ -26,16 +26,15 @@ from tests.cases.sessions import problem_of
 
 
 @pytest.fixture
-def app(ana: AppTest) -> Iterator[AppTest]:
-    """Ana's session on the Review page, in a workspace of hers."""
-    team.add_workspace(database(), "Autumn <b>x</b>", "Ana")
-    return visit(ana, "review")
+def app(reviewed: AppTest) -> AppTest:
+    return reviewed
 
 
 # Links.
 
 
-def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest) -> None:
+def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(unreviewed: AppTest) -> None:
+    app = unreviewed
     prose = replace(problem_of(app).workload, name="other")
     other = RoutingTrace("other", prose.experts[::-1].copy(), prose.num_experts)
     store.save_workload(other)
@@ -59,13 +58,13 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
 
 
 def test_a_link_opens_its_plan_and_review_whatever_was_there_before(app: AppTest, monkeypatch) -> None:
-    saved = save(app, "to be shared", question="first?")
+    saved = app.saved
     newest = team.open_review(database(), saved.number, "second?", "Ben")
     oldest = team.reviews_of(database(), saved.number)[-1].id
     press(app, "Compare")
-    assert "to be shared" not in said(app.subheader)
-    assert "to be shared" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
-    assert "first?" in said(link(plan=saved.plan, review=oldest).text)
+    assert "ours" not in said(app.subheader)
+    assert "ours" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
+    assert plan_list.QUESTION in said(link(plan=saved.plan, review=oldest).text)
     visitor = link(plan=saved.plan, review=newest.id)
     assert "second?" in said(visitor.text)
     # A reload does not open the plan again over what was changed since.
@@ -91,7 +90,7 @@ def test_a_link_that_leads_nowhere_is_said() -> None:
 
 
 def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: AppTest, own_data_folder: Path) -> None:
-    saved = save(app, note="look here")
+    saved = app.saved
     point(app, "Layer 3 on Timeline")
     (recording,) = (own_data_folder / "workloads").iterdir()
     recording.rename(own_data_folder / "away.npz")
@@ -113,8 +112,8 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
 
 
 @pytest.mark.parametrize("kind", ["step", "two"])
-def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: str) -> None:
-    problem = problem_of(app)
+def test_plans_of_steps_and_of_two_models_are_reviewed_too(unreviewed: AppTest, kind: str) -> None:
+    problem = problem_of(unreviewed)
     if kind == "step":
         problem = make_problem(
             problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8)
@@ -163,7 +162,7 @@ def headers(app: AppTest) -> list[str]:
 
 
 def test_a_comment_points_to_a_layer_a_gpu_or_a_chart(app: AppTest) -> None:
-    saved, names = save(app), problem_of(app).cluster.gpu_names
+    saved, names = app.saved, problem_of(app).cluster.gpu_names
     for title in ("Layer 3 on Timeline", "Layers 4 and 5 on Affinity", names[5], "Timelines of the brief"):
         point(app, title)
     review = review_of(saved)
@@ -203,7 +202,7 @@ def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> 
         state.restore()
         place.mark_layer()
 
-    saved = save(app)
+    saved = app.saved
     beside = AppTest.from_function(page)
     beside.query_params["session"] = app.query_params["session"]
     beside.session_state["reviewed"] = (saved.number, None)
@@ -215,11 +214,11 @@ def test_on_its_page_a_layer_that_a_comment_points_to_is_named(app: AppTest) -> 
 
 
 def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest) -> None:
-    saved = save(app, "to be shared")
+    saved = app.saved
     for text in ("<script>alert(1)</script>", "layer:9999999"):
         visitor = link(plan=saved.plan, about=text)
         assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
-        assert "to be shared" in said(visitor.subheader)
+        assert "ours" in said(visitor.subheader)
     # With a layer that the plan lacks the Timeline begins with the first.
     visitor = link(plan=saved.plan, about="layer:4000")
     assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error

@@ -33,10 +33,8 @@ HOSTILE = "<img src=x onerror=alert(1)> **v2** <script>alert(1)</script>"
 
 
 @pytest.fixture
-def app(ana: AppTest) -> Iterator[AppTest]:
-    """Ana's session on the Review page, in a workspace of hers."""
-    team.add_workspace(database(), "Autumn <b>x</b>", "Ana")
-    return visit(ana, "review")
+def app(unreviewed: AppTest) -> AppTest:
+    return unreviewed
 
 
 # Saving, saying, deciding.
@@ -125,8 +123,8 @@ def test_what_is_said_of_a_plan_alone_and_against_another_is_what_the_simulation
     assert not app.exception and "cannot be compared here" in said(app.error)
 
 
-def test_who_decides_on_what_somebody_else_has_decided_is_told_and_named(app: AppTest) -> None:
-    review = review_of(save(app))
+def test_who_decides_on_what_somebody_else_has_decided_is_told_and_named(reviewed: AppTest) -> None:
+    app, review = reviewed, review_of(reviewed.saved)
     team.decide(database(), review.id, "rejected", "no money", "Ben")
     fill(app, "Reason", "cheap enough")
     press(app, "Approve")
@@ -245,18 +243,19 @@ def test_a_webhook_is_told_and_one_that_fails_is_said_to_the_operator_alone(app:
 # Parents, runs, comparison.
 
 
-def test_parents_and_children_lead_to_each_other(app: AppTest) -> None:
-    parent = save(app, "the parent")
+def test_parents_and_children_lead_to_each_other(reviewed: AppTest) -> None:
+    app, parent = reviewed, reviewed.saved
     child = Plan.from_dict(app.plans[0].model_dump(mode="json") | {"parent": parent.plan, "name": "the child"}, "plan")
     team.save_plan(database(), parent.workspace, child, "Ben", "", parent.inputs)
     app.run()
     press(app, f"the child · {child.id[:8]}")
     assert "the child" in said(app.subheader)
-    press(app, f"the parent · {parent.plan[:8]}")
-    assert "the parent" in said(app.subheader)
+    press(app, f"ours · {parent.plan[:8]}")
+    assert "ours" in said(app.subheader)
 
 
-def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_launch_is_noted_once_beside_its_plan(reviewed: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = reviewed
     job = request_of(wanted(app), store.data_folder())
     request = json.loads((job.folder / "request.json").read_text())
     request["arguments"]["by"] = "Ben <b>x</b>"
@@ -270,12 +269,12 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
     assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
     assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
     visit(app, "review")
-    save(app)
     assert app.dataframe[1].value["Launched by"].tolist() == ["Ben <b>x</b>"]
     assert app.dataframe[1].value["Ratio"].tolist()[0] == "1.65×"
 
 
-def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_is_held_up_by_no_database(launch_page: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = launch_page
     job = finish(request_of(replace(wanted(app), plans=tuple(app.plans[:1])), store.data_folder()), 1.5, monkeypatch)
     app.session_state["launch_jobs"] = [job.id]
     monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
@@ -284,8 +283,8 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
     assert report.runs_of(job, read_answer(job), "local", 2, 1.0)[0]["by"] == report.NOBODY
 
 
-def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, monkeypatch) -> None:
-    review = review_of(save(app))
+def test_the_list_and_the_review_say_what_is_new_since_one_looked(reviewed: AppTest, monkeypatch) -> None:
+    app, review = reviewed, review_of(reviewed.saved)
     assert "New" not in table(app.run()) and "New since" not in said(app.markdown)
     app.session_state["reviewed"] = None
     app.run()
@@ -316,9 +315,9 @@ def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest, 
     assert "[1 comment](#discussion)" in said(visitor.markdown) and "new" in said(visitor.text)
 
 
-def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app: AppTest, monkeypatch) -> None:
+def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(reviewed: AppTest, monkeypatch) -> None:
     monkeypatch.setattr(news, "TAKEN_IN", 0.0)
-    review = review_of(save(app))
+    app, review = reviewed, review_of(reviewed.saved)
     fill(app, "Reason", "no money")
     press(app, "Reject")
     assert "New since" not in said(app.markdown)
@@ -339,16 +338,16 @@ def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(app
     assert "New since" not in said(reloaded.markdown)
 
 
-def test_who_saved_a_plan_corrects_its_name_and_note(app: AppTest) -> None:
-    saved = save(app, "Arora", "cheap")
+def test_who_saved_a_plan_corrects_its_name_and_note(reviewed: AppTest) -> None:
+    app, saved = reviewed, reviewed.saved
     other = visit(link(plan=saved.plan), "optimise")
-    assert "Arora" in table(other)["Plan"].tolist()
+    assert "ours" in table(other)["Plan"].tolist()
     fill(app, "Name", "Aurora <b>2</b>")
     fill(app, "Note", "cheap and fast")
     press(app, "Change")
     now = team.find_saved(database(), saved.number)
     assert (now.name, now.note, now.by, now.at) == ("Aurora <b>2</b>", "cheap and fast", "Ana", saved.at)
-    assert "changed the name from “Arora” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
+    assert "changed the name from “ours” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
     assert table(app)["Plan"].tolist() == ["Aurora <b>2</b>"]
     assert "Aurora <b>2</b>" in table(other.run())["Plan"].tolist(), "though it was read under the other name"
     visitor = link(plan=saved.plan)

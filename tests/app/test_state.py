@@ -311,9 +311,13 @@ def widget(app: AppTest, key: str):
     return next(widget for kind in KINDS for widget in app.get(kind) if widget.key == key)
 
 
-def test_choices_are_found_on_coming_back_and_in_a_new_tab(ana: AppTest) -> None:
+def test_choices_are_found_on_coming_back_and_in_a_new_tab_and_a_look_chooses_nothing(ana: AppTest) -> None:
+    ana.run()
     for page, choices in PAGE_CHOICES.items():
+        chosen, kept = ana.session_state["choices"], store.session_written(ana.query_params["session"])
         visit(ana, page)
+        assert ana.session_state["choices"] == chosen, page
+        assert store.session_written(ana.query_params["session"]) == kept, page
         for key, value in choices.items():
             assert widget(ana, key).value != value, "another one than the default"
             widget(ana, key).set_value(value)
@@ -323,15 +327,6 @@ def test_choices_are_found_on_coming_back_and_in_a_new_tab(ana: AppTest) -> None
         for one in (ana, tab):
             visit(one, page)
             assert {key: widget(one, key).value for key in choices} == choices, page
-
-
-def test_a_look_at_the_pages_chooses_nothing(ana: AppTest) -> None:
-    ana.run()
-    kept = store.session_written(ana.query_params["session"])
-    for page in PAGE_CHOICES:
-        visit(ana, page)
-    assert ana.session_state["choices"] == {}
-    assert store.session_written(ana.query_params["session"]) == kept
 
 
 def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:

@@ -22,7 +22,8 @@ from app import uploads
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError
 from tests.cases.mutations import npy
-from tests.cases.pages import PAGES, complaints, plan_the_sample, said, upload, visit
+from tests.cases.pages import PAGES, complaints, said, upload, visit
+from tests.cases.sessions import JOB, plan, problem_of
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
 MARKUP = re.compile(r"(?<!\\)(<img|\*\*zz|\]\(javascript|\$x|:red\[|`c)")
@@ -197,7 +198,6 @@ def test_the_search_for_markup_finds_it() -> None:
     assert len(markup(AppTest.from_function(script, args=(HOSTILE,)).run())) == 4
 
 
-@pytest.mark.usefixtures("warm_python")
 def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
     short = HOSTILE[:20] + "**zz**:red[r]"
     cluster = json.loads(next(iter(cluster_presets().values())).cluster.to_json())
@@ -221,7 +221,8 @@ def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
     names = app.session_state["workloads"]
     hostile = next(digest for digest, name in names.items() if "**zz**" in name)
     app.session_state["workload"] = hostile
-    plan_the_sample(app)
+    app.session_state["plan_jobs"] = [JOB]
+    app.session_state["plan"] = plan(problem_of(app), JOB, "linear", "sjf")[1].id
     for page in PAGES:
         visit(app, page)
         assert not markup(app), page

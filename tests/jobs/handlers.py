@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -14,6 +15,7 @@ from engine.errors import InputError
 from engine.jobs.kinds import Answer, Ask
 from engine.jobs.protocol import Context
 from engine.jobs.worker import run
+from engine.result import Stop
 
 PARENT = """
 import subprocess, sys
@@ -49,6 +51,24 @@ def count(ask: Count, context: Context) -> LooseAnswer:
         context.report(reached / ask.steps, f"step {reached}", incumbent=reached, bound=float("inf"))
         time.sleep(ask.pause)
     return LooseAnswer(reached=reached, returned=True)
+
+
+def study(ask: Count, context: Context) -> LooseAnswer:
+    """Does `steps` points that take `pause` seconds each, soon in processes of its own, until asked to stop."""
+    from engine.parallel import in_order  # which the other kinds, started cold by the dozen, need not load
+
+    done = []
+    for point, _ in in_order(rest, ask.pause, ask.steps, context.stop):
+        done.append(point)
+        context.keep(LooseAnswer(done=done))
+        context.report(len(done) / ask.steps, f"point {point}", incumbent=1.0)
+    return LooseAnswer(done=done)
+
+
+def rest(pause: float, point: int, stop: Stop, report: Callable[..., None]) -> int:
+    """The work of a point."""
+    time.sleep(pause)
+    return point
 
 
 def refuse(ask: Loose, context: Context) -> LooseAnswer:
@@ -91,5 +111,5 @@ def fill(ask: Loose, context: Context) -> LooseAnswer:
 
 
 if __name__ == "__main__":
-    names = ("count", "refuse", "crash", "leave", "cling", "fill")
+    names = ("count", "study", "refuse", "crash", "leave", "cling", "fill")
     sys.exit(run(Path(sys.argv[1]), {name: f"tests.jobs.handlers:{name}" for name in names}))

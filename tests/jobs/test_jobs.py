@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import threading
@@ -11,12 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.compare.comparison import Candidate
 from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress
 from engine.jobs.runner import State
+from engine.jobs.tasks import OptimiseAnswer
+from engine.plan import Plan
 from tests.cases.jobs import ID, LONG, WORKER, by_hand, in_another_process, until
+from tests.cases.teams import plan_of
 from tests.jobs.handlers import LooseAnswer
 
 
@@ -33,18 +38,18 @@ def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_t
     assert not psutil.pid_exists(json.loads((job.folder / "pid").read_text())["pid"])
 
 
-def test_bad_input_a_bug_and_a_silent_exit_are_failures_with_a_reason(start):
-    refused, crashed, left, unknown = start("refuse"), start("crash"), start("leave"), start("dance")
-    assert {runner.wait(job, 60) for job in (refused, crashed, left, unknown)} == {State.FAILED}
+def test_bad_input_and_a_bug_are_failures_with_a_reason(start, warm_python):
+    refused, crashed, unknown = start("refuse"), start("crash"), start("dance")
+    assert {runner.wait(job, 60) for job in (refused, crashed, unknown)} == {State.FAILED}
     assert refused.error == "load.csv, line 3: expert 9 of 8" and "Traceback" not in refused.log_tail()
     assert crashed.error == "KeyError: 'missing'" and crashed.log_tail(1) == "KeyError: 'missing'"
     assert crashed.log_tail().startswith("before the bug\nTraceback") and crashed.result is None
-    assert left.error == "the worker ended with exit code 3"
     assert "no job is of the kind 'dance'" in unknown.error
 
 
-def test_a_worker_killed_from_outside_has_failed_with_its_descendants_gone_and_its_best_kept(start):
-    job = start("cling")
+def test_a_worker_that_ends_without_a_word_or_is_killed_has_failed_with_its_descendants_gone_and_its_best_kept(start):
+    left, job = start("leave"), start("cling")
+    assert runner.wait(left, 60) is State.FAILED and left.error == "the worker ended with exit code 3"
     descendants = [psutil.Process(int(pid)) for pid in until(lambda: job.progress).message.split()]
     os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
     assert runner.wait(job, 5) is State.FAILED
@@ -177,6 +182,19 @@ def test_lines_of_many_threads_do_not_mix_and_none_overwrites_the_final_result(t
     context.finish(LooseAnswer(best=1))
     context.keep(LooseAnswer(best=2))  # by a thread that was left behind
     assert protocol.read_result(tmp_path) == {"best": 1}
+
+
+def test_rows_are_put_into_words_once_and_come_back_as_they_are(tmp_path, monkeypatch):
+    dumped, dump = [], Plan.model_dump
+    monkeypatch.setattr(Plan, "model_dump", lambda plan, **how: dumped.append(plan.name) or dump(plan, **how))
+    context, answer = Context(tmp_path), OptimiseAnswer(refused={"Aurora": "no"})
+    for name, runtime in (("one", 1.5), ("two", math.nan), ("three", math.inf)):
+        row = Candidate(plan=plan_of(name), status="feasible", runtime=runtime, notes={})
+        answer = answer.model_copy(update={"candidates": (*answer.candidates, row)})
+        context.keep(answer)
+    assert dumped == ["one", "two", "three"]
+    kept, whole = protocol.read_result(tmp_path), answer.model_dump(mode="json")
+    assert repr(sorted(kept.items())) == repr(sorted(whole.items())), "as text, for NaN is not equal to itself"
 
 
 def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):

@@ -32,7 +32,9 @@ def waiting(*jobs: Job) -> bool:
     return all(job.state is State.WAITING for job in jobs)
 
 
-def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(start):
+def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(
+    start, warm_python
+):
     watching = start("count", LONG, queued=False)
     until(lambda: running(watching))
     first = start("count", LONG)
@@ -54,7 +56,7 @@ def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_th
 
 @pytest.mark.clock
 def test_as_many_run_as_the_limit_says_a_waiting_job_is_stopped_at_once_and_the_killed_keep_nobody_waiting(
-    start, monkeypatch
+    start, monkeypatch, warm_python
 ):
     monkeypatch.setenv(queue.JOBS, "2")
     first, second, third, fourth, fifth = (start("count", LONG) for _ in range(5))
@@ -124,7 +126,7 @@ def test_a_job_of_another_machine_is_seen_by_its_lock_and_stopped_by_its_marker(
     assert runner.wait(job, 3) is State.CANCELLED and job.result["returned"]
 
 
-def test_a_limit_that_is_none_is_said_by_the_job(start, monkeypatch):
+def test_a_limit_that_is_none_is_said_by_the_job(start, monkeypatch, warm_python):
     for wrong in ("0", "-1", "many", "1.5"):
         monkeypatch.setenv(queue.JOBS, wrong)
         with pytest.raises(InputError, match=f"SWITCHYARD_JOBS is '{wrong}'"):

@@ -34,7 +34,7 @@ from engine.store.problems import as_json, problem_arguments, save_recordings
 from engine.systems import SYSTEMS, run
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.cases.jobs import until
+from tests.cases.jobs import WORKER, until
 from tests.cases.problems import small
 from tests.jobs.asking import FakeContext, in_json
 from tests.strategies import cluster_of, make_gpu, make_model
@@ -63,8 +63,8 @@ def start(own_data_folder: Path, warm_python: None) -> Iterator[Callable[[str, d
     """Start jobs, and kill those that still run at the end."""
     started = []
 
-    def begin(kind: str, arguments: dict[str, Any]) -> Job:
-        started.append(runner.start(kind, arguments, store.data_folder()))
+    def begin(kind: str, arguments: dict[str, Any], **more: str) -> Job:
+        started.append(runner.start(kind, arguments, store.data_folder(), **more))
         return started[-1]
 
     yield begin
@@ -205,9 +205,7 @@ def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Prob
     assert Change.from_dict(result["change"], "change") == change
 
 
-@pytest.fixture
-def long_sweep(start, cold_python: None) -> Job:
-    """A sweep of some half a minute that is past its first seconds: processes of its own do the points."""
+def sweep_of_half_a_minute() -> dict[str, Any]:
     model = MoEModel(
         name="tall", layers=48, experts=16, experts_per_token=1, d_model=128, d_ff=512, batch=96, sequence_length=128
     )
@@ -215,11 +213,26 @@ def long_sweep(start, cold_python: None) -> Job:
     step = usual_step(model, len(hardware.gpus))
     problem = make_problem(balanced_load(model), hardware, model, Datasheet(), step=step)
     save_recordings(problem)
-    job = start("sweep", sweep_of(problem, "micro_op", [1.0 + 0.1 * place for place in range(60)]))
+    return sweep_of(problem, "micro_op", [1.0 + 0.1 * place for place in range(60)])
+
+
+@pytest.fixture(params=["points that rest", pytest.param("sweep", marks=pytest.mark.everything)])
+def long_study(start, cold_python: None, request: pytest.FixtureRequest) -> Job:
+    """A study of 60 points that is past its first seconds: processes of its own do the points."""
+    if request.param == "sweep":
+        job = start("sweep", sweep_of_half_a_minute())
+    else:
+        job = start("study", {"steps": 60, "pause": 0.3}, module=WORKER)
     # The worker, the tracker and the server of its processes, and those themselves.
     until(lambda: len(processes_of(job)) >= 5, timeout=30)
-    until(lambda: job.result and len(job.result["candidates"]) >= 3, timeout=30)
+    until(lambda: len(points_of(job)) >= 3, timeout=30)
     return job
+
+
+def points_of(job: Job) -> list[float]:
+    """The points that a long study has done so far."""
+    result = job.result or {"done": []}
+    return result["done"] if "done" in result else [row["point"]["value"] for row in result["candidates"]]
 
 
 def processes_of(job: Job) -> list[psutil.Process]:
@@ -235,24 +248,24 @@ def processes_of(job: Job) -> list[psutil.Process]:
 
 @pytest.mark.clock
 @two_processors
-def test_progress_moves_and_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long_sweep):
-    seen = {report.done for report in long_sweep.history}
-    until(lambda: len({report.done for report in long_sweep.history}) >= len(seen) + 1, timeout=20)
-    done = [report.done for report in long_sweep.history]
-    assert done == sorted(done) and long_sweep.progress.incumbent is not None
+def test_progress_moves_and_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long_study):
+    seen = {report.done for report in long_study.history}
+    until(lambda: len({report.done for report in long_study.history}) >= len(seen) + 1, timeout=20)
+    done = [report.done for report in long_study.history]
+    assert done == sorted(done) and long_study.progress.incumbent is not None
     begin = time.monotonic()
-    runner.cancel(long_sweep)
-    assert runner.wait(long_sweep, 5) is State.CANCELLED
+    runner.cancel(long_study)
+    assert runner.wait(long_study, 5) is State.CANCELLED
     assert time.monotonic() - begin < 2.0
-    until(lambda: not processes_of(long_sweep), timeout=1)
-    points = [candidate["point"]["value"] for candidate in long_sweep.result["candidates"]]
+    until(lambda: not processes_of(long_study), timeout=1)
+    points = points_of(long_study)
     assert 3 <= len(points) < 60 and points == sorted(points)
-    assert long_sweep.log_tail().count("Traceback") == 0
+    assert long_study.log_tail().count("Traceback") == 0
 
 
 @pytest.mark.everything
 @two_processors
-def test_a_killed_worker_takes_its_processes_along(long_sweep):
-    os.kill(protocol.living_worker(long_sweep.folder).pid, signal.SIGKILL)
-    assert runner.wait(long_sweep, 5) is State.FAILED
-    until(lambda: not processes_of(long_sweep), timeout=3)
+def test_a_killed_worker_takes_its_processes_along(long_study):
+    os.kill(protocol.living_worker(long_study.folder).pid, signal.SIGKILL)
+    assert runner.wait(long_study, 5) is State.FAILED
+    until(lambda: not processes_of(long_study), timeout=3)

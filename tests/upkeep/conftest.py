@@ -17,7 +17,7 @@ from engine.store import team
 from engine.store.database import Database
 from engine.upkeep.retention import DAY
 from engine.workload import RoutingTrace
-from tests.store.conftest import db, postgres, url  # noqa: F401  fixtures
+from tests.store.conftest import db, new_file, postgres, url  # noqa: F401  fixtures
 
 NOW = time.time()
 

@@ -212,6 +212,7 @@ def test_a_recording_at_the_tokens_of_a_step_is_its_whole_one():
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verdict-examples.md"
 
 
+@pytest.mark.everything
 @needs_tables
 def test_the_table_of_deepseek_r1():
     """One row; `python -m tests.benchmarks.bench_verdict` prints them all."""
