@@ -28,6 +28,7 @@ from tests.cases.cli import ALPHA
 from tests.cases.pages import (
     buttons,
     enter,
+    field,
     gain,
     metrics,
     plan_the_sample,
@@ -113,15 +114,16 @@ def test_the_figures_of_the_table_are_those_of_serve(app: AppTest) -> None:
 
 
 def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(app: AppTest) -> None:
-    serving(app)
-    run_the_job(tick(app, "ExFlow", "Linear"))
+    tick(serving(app), "ExFlow", "Linear")
+    field(app, "Time limit (s)").set_value(0.1)
+    run_the_job(app)
     assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
     assert "ExFlow is not in the table: the plan ExFlow is executed context-coherently" in said(app.caption)
     assert app.dataframe[0].value[""].tolist() == ["▸"]
 
 
 def test_what_cannot_be_is_said_the_last_step_stays_and_every_model_has_its_own(app: AppTest) -> None:
-    serving(app)
+    serving(app, "lancet-p3dn-2-nodes")  # without measured operators, which take a second to load
     enter(app, "Overlap", "two-batch")
     assert app.session_state["serving"].overlap == "two-batch"
     enter(app, "Sequences per GPU", 31)
@@ -191,8 +193,8 @@ def test_without_the_package_the_catalogue_says_so(app: AppTest, monkeypatch: py
 
 def test_a_session_without_serving_opens_as_before(app: AppTest) -> None:
     stored = json.loads(write(Session(model=app.session_state["model"], cluster=app.session_state["cluster"])))
-    for field in ("serving", "servings", "configs"):
-        del stored[field]
+    for later in ("serving", "servings", "configs"):
+        del stored[later]
     store.save_session("older-session", json.dumps(stored))
     older = studio(session="older-session").run()
     assert not older.exception and not older.toast
