@@ -123,7 +123,9 @@ def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(app: AppTest) -> N
 
 
 def test_what_cannot_be_is_said_the_last_step_stays_and_every_model_has_its_own(app: AppTest) -> None:
-    serving(app, "lancet-p3dn-2-nodes")  # without measured operators, which take a second to load
+    # Without measured operators, which take a second to load.
+    app.session_state["cluster"] = cluster_presets()["lancet-p3dn-2-nodes"].cluster
+    press(visit(app, "optimise"), SERVE)
     enter(app, "Overlap", "two-batch")
     assert app.session_state["serving"].overlap == "two-batch"
     enter(app, "Sequences per GPU", 31)

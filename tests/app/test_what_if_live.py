@@ -149,7 +149,7 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
 
 
 def test_one_slider_is_swept_beside_plans_made_anew_and_contention_is_slid_swept_and_studied(page: AppTest) -> None:
-    opened = open_plan(page, "sjf", {})  # its own system plans anew, which is quick
+    opened = open_plan(page, "aurora-printed", {})  # its own system plans anew, which is quick
     page.run()
     assert "No sweep yet" in page.info[0].value
     page.selectbox(key="what-if-field").set_value("latency").run()
