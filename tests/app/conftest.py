@@ -12,6 +12,7 @@ import pytest
 import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
+from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
@@ -69,6 +70,15 @@ def scripts_are_waited_for() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalScriptRunner, "script_stopped", has_ended)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def streamlits_server_is_imitated_once() -> Iterator[None]:
+    """Streamlit's own test runner makes a new stand-in of its server for every run, which takes as long as some pages."""
+    server = app_test.MagicMock(spec=Runtime)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app_test, "MagicMock", lambda spec: server)
         yield
 
 
