@@ -132,10 +132,10 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
     linear, replicated = run_the_job(app).result["candidates"]
     assert linear["plan"]["name"] == "Linear placement"
     assert "of the worst recording" in replicated["notes"]["balancedness"]["value"]
-    enter(app, "Also plan for", [])
+    field(app, "Also plan for").set_value([])
 
     for unit in ("copies", "gpu"):
-        enter(app, "How tokens travel", unit)
+        field(app, "How tokens travel").set_value(unit)
         enter(app, "Show", "Balance against affinity")
         assert ("No front yet" in said(app.info)) is (unit == "copies")
         field(app, "Points on the front").set_value(2)
