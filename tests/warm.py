@@ -40,6 +40,8 @@ IMPORTED = (
     "engine.jobs.studies",
     "engine.jobs.scores",
     "engine.placement.grouped_assignment",
+    "engine.placement.replication.exact",
+    "engine.solver",
     "engine.launch.worker",
     "engine.launch.calibration.sweep_rank",
     "engine.launch.step.run",
@@ -47,6 +49,10 @@ IMPORTED = (
     "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "streamlit.web.cli",
+    "networkx",
+    "ortools.linear_solver.python.model_builder",
+    "scipy.optimize",
+    "scipy.sparse.csgraph",
 )
 
 

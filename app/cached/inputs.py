@@ -112,16 +112,14 @@ def problem() -> Problem | None:
         travel and travel.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )
-    return _problem(
-        key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph, travel
-    )
+    parts = (first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph, travel)
+    # By name: for every argument without one Streamlit works out the function's signature anew.
+    return _problem(key=key, _parts=parts)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _problem(
-    key: tuple, _workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph, _travel
-) -> Problem:
-    return make_problem(_workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph, _travel)
+def _problem(key: tuple, _parts: tuple) -> Problem:
+    return make_problem(*_parts)
 
 
 def _fitting_or_balanced(recording: Workload | None, model: MoEModel) -> Workload:

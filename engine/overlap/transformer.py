@@ -4,6 +4,7 @@ Left out, as small against the rest: the weights of layer norms and all biases (
 loss, the activation functions of FFNs and experts (fused into their products), and sorting the tokens by expert.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 EMBEDDING, HEAD = "embedding", "head"
 
 
+@functools.lru_cache(maxsize=4)  # whoever prices, simulates or draws a step asks for it again and again
 def transformer_step(model: MoEModel, step: TrainingStep, gpus: int) -> OperatorGraph:
     """The operators of one training step on each of `gpus` GPUs, experts spread evenly. Sizes are those of a balanced
     routing; the effects of a recording or a placement are priced in `engine.simulate.training.pricing`."""

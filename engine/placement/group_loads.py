@@ -184,4 +184,6 @@ def _best_exchange(place: Ints, barred: np.ndarray, tables: Floats, loads: Float
 
 def compile_ahead() -> None:
     """Run every compiled function once, with the types that it always has."""
-    GroupLoads(AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4))), np.array([2, 3])).improve()
+    GroupLoads(
+        AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4))), np.array([2, 3])
+    ).improve()

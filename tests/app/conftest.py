@@ -13,6 +13,7 @@ import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.context import StreamlitHeaders
+from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.runtime.state.session_state import SessionState
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
@@ -110,6 +111,15 @@ def values_are_looked_up_one_by_one() -> Iterator[None]:
     """Nearly every widget of Streamlit gathers all values of the session to look at its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SessionState, "filtered_state", property(Values))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def streamlits_server_is_imitated_once() -> Iterator[None]:
+    """Streamlit's own test runner makes a new stand-in of its server for every run, which takes as long as some pages."""
+    server = app_test.MagicMock(spec=Runtime)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app_test, "MagicMock", lambda spec: server)
         yield
 
 

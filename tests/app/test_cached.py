@@ -22,6 +22,7 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.compare.what_if import Change, Outlook, outlook_after
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.parallel import pool
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
@@ -142,8 +143,9 @@ CHANGES = (Change(), Change(network=2), Change(noise=0.5), Change(width=0.5, dty
 
 @pytest.fixture(scope="module")
 def beside() -> Iterator[None]:
-    """Every simulation in another process."""
+    """Every simulation in another process: in one, for `tests/parallel/test_pool.py` has two."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "processors", lambda: 1)
         patch.setattr(simulations, "FEW_SENDS", -1)
         simulations._pool.start()
         deadline = time.monotonic() + 60

@@ -11,9 +11,10 @@ from engine import store
 from engine.jobs import protocol, runner
 from engine.jobs.tasks import OptimiseAnswer
 from engine.plan import Plan, Travel
-from engine.workload import ExpertLoad
+from engine.workload import ExpertLoad, RoutingTrace
 from tests.cases.pages import enter, field, press, run_the_job, said, tick, visit
 from tests.cases.samples import sample as sample_of
+from tests.cases.samples import sample_model
 from tests.cases.sessions import open_recording
 
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -25,11 +26,27 @@ def app(sample: AppTest) -> AppTest:
     return sample
 
 
+def open_short(app: AppTest, *names: str) -> list[str]:
+    """Open the first two layers of some recordings, which are planned soon, with the first of them before the person.
+
+    Returns their digests.
+    """
+    traces = [sample_of(name, 1000) for name in names]
+    traces = [RoutingTrace(trace.name, trace.experts[:, :2], trace.num_experts) for trace in traces]
+    models = [sample_model(name.partition("-")[0], 2) for name in names]
+    digests = [store.save_workload(trace) for trace in traces]
+    app.session_state["workloads"] = dict(zip(digests, names, strict=True))
+    app.session_state["workload"], app.session_state["model"] = digests[0], models[0]
+    app.session_state["model_of"] = dict(zip(digests, models, strict=True))
+    return digests
+
+
 def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
+    _, second = open_short(app, "alpha-code", "beta-prose")
     visit(app, "optimise")
     press(app, "Two models on one cluster")
     assert "Choose the recording of the second model" in said(app.info)
-    enter(app, "Second model's recording", "tiny-moe/beta-prose.npz")
+    enter(app, "Second model's recording", second)
     assert {box.label.split("**")[1] for box in app.checkbox} == {
         "Aurora",
         "Random colocation (REC)",
@@ -99,8 +116,7 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
     visit(app, "optimise")
     enter(app, "Show", "Cross-workload score")
     assert "at least two recordings" in said(app.info)
-    code, prose = (store.save_workload(sample_of(name)) for name in ("alpha-code", "alpha-prose"))
-    app.session_state["workloads"] = {code: "alpha-code", prose: "alpha-prose"}
+    _, prose = open_short(app, "alpha-code", "alpha-prose")
     app.run()
     enter(app, "System", "round-robin")
     result = run_the_job(app, "Score", "matrix").result
@@ -112,20 +128,21 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
     assert app.session_state["others"] == [prose]
     enter(app, "Show", "Candidate plans")
     # The baseline is planned too, before all others, although it was not asked for.
-    linear, replicated = run_the_job(tick(app, "Replication")).result["candidates"]
+    field(tick(app, "Replication"), "Time limit (s)").set_value(0.1)
+    linear, replicated = run_the_job(app).result["candidates"]
     assert linear["plan"]["name"] == "Linear placement"
     assert "of the worst recording" in replicated["notes"]["balancedness"]["value"]
-    enter(app, "Also plan for", [])
+    field(app, "Also plan for").set_value([])
 
     for unit in ("copies", "gpu"):
-        enter(app, "How tokens travel", unit)
+        field(app, "How tokens travel").set_value(unit)
         enter(app, "Show", "Balance against affinity")
         assert ("No front yet" in said(app.info)) is (unit == "copies")
-        field(app, "Points on the front").set_value(3)
+        field(app, "Points on the front").set_value(2)
         field(app, "Time limit, s").set_value(1)
         app.run()
         candidates = run_the_job(app, "Find the front", "front").result["candidates"]
-        assert 1 <= len(candidates) <= 3
+        assert 1 <= len(candidates) <= 2
         assert all((candidate["rows"] is None) is (unit == "copies") for candidate in candidates)
         enter(app, "Scored on as well", prose)
         press(app, "Open this plan")
@@ -135,6 +152,7 @@ def test_several_recordings_are_planned_for_scored_and_weighed_on_a_front(app: A
 
 
 def test_lina_at_run_time_and_its_row_named_for_its_hosting_beside_the_scheduled_time(app: AppTest) -> None:
+    open_recording(app, sample_of("alpha-code").spread(4096), alone=True)
     visit(app, "optimise")
     enter(app, "Show", "Lina at run time")
     field(app, "Experts per device").set_value(3)
@@ -194,7 +212,7 @@ def test_a_way_to_travel_is_kept_and_only_plans_of_that_way_are_compared(planned
     enter(planned, "How tokens travel", "gpu")
     enter(planned, "Dispatch format", "fp8")
     assert planned.session_state.travel == Travel(unit="gpu", dispatch="fp8") and not len(planned.dataframe)
-    (candidate, *_) = run_the_job(planned).result["candidates"]
+    (candidate,) = run_the_job(tick(planned, "Linear")).result["candidates"]
     assert "Rows per token" in planned.dataframe[0].value
     plan = Plan.from_dict(candidate["plan"], "plan")
     planned.session_state["plan"] = plan.id

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 
 @pytest.fixture
 def app(sample: AppTest) -> AppTest:
-    return visit(sample, "optimise")
+    """The sample's model with two of its layers, for which plans are made soon."""
+    sample.session_state["model"] = sample.session_state["model"].model_copy(update={"layers": 2})
+    return sample
 
 
 def points(*gains: float) -> list[RedundancyPoint]:
@@ -44,9 +46,10 @@ def points(*gains: float) -> list[RedundancyPoint]:
 def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: AppTest) -> None:
     rng = np.random.default_rng(1)
     # One expert of every layer gets most tokens.
-    experts = rng.choice(16, (8192, 8, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    experts = rng.choice(16, (8192, 2, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    open_recording(app, RoutingTrace("another", experts[::-1], 16), alone=True)
     digest = open_recording(app, RoutingTrace("lop-sided", experts, 16))
-    app.run()
+    visit(app, "optimise")
     enter(app, "Show", "Spare slots")
     assert "No curve yet" in said(app.info)
     field(app, "Judged on").set_value([])
@@ -74,8 +77,8 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
 def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
     app: AppTest,
 ) -> None:
-    open_recording(app, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (8, 1)), tuple(range(8))), alone=True)
-    app.run()
+    open_recording(app, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (2, 1)), (0, 1)), alone=True)
+    visit(app, "optimise")
     enter(app, "Show", "Spare slots")
     job = run_the_job(app, "Advise", "redundancy")
     result = job.result

@@ -4,22 +4,20 @@ import ast
 import functools
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import samples, widgets
+from app import samples, simulations, widgets
 from app.charts.workload import gain
 from app.tables import plain
 from app.visitor.glossary import PAGES, STEPS, TERMS
-from engine import formats
-from engine.costs import Datasheet
 from engine.jobs import runner
-from engine.problem import make_problem
-from engine.systems import SYSTEMS, run
+from engine.plan import Plan
 from tests.app.conftest import Stored
-from tests.cases.cli import ROOT, SAMPLES
+from tests.cases.cli import ROOT
 from tests.cases.pages import buttons, press, studio, visit
 
 GAIN = samples.gain()
@@ -30,12 +28,11 @@ def welcomes(app: AppTest) -> bool:
 
 
 @pytest.mark.clock
-def test_the_gain_is_what_the_sample_gains():
-    model = formats.read_model(SAMPLES / "tiny-moe-alpha.json")
-    facts = {"num_experts": model.experts, "bytes_per_token": model.bytes_per_token}
-    workload = formats.read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", **facts)
-    problem = make_problem(workload, formats.read_cluster(SAMPLES / "mixed-8.json"), model, Datasheet())
-    linear, planned = (run(SYSTEMS[name], problem).result.solution for name in ("linear", GAIN["system"]))
+def test_the_gain_is_what_the_sample_gains(planned_session: Stored):
+    (job,) = runner.jobs(planned_session[0], "optimise")
+    plans = [Plan.from_dict(candidate["plan"], "plan") for candidate in job.result["candidates"]]
+    by_system = {plan.provenance.optimiser: plan for plan in plans}
+    linear, planned = by_system["linear"], by_system[GAIN["system"]]
     assert linear.send_order.mode == "concurrent" and linear.claim.objective == pytest.approx(GAIN["linear_seconds"])
     assert planned.claim.objective == pytest.approx(GAIN["seconds"], rel=1e-3)
     assert planned.claim.bound == pytest.approx(GAIN["bound"], rel=1e-3)
@@ -63,7 +60,11 @@ def test_a_newcomer_plans_the_sample_with_one_click(
     assert not welcomes(visit(app, "workload"))
 
 
-def test_who_brings_a_recording_is_left_alone_and_a_sample_of_real_size_is_called_synthetic(app: AppTest):
+def test_who_brings_a_recording_is_left_alone_and_a_sample_of_real_size_is_called_synthetic(
+    app: AppTest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(samples, "LARGE", replace(samples.LARGE, tokens=256))
+    monkeypatch.setattr(simulations, "FEW_SENDS", 10**6)  # so that no processes are started for a single look
     assert not guide(app)
     press(app, "Upload mine")
     assert not welcomes(app) and app.get("file_uploader") and not welcomes(app.run())
