@@ -12,8 +12,8 @@ import pytest
 import streamlit as st
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
-from streamlit.runtime.context import StreamlitHeaders
 from streamlit.runtime import Runtime
+from streamlit.runtime.context import StreamlitHeaders
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.runtime.state.session_state import SessionState
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
