@@ -30,6 +30,8 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
+    # A page lives for seconds: compiling its scripts well, and threads that help the collector, never pay.
+    "--js-flags=--no-opt --no-maglev --single-threaded",
 ]
 
 RUN = re.compile("^Run$")
