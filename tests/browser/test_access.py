@@ -4,9 +4,12 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
+from engine.jobs import runner
 from tests import everything
 from tests.browser.access import WHOLE, faults_in_either_theme
-from tests.browser.conftest import RUN, await_rest, finished, settle, shoot
+from tests.browser.conftest import RUN, await_rest, finished, held, settle, shoot
+from tests.cases.jobs import until
+from tests.cases.processes import ranks_of
 
 MORE_PAGES = ("Cluster", "Affinity", "Timeline", "What-if", "Review")
 """The pages beside those of the main job, at which axe looks in `make everything` alone: each takes Chromium seconds without a
@@ -56,11 +59,13 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_its_pages(page: Page, st
     settle(page)
     tokens = page.get_by_role("spinbutton", name="Tokens to replay")
     press(page, tokens, "Control+a")
-    page.keyboard.type("8192")  # it still runs when Stop is reached, on any machine
+    page.keyboard.type("64")
     page.keyboard.press("Enter")
     settle(page)
     press(page, page.get_by_role("button", name="Start", exact=True))
-    press(page, page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True))
+    (launch,) = until(lambda: runner.jobs(shared_folder, "launch"))
+    with held(until(lambda: ranks_of(launch.folder))[0]):  # it still runs when Stop is reached, on any machine
+        press(page, page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True))
     expect(page.get_by_role("heading", name="stopped")).to_be_visible(timeout=60_000)
     settle(page)
 

@@ -2,18 +2,39 @@
 
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Page, expect
 
 from engine.jobs import runner
 from engine.launch.preparation import place_checks
 from engine.launch.rank.failure import log_of
+from engine.launch.running.processes import WORKER
 from tests.browser.conftest import begins_at, finished, held, settle, shoot
 from tests.cases.jobs import until
-from tests.cases.processes import has_said, rank_of
 
 RANKS = 3
 SOON = 60_000
 """Milliseconds, on a machine that does other things too."""
+
+
+def rank_of(folder: Path, number: int) -> psutil.Process:
+    """A rank of the launch in this folder."""
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            # The process that enters a namespace names the rank's program too, until it has become it.
+            mine = WORKER in words and str(folder / "run") in words and "netns" not in words
+            if mine and process.environ().get("RANK") == str(number):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"rank {number} does not run")
+
+
+def has_said(folder: Path, rank: int, words: str) -> bool:
+    """True if a rank of the launch in this folder has come so far."""
+    log = log_of(folder / "run", rank)
+    return log.exists() and words in log.read_text()
 
 
 def enter(page: Page, label: str, value: int) -> None:

@@ -5,11 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from engine.jobs import runner
 from tests import everything
-from tests.browser.conftest import TITLES, WINDOWS, Clicks, begins_at, finished, held, settle, shoot
-from tests.cases.jobs import until
-from tests.cases.processes import has_said, rank_of
+from tests.browser.conftest import TITLES, WINDOWS, Clicks, begins_at, finished, settle, shoot
 
 
 def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_four(
@@ -46,12 +43,11 @@ def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_f
     click(page.get_by_role("link", name="Launch", exact=True))
     expect(page.get_by_role("spinbutton", name="Ranks")).to_have_value("4", timeout=60_000)
     page.set_viewport_size(usual)  # not before: it draws all charts anew
+    if not everything.WANTED:  # whose launch has as many as a launch has time for
+        page.get_by_role("spinbutton", name="Tokens to replay").fill("64")
+        page.keyboard.press("Enter")
+        settle(page)
     click(page.get_by_role("button", name="Start", exact=True))
-    (launch,) = until(lambda: runner.jobs(data_folder, "launch"), 60)
-    until(lambda: has_said(launch.folder, 3, "measuring this machine"), 60)
-    with held(rank_of(launch.folder, 3)):
-        page.get_by_role("radio", name="3", exact=True).click()
-        expect(page.get_by_text("measuring this machine").first).to_be_visible()
     finished(data_folder, "launch")
     expect(page.get_by_text("Measured / predicted")).to_be_visible()
     settle(page)

@@ -7,7 +7,6 @@ from pathlib import Path
 import psutil
 
 from engine.jobs import protocol
-from engine.launch.rank.failure import log_of
 from engine.launch.running.processes import WORKER
 
 
@@ -40,26 +39,6 @@ def workers_of(folder: Path) -> list[psutil.Process]:
             if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
                 ranks.append(process)
     return ranks
-
-
-def rank_of(folder: Path, number: int) -> psutil.Process:
-    """A rank of the launch in this folder."""
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            # The process that enters a namespace names the rank's program too, until it has become it.
-            mine = WORKER in words and str(folder / "run") in words and "netns" not in words
-            if mine and process.environ().get("RANK") == str(number):
-                return process
-        except psutil.Error:
-            continue
-    raise AssertionError(f"rank {number} does not run")
-
-
-def has_said(folder: Path, rank: int, words: str) -> bool:
-    """True if a rank of the launch in this folder has come so far."""
-    log = log_of(folder / "run", rank)
-    return log.exists() and words in log.read_text()
 
 
 def workers() -> list[psutil.Process]:

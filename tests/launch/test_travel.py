@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.cli import launch as command
 from engine.cli import main
 from engine.communication.order import order
 from engine.communication.two_tier import two_tier
@@ -230,6 +231,7 @@ def test_rows_of_ranks_go_in_every_order(measured):
     assert all(run.difference.error <= 1e-2 for run in (*straight, relayed))
 
 
+@pytest.mark.everything
 def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path):
     """Eight GPUs in two nodes on four ranks: the rows follow from where the ranks' experts are."""
     row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
@@ -253,7 +255,7 @@ def test_tokens_of_two_models_travel_alike(tmp_path):
     assert all(run.difference.error <= 1e-2 for run in runs)
 
 
-def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder):
+def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder, monkeypatch):
     np.savez(tmp_path / "trace.npz", experts=PADDED.experts)
     for name, document in (("two-tier", TIERED), ("by-node", BY_NODE), ("model", MODEL), ("cluster", TWO_NODES)):
         (tmp_path / f"{name}.json").write_text(document.to_json())
@@ -264,7 +266,20 @@ def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own
         assert main(["launch", plan, *options]) == 2
         error = capsys.readouterr().err.strip()
         assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
-    assert main(["launch", *plans, *options, f"--cluster={tmp_path}/cluster.json"]) == 0
+    options.append(f"--cluster={tmp_path}/cluster.json")
+    asked = []
+
+    def look(launch: PreparedLaunch, *_) -> None:
+        asked.append(launch)
+        raise InputError("nothing runs here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "run_prepared", look)
+        assert main(["launch", *plans, *options]) == 2 and "nothing runs here" in capsys.readouterr().err
+    assert asked[0].instructions.tiers.node == (0, 0, 1, 1)
+    if not everything.WANTED:
+        return
+    assert main(["launch", *plans, *options]) == 0
     two_tier_run, by_node = json.loads(capsys.readouterr().out)["runs"]
     assert two_tier_run["difference"] < 1e-5 and "inside nodes" in two_tier_run["predicted"]["cost_source"]
     assert by_node["difference"] < 1e-2
