@@ -37,7 +37,7 @@ CASES = {
     "large.npy": (too_large, "File must be 200.0MB or smaller"),
     "config.json": (json.dumps(MODEL_OF_ANOTHER_RECORDING), "does not fit"),
 }
-"""Files by name: contents, or their writer; and a part of the answer."""
+"""Files by name: contents, or their writer; and a part of the answer. The last one becomes the open model."""
 MORE_CASES = {
     "range.csv": ("token,layer,expert\n" + "".join(f"0,{at},{at + 9}\n" for at in range(8)), "out of range"),
     "negative.csv": ("0,5\n-3,0\n", "negative"),
@@ -55,7 +55,7 @@ def test_a_bad_file_is_answered_and_loses_nothing_and_names_are_shown_as_text(
     expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
     page.get_by_text("Add a recording").click()
     settle(page)
-    for name, (content, reason) in (CASES | (MORE_CASES if everything.WANTED else {})).items():
+    for name, (content, reason) in ((MORE_CASES if everything.WANTED else {}) | CASES).items():
         path = tmp_path / name
         if isinstance(content, str):
             path.write_text(content)
