@@ -20,6 +20,7 @@ PATHS = (
     "browser/test_affinity.py",
     "browser/test_deployment.py",
     "browser/test_jobs.py",
+    "browser/test_launch.py",
     "browser/test_optimise.py",
     "browser/test_recordings.py",
     "browser/test_timeline.py",

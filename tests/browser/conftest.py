@@ -30,6 +30,8 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
+    # A page lives for seconds: compiling its scripts well, and threads that help the collector, never pay.
+    "--js-flags=--no-opt --no-maglev --single-threaded",
 ]
 
 RUN = re.compile("^Run$")
@@ -97,6 +99,8 @@ PATIENCE = 5_000
 """Milliseconds that a person waits for a page that does not come to rest, as while a job tells of itself, before using it."""
 BEGINS = 120
 """Seconds that a studio may take to answer: the first one of a run waits until every module is compiled and imported."""
+WINDOWS = ((1440, 900), (1024, 768)) if everything.WANTED else ((1440, 900),)
+"""Sizes of windows in which a page's first chart is in sight; every further one has the page draw all its charts anew."""
 PATIENT = 60_000
 """Milliseconds for whatever is expected, on a machine that does other things too."""
 expect.set_options(timeout=PATIENT)

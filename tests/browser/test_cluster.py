@@ -1,4 +1,5 @@
-"""The drawing board as a person uses it: a mixed cluster from nothing with mouse and keyboard, and a plan on it."""
+"""The drawing board as a person uses it: a mixed cluster from nothing with mouse and keyboard; in `make everything` also by the
+table, and a plan on it."""
 
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.state.stored import Session, write
 from engine import store
+from tests import everything
 from tests.browser.conftest import RUN, settle, shoot
 from tests.cases.samples import sample, sample_model
 
@@ -99,7 +101,7 @@ def board(page: Page, studio: str, shared_folder: Path, monkeypatch: pytest.Monk
     return board
 
 
-def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> None:
+def test_a_mixed_cluster_is_drawn_from_nothing(board: Board) -> None:
     page, keys = board.page, board.page.keyboard
     # Nodes with the mouse, which grow; a wrong one goes back to where it came from.
     board.drag(board.type("H200"), board.free)
@@ -171,8 +173,15 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     expect(page.get_by_text("8 GPUs in 4 nodes")).to_be_visible()
     expect(board.drawing.locator(":focus")).to_have_count(1)
 
-    # The table, and the field below it, are followed by the board.
     expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes])
+    if everything.WANTED:
+        edit_below(board)
+        plan_and_lay_over(board)
+
+
+def edit_below(board: Board) -> None:
+    """The table, and the field below it, are followed by the board."""
+    page, keys = board.page, board.page.keyboard
     latency = page.get_by_label("Latency per send over the fabric")
     expect(latency).to_have_count(1)  # every edit of the board brings a new one
     latency.fill("7")
@@ -190,7 +199,10 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     settle(page)
     expect(board.item("Node first")).to_have_count(0)
 
-    # A plan on it, laid over it.
+
+def plan_and_lay_over(board: Board) -> None:
+    """A plan on the drawn cluster, laid over it, also in a narrow window."""
+    page = board.page
     page.get_by_test_id("stSidebar").get_by_role("link", name="Optimise").click()
     settle(page)
     page.get_by_role("button", name=RUN).click()

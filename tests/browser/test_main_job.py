@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests import everything
-from tests.browser.conftest import TITLES, Clicks, begins_at, finished, settle, shoot
+from tests.browser.conftest import TITLES, WINDOWS, Clicks, begins_at, finished, settle, shoot
 
 
 def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_four(
@@ -37,12 +37,16 @@ def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_f
     assert click.count == 2
     shoot(page, "3-timeline")
     usual = page.viewport_size
-    for width, height in ((1440, 900), (1024, 768)):
+    for width, height in WINDOWS:
         assert begins_at(page, width, height) < 300, "below the guide and a verdict line with both bounds"
 
     click(page.get_by_role("link", name="Launch", exact=True))
     expect(page.get_by_role("spinbutton", name="Ranks")).to_have_value("4", timeout=60_000)
     page.set_viewport_size(usual)  # not before: it draws all charts anew
+    if not everything.WANTED:  # whose launch has as many as a launch has time for
+        page.get_by_role("spinbutton", name="Tokens to replay").fill("64")
+        page.keyboard.press("Enter")
+        settle(page)
     click(page.get_by_role("button", name="Start", exact=True))
     finished(data_folder, "launch")
     expect(page.get_by_text("Measured / predicted")).to_be_visible()

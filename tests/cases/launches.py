@@ -91,7 +91,7 @@ def sent(timeline: Timeline, kind: str, layer: int, ranks: int, model: int = 0) 
 
 def launch_arguments(model: MoEModel, **more) -> dict:
     """Arguments of a launch job of a matched plan on two ranks."""
-    trace = recording(300 if model is MODEL else 4000)
+    trace = recording(300 if model is MODEL else 2000)
     plan = plan_for(trace, "matched", model=model)
     return {
         "workload": store.save_workload(trace),

@@ -15,9 +15,12 @@ def resident(which: str) -> int:
 
 
 def main(folder: Path) -> None:
-    """Run the rank and write the bytes that it had for itself, without code that it shares, to `memory-RANK.json`."""
+    """Run the rank and write the bytes that it had for itself, without code that it shares, at first and at most to
+    `memory-RANK.json`."""
+    own = [resident("VmHWM") - resident("RssFile")]
     worker.main(folder)
-    (folder / f"memory-{os.environ['RANK']}.json").write_text(json.dumps(resident("VmHWM") - resident("RssFile")))
+    own.append(resident("VmHWM") - resident("RssFile"))
+    (folder / f"memory-{os.environ['RANK']}.json").write_text(json.dumps(own))
 
 
 if __name__ == "__main__":

@@ -245,7 +245,7 @@ def begin(tmp_path) -> Iterator[Callable[..., Running]]:
     asked = threading.Event()
 
     def start(limit: float = 120.0) -> Running:
-        trace = recording(4000)
+        trace = recording(2000)
         launch = prepare(trace=trace, plan=plan_for(trace, "matched", model=BIG), model=BIG, repeats=100, limit=limit)
         messages: list[str] = []
         error: list[Exception] = []
@@ -287,8 +287,8 @@ def test_a_stop_ends_everything_within_two_seconds(begin, ranks, monkeypatch):
 @pytest.mark.clock
 def test_the_time_limit_ends_the_launch(begin):
     started = time.monotonic()
-    running = begin(limit=1.5)
-    assert "not finished after 1.5 s" in running.join(10)
+    running = begin(limit=1.0)
+    assert "not finished after 1 s" in running.join(10)
     assert time.monotonic() - started < 5
     until(lambda: not processes_of(running.folder), 1)
 

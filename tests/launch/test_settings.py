@@ -99,6 +99,7 @@ def test_a_rank_multiplies_fp32_in_fp32_whatever_pytorch_was_told(start, tmp_pat
     assert torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 
 
+@pytest.mark.everything
 def test_the_variable_of_nvidias_images_means_nothing_to_a_rank():
     """PyTorch reads it when it is loaded, which is why a rank has to set its own value afterwards."""
     code = (

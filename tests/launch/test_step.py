@@ -24,6 +24,10 @@ from tests.launch.step_ranks import Case, Outcome, run
 from tests.strategies import cluster_of, make_gpu
 
 SLOW = 0.004
+LIMITS = ("micro_op", "bucket") if everything.WANTED else ("micro_op",)
+"""The ways to cut gradients that every policy is tried with; "all experts everywhere" has buckets in any case."""
+MANY = RANKS if everything.WANTED else 2
+"""Ranks of a step that is the same on any number of them: four send each other three times as much as two."""
 UNDER = {
     "dw.2.experts_down": "dx.1.combine",
     "dw.head": "dx.2.combine",
@@ -61,7 +65,7 @@ def cases() -> list[Case]:
     first = Case("memory", plan, wide, more, double=False, probed=True)  # before others leave tensors behind
     steps, two_ranks = [first, *(by_system(name) for name in TRAINING)], linear_placement(problem(ranks=2))
     for policy in POLICIES:
-        for limit in ("bucket", "micro_op"):
+        for limit in LIMITS:
             priority = Priority(policy=policy, **{limit: 3e3})
             plan = plan_of(two_ranks, priority, pipeline=pipeline(1, 2, "interleaved"))
             steps.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
@@ -70,25 +74,26 @@ def cases() -> list[Case]:
     steps.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
     irregular = overlap.model_copy(update={"irregular": True})
     steps.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
-    steps.append(Case("moved", plan_of(overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
-    many = plan_of(pipeline=pipeline(5, 3))
+    placed = linear_placement(problem(ranks=MANY))
+    steps.append(Case("moved", plan_of(placed, overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
+    many = plan_of(placed, pipeline=pipeline(5, 3))
     loose = STEP.model_copy(update={"capacity_factor": 0.0, "tied_embeddings": False})
     steps.append(Case("no capacity", many, MODEL, loose))
     steps.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
     whole = STEP.model_copy(update={"gate": "batch-prioritised", "routing": "balanced", "capacity_factor": 1.5})
-    behind = plan_of(overlap=Overlap(ranges=(cut("1.dispatch", "2.layer_norm_2", 3),), irregular=True))
+    behind = plan_of(placed, overlap=Overlap(ranges=(cut("1.dispatch", "2.layer_norm_2", 3),), irregular=True))
     steps.append(Case("whole batch gate", behind, MODEL, whole))
     packed = packed_placement(problem(), 4)
     plan = plan_of(packed, pipeline=pipeline(2, 3), overlap=Overlap(under=UNDER, irregular=True))
     steps.append(Case("packed", plan, MODEL, STEP, probed=True))
     single = packed_placement(problem(), 8)
     steps.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
-    steps.append(Case("through the host", plan_of(pipeline=pipeline(2, 3)), MODEL, STEP, staged=True))
+    steps.append(Case("through the host", plan_of(placed, pipeline=pipeline(2, 3)), MODEL, STEP, staged=True))
     shared = MODEL.model_copy(update={"shared_experts": 2, "ffn_matrices": 2})
-    steps.append(Case("shared experts", plan_of(pipeline=pipeline(2, 2)), shared, STEP))
+    steps.append(Case("shared experts", plan_of(placed, pipeline=pipeline(2, 2)), shared, STEP))
     for dtype in ("fp32", "bf16"):
         model = MODEL.model_copy(update={"dtype": dtype})
-        steps.append(Case(dtype, plan_of(pipeline=pipeline(2, 2)), model, STEP, double=False))
+        steps.append(Case(dtype, plan_of(placed, pipeline=pipeline(2, 2)), model, STEP, double=False))
     uneven = Placement.from_gpu_of_expert(np.array([[0, 0, 2, 2, 0, 2, 0, 0], [1, 0, 1, 2, 2, 2, 1, 0]]), 3, (1, 2))
     steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
@@ -162,7 +167,7 @@ def started_within(events: Sequence[tuple], others: Sequence[tuple]) -> list[tup
 
 
 def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
-    for limit in ("bucket", "micro_op"):
+    for limit in LIMITS:
         for outcome in outcomes[f"priority, {limit}"]:
             exchanges, reductions = spans(outcome, "dispatch", "combine"), spans(outcome, "all_reduce")
             announced = [span for span in spans(outcome, "dx") if span[2].endswith("aggregate")]
@@ -176,7 +181,7 @@ def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
 
 
 def test_a_fixed_schedule_keeps_all_reduces_out_of_pairs(outcomes):
-    for limit in ("bucket", "micro_op"):
+    for limit in LIMITS:
         for outcome in outcomes[f"fixed, {limit}"]:
             for layer in (1, 2):
                 for phase in ("", "dx."):
@@ -187,7 +192,7 @@ def test_a_fixed_schedule_keeps_all_reduces_out_of_pairs(outcomes):
 
 
 def test_one_queue_has_one_collective_at_a_time(outcomes):
-    for limit in ("bucket", "micro_op"):
+    for limit in LIMITS:
         for outcome in outcomes[f"fifo, {limit}"]:
             ordered = sorted(spans(outcome, "dispatch", "combine", "all_reduce"))
             assert all(end <= start for (_, end, _), (start, *_) in pairwise(ordered))
@@ -216,7 +221,7 @@ def test_what_comes_next_in_the_program_waits_for_the_all_to_all(outcomes):
             span for span in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if span[2] not in UNDER
         ]
         assert not started_within(under, spans(outcome, "dispatch", "combine"))
-    for outcome in outcomes["fair, bucket"]:
+    for outcome in outcomes["fair, micro_op"]:
         cut = [span for span in spans(outcome, "dx", "dw") if "part" in span[2]]
         assert started_within(cut, spans(outcome, "dispatch", "combine"))
 

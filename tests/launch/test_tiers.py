@@ -133,6 +133,7 @@ def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(whole
     assert "inside nodes" in relayed.predicted.cost_source
 
 
+@pytest.mark.everything
 def test_ranks_that_stand_for_whole_nodes_need_no_relays(tmp_path, warm_python):
     whole = run_here(prepare(ranks=2, repeats=1), tmp_path / "run", never, silent)
     assert whole.runs[0].difference.error <= 1e-5

@@ -40,9 +40,8 @@ def measure_machine(context: RankContext) -> dict[str, list]:
         layer and 1 between two layers (during which the clocks have been stopped)
     """
     instructions = context.instructions
-    measured = {"gemm": [], "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
+    measured = {"gemm": _gemms(context), "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
     for times in AROUND:
-        measured["gemm"].append(_gemm(context, times))
         measured["gate"].append(_gate(context, times))
         measured["memory"].append(_memory(context, times))
         if instructions.ranks > 1:
@@ -68,14 +67,19 @@ def tier_peers(instructions: RankInstructions) -> dict[str, np.ndarray]:
     return peers if all(some.any() for some in peers.values()) else {}
 
 
-def _gemm(context: RankContext, times: float) -> list[float]:
+def _gemms(context: RankContext) -> list[list[float]]:
+    """At all sizes with the same experts: to make them can take longer than to multiply by them."""
     model, held = context.instructions.model, max(1, context.instructions.model.experts // context.instructions.ranks)
-    weights = context.weights(model, context.tokens[0].experts.shape[1])
+    experts = context.weights(model, context.tokens[0].experts.shape[1]).experts(0, range(held))
+    return [_gemm(context, times, *experts) for times in AROUND]
+
+
+def _gemm(context: RankContext, times: float, inward: torch.Tensor, outward: torch.Tensor) -> list[float]:
+    model, held, dtype = context.instructions.model, len(inward), inward.dtype
     rows = rows_of(times, len(context.tokens[0].experts) * model.experts_per_token / model.experts)
-    x = torch.ones((rows * held, model.d_model), dtype=weights.dtype, device=context.device)
+    x = torch.ones((rows * held, model.d_model), dtype=dtype, device=context.device)
     counts, place = [rows] * held, torch.arange(rows * held, device=context.device)
-    inward, outward = weights.experts(0, range(held))
-    grouped = uses_grouped_gemms(context.device, weights.dtype, (inward.shape[2], *outward.shape[1:]))
+    grouped = uses_grouped_gemms(context.device, dtype, (inward.shape[2], *outward.shape[1:]))
     ends = rows * torch.arange(1, held + 1, dtype=torch.int32, device=context.device) if grouped else None
 
     def step() -> None:
