@@ -40,9 +40,7 @@ class Hops:
     def show(self) -> None:
         """All figures, by GPU and by node, and the chart of every layer pair."""
         gpus, nodes = len(self.cluster.gpus), len(self.cluster.nodes)
-        covers = (
-            "proven limit for placements with equally many experts on every GPU and no replicas, from singular values"
-        )
+        covers = "proven limit for placements with equally many experts on every GPU and no replicas, from singular values"
         if not (self.placement.single and len(np.unique(self.placement.slots)) == 1):
             covers += "; the placement shown is not one of them"
         kept = layer_hops.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(range(gpus)))
@@ -166,9 +164,7 @@ def panel(problem: Problem, first_choice: bool) -> None:
             key=CHOSEN,
             help="Recordings of this session that fit the model, and the samples of it.",
         )
-        st.button(
-            "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
-        )
+        st.button("Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice))
     job = studies.newest(KIND)
     if job is not None:
         _watch(job, {"workload": state.session.workload, "gpus": gpus, "first_choice": first_choice})
@@ -267,9 +263,7 @@ def _show(answer: AffinityAnswer, id: str) -> None:
                     )
                     or "share"
                 )
-            widgets.chart(
-                charts.out_of_distribution(others, view, st.context.theme.type == "dark"), "out-of-distribution"
-            )
+            widgets.chart(charts.out_of_distribution(others, view, st.context.theme.type == "dark"), "out-of-distribution")
             st.caption(f"{VIEWS[view][1]} Every recording is scored on its held-out half.")
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")

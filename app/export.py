@@ -41,9 +41,7 @@ TAKERS = (
     Taker("SGLang, JSON", "sglang", ".json", "SGLang reads it at start-up; experts stay where the file has them."),
     Taker("SGLang, .pt", "sglang", ".pt", "The same map as SGLang saves its own, for tools that load tensors."),
     Taker("TensorRT-LLM", "trtllm", ".yaml", "A static load balancer that moe_config points to."),
-    Taker(
-        "vLLM", "vllm", ".jsonl", "The initial mapping of vLLM's pull request #41141; releases without it read none."
-    ),
+    Taker("vLLM", "vllm", ".jsonl", "The initial mapping of vLLM's pull request #41141; releases without it read none."),
     Taker("vLLM-Ascend", "vllm-ascend", ".json", "For its first model runner only; the second (MRv2) refuses maps."),
     Taker("Megatron-Core, DeepSpeed", "megatron", ".json", "A permutation of experts to reorder a checkpoint by."),
     Taker("ExFlow", "exflow", ".csv", "The table that ExFlow's own code reads: one GPU for every expert."),
@@ -129,9 +127,7 @@ def show_trace(plan: Plan, problem: Problem, taker: Taker, key: str) -> None:
         chosen = st.selectbox(
             "Measurement as a second group",
             [*range(len(runs)), None],
-            format_func=lambda place: (
-                "none, the prediction for the cluster alone" if place is None else _title(runs[place][0])
-            ),
+            format_func=lambda place: "none, the prediction for the cluster alone" if place is None else _title(runs[place][0]),
             key=f"{key}-export-run-{plan.id[:16]}",
             width=480,
             help="The prediction beside it is then the one for where it ran, not for the drawn cluster.",
@@ -172,9 +168,7 @@ WIDTH = 320
 
 def show(plan: Plan, problem: Problem, key: str) -> None:
     """Show the export of a plan in a box that a person opens. key: of the page."""
-    with st.expander(
-        "Export to a serving engine", icon=":material/output:", on_change="rerun", key=f"{key}-export"
-    ) as box:
+    with st.expander("Export to a serving engine", icon=":material/output:", on_change="rerun", key=f"{key}-export") as box:
         if not box.open:
             return
         with st.container(horizontal=True, vertical_alignment="bottom"):

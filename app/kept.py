@@ -32,9 +32,7 @@ def selectbox(
     return st.selectbox(label, options, _place(key, options, index), format_func, **_keeping(key, more))
 
 
-def radio(
-    label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any
-) -> Any:
+def radio(label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any) -> Any:
     options = list(options)
     return st.radio(label, options, _place(key, options, index), format_func, **_keeping(key, more))
 
@@ -54,13 +52,7 @@ def pills(label: str, options: Iterable, *, key: str, default: Any = None, **mor
 
 
 def segments(
-    label: str,
-    options: Iterable,
-    format_func: Callable[[Any], str] = str,
-    *,
-    key: str,
-    default: Any = None,
-    **more: Any,
+    label: str, options: Iterable, format_func: Callable[[Any], str] = str, *, key: str, default: Any = None, **more: Any
 ) -> Any:
     """`widgets.segments`."""
     options = list(options)
@@ -90,9 +82,7 @@ def slider(label: str, low: float, high: float, value: Any, *, key: str, **more:
     return st.slider(label, low, high, value, **_keeping(key, more))
 
 
-def select_slider(
-    label: str, options: Iterable, value: Any, format_func: Callable = str, *, key: str, **more: Any
-) -> Any:
+def select_slider(label: str, options: Iterable, value: Any, format_func: Callable = str, *, key: str, **more: Any) -> Any:
     options = list(options)
     chosen = options[_place(key, options, options.index(value))]
     return st.select_slider(label, options, chosen, format_func, **_keeping(key, more))

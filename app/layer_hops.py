@@ -34,9 +34,7 @@ def keep_limits(digest: str, first_choice: bool, groups: int) -> np.ndarray:
     """float64[layer - 1]: hops that equally large groups (GPUs or nodes) can keep at most; the experts must divide."""
     hops, choices = transitions(digest, first_choice), "first choices" if first_choice else "all choices"
     # Spectra of 57 pairs of 256 experts take half a second.
-    limits = store.figures(
-        KeepLimits, lambda: KeepLimits(spectral_limits(hops, groups)), digest, choices, f"{groups} groups"
-    )
+    limits = store.figures(KeepLimits, lambda: KeepLimits(spectral_limits(hops, groups)), digest, choices, f"{groups} groups")
     return limits.hops
 
 

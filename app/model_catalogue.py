@@ -52,9 +52,7 @@ def offer(recording: Workload) -> None:
         return
     sizes, fitting = sizes_in_words(recording), _fitting(recording)
     if not fitting:
-        st.info(
-            f"No model of the catalogue has {sizes}: drop the model's config.json here.", icon=":material/account_tree:"
-        )
+        st.info(f"No model of the catalogue has {sizes}: drop the model's config.json here.", icon=":material/account_tree:")
         return
     names = ", ".join(dict.fromkeys(_title(names) for names in fitting))
     with st.container(border=True):

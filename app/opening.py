@@ -60,9 +60,7 @@ class Known:
     gpu_type: str | None
 
 
-def receive(
-    files: Sequence[tuple[str, bytes]], is_new: Sequence[bool], gpu_type: str | None = None
-) -> list[Answer | None]:
+def receive(files: Sequence[tuple[str, bytes]], is_new: Sequence[bool], gpu_type: str | None = None) -> list[Answer | None]:
     """Open uploaded files, files of one recording together, and answer each. Parts of the session that nothing replaced stay
     open.
 
@@ -77,9 +75,7 @@ def receive(
         return [Answer(str(error), refused=True) if new else None for new in is_new]
 
 
-def _received(
-    paths: Sequence[Path], is_new: Sequence[bool], scratch: Path, gpu_type: str | None
-) -> list[Answer | None]:
+def _received(paths: Sequence[Path], is_new: Sequence[bool], scratch: Path, gpu_type: str | None) -> list[Answer | None]:
     answers: list[list[Answer]] = [[] for _ in paths]
     upload_of: dict[Path, int] = {}
     parts: list[formats.Part] = []
@@ -104,9 +100,7 @@ def _received(
         except InputError as error:
             (place, *_), inside = places, not set(part.paths) & set(paths)
             text = f"{paths[place].name}: {error}" if inside else str(error)
-            alone = (
-                "" if len(part.paths) == 1 else f"; none of the {len(part.paths)} files that belong together was opened"
-            )
+            alone = "" if len(part.paths) == 1 else f"; none of the {len(part.paths)} files that belong together was opened"
             answer = Answer(text + alone, refused=True)
         for place in places:
             answers[place].append(answer)
@@ -114,9 +108,7 @@ def _received(
         answers[last_recording].append(Answer(text))
     # One answer for an archive, from those of its files.
     return [
-        Answer("; ".join(answer.text for answer in of_file), any(answer.refused for answer in of_file))
-        if of_file
-        else None
+        Answer("; ".join(answer.text for answer in of_file), any(answer.refused for answer in of_file)) if of_file else None
         for of_file in answers
     ]
 
@@ -309,9 +301,7 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
     refused = {id: complaints for id in ids if (complaints := uploads.complaints([id]))}
     came = uploads.newly_in(key, ids)
     is_new = [uploads.first_time(f"{id} {gpu_type or ''}") for id in ids]
-    open_now = " ".join(
-        document.digest for document in (state.session.model, state.session.cluster) if document is not None
-    )
+    open_now = " ".join(document.digest for document in (state.session.model, state.session.cluster) if document is not None)
     others_open = [uploads.first_time(f"{id} beside {open_now}") for id in ids]
     is_new = [new or (other and id in refused) for id, new, other in zip(ids, is_new, others_open, strict=True)]
     if any(is_new):

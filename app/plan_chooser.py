@@ -26,9 +26,7 @@ def choose() -> None:
 def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
     order = SORTS[0]
     if len(candidates) > 2:
-        order = kept.segments(
-            "Sort plans", SORTS, default=SORTS[0], required=True, key=SORT, label_visibility="collapsed"
-        )
+        order = kept.segments("Sort plans", SORTS, default=SORTS[0], required=True, key=SORT, label_visibility="collapsed")
     labels = {
         id: f"{candidate.plan.name} (deployed now)" if id == state.session.in_use else candidate.plan.name
         for id, candidate in candidates.items()

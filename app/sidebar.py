@@ -30,10 +30,7 @@ SECTIONS = {
         Entry("What-if", "what_if", ":material/experiment:"),
     ),
     "Plan": (Entry("Optimise", "optimise", ":material/tune:"),),
-    "Decide": (
-        Entry("Review", "review", ":material/rate_review:"),
-        Entry("Launch", "launch", ":material/rocket_launch:"),
-    ),
+    "Decide": (Entry("Review", "review", ":material/rate_review:"), Entry("Launch", "launch", ":material/rocket_launch:")),
 }
 LONGEST = 20
 """Characters of a name that take one line."""
@@ -94,9 +91,7 @@ def _workload() -> None:
         figure, figures = "assumed", "assumed: no recording of this model is open"
     elif workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
-        beside = (
-            f" · beside {plain(state.session.workloads.get(state.session.second, ''))}" if state.session.second else ""
-        )
+        beside = f" · beside {plain(state.session.workloads.get(state.session.second, ''))}" if state.session.second else ""
         figure = f"{workload.layers} layer{'s' * (workload.layers > 1)} × {workload.num_experts} experts{beside}"
         figures = f"{tokens}{figure}"
     with _popover(name, ":material/database:", "workload", state.session.workload):

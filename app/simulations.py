@@ -64,18 +64,14 @@ def timeline(plan: Plan, problem: Problem) -> Timeline:
     return simulated
 
 
-def operators(
-    problem: Problem, config: Path, sizes: TransformerSizes, step: ServingStep
-) -> tuple[OperatorSource, list[str]]:
+def operators(problem: Problem, config: Path, sizes: TransformerSizes, step: ServingStep) -> tuple[OperatorSource, list[str]]:
     """The source that times the operators of a serving step of a model with this `config.json`, and why it is not the measured
     one."""
     small = (config, problem.model, sizes, problem.cluster.gpus[0], step)
     return _answers(problem, [Question(choose_operators, small=small)])[0]
 
 
-def served(
-    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes
-) -> ServedStep:
+def served(plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes) -> ServedStep:
     """A plan in a whole serving step, stored if that is worth it. Raises InputError as `serve` does."""
     key = (simulation_digest(plan, problem), step.digest, source.source, sizes.digest)
     if (kept := load_step(*key)) is not None:

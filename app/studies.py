@@ -75,8 +75,7 @@ def watch_for_problem(
         about = problem_arguments(problem) | wanted
         if {name: job.request.arguments.get(name) for name in about} != about:
             st.info(
-                "The last study is for another plan, recording, cluster, model or cost source: run it again for what is "
-                "open.",
+                "The last study is for another plan, recording, cluster, model or cost source: run it again for what is open.",
                 icon=":material/info:",
             )
             return

@@ -67,9 +67,7 @@ def show(
     return st.dataframe(safe, **options)
 
 
-def _as_written(
-    safe: pd.DataFrame, shown: Mapping[str, Callable[[Any], str]], losses: Mapping[str, Sequence[bool]]
-) -> Styler:
+def _as_written(safe: pd.DataFrame, shown: Mapping[str, Callable[[Any], str]], losses: Mapping[str, Sequence[bool]]) -> Styler:
     """A guarded table that looks unguarded: a browser shows the one and writes the other into a file."""
     styler = safe.style.format({name: shown.get(name, _written) for name in safe.columns}, na_rep=MISSING)
     colour = f"color: {WARM[st.context.theme.type == 'dark']}"

@@ -188,9 +188,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     if drawn < len(step.timeline.resources):
         which = " Drawn are the GPUs that the others wait for, and the busiest."
     st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
-    widgets.download(
-        "Download Perfetto trace of the served step", lambda: write_trace(step.timeline), "served-step.json"
-    )
+    widgets.download("Download Perfetto trace of the served step", lambda: write_trace(step.timeline), "served-step.json")
 
 
 PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
@@ -205,9 +203,7 @@ def show_step(shown: dict[str, Plan], problem: Problem) -> None:
     phase, first, last = choose_part(list(timelines.values()))
     parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in timelines.items()}
     title = verdict_line.headline(plan, problem)
-    bounds = (
-        {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
-    )
+    bounds = {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     with chart:
         widgets.gantt(step_charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
     verdict_line.say_made_for(plan, problem)
@@ -240,9 +236,7 @@ def _figures(plan: Plan, problem: Problem) -> None:
         )
         st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
         st.metric(
-            "GPU utilisation",
-            units.share(figures.utilisation),
-            help="compute time / total, mean over the groups of alike GPUs",
+            "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over the groups of alike GPUs"
         )
         tables.metric(figures.balance)
 
@@ -268,9 +262,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[step_charts.Phase, int, int]
     first, last = layers[0], step_charts.last_that_fits(timelines, phase, layers[0], layers[-1])
     fits = last
     if len(layers) > 1:
-        chosen = kept.slider(
-            "Model layers", layers[0], layers[-1], (first, last), key=f"step-layers-{phase}-{layers[-1]}"
-        )
+        chosen = kept.slider("Model layers", layers[0], layers[-1], (first, last), key=f"step-layers-{phase}-{layers[-1]}")
         if chosen != (first, last):
             first, last = chosen
             fits = step_charts.last_that_fits(timelines, phase, first, last)

@@ -37,11 +37,7 @@ def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
         standing = cached.standing(plan, problem)
     except InputError:
         return
-    show(
-        standing,
-        f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}",
-        narrow,
-    )
+    show(standing, f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}", narrow)
 
 
 def say_made_for(plan: Plan, problem: Problem) -> None:
@@ -69,16 +65,12 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
     how: source of its times
     narrow: True next to a form: figures without room go on under the gain
     """
-    line = st.container(
-        border=True, horizontal=True, wrap=narrow, gap="small" if narrow else "medium", key="verdict-line"
-    )
+    line = st.container(border=True, horizontal=True, wrap=narrow, gap="small" if narrow else "medium", key="verdict-line")
     with line.container(gap=None, width="content"):
         _gain(standing)
     with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=sentence(how))
-        st.metric(
-            "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
-        )
+        st.metric("Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span])
         if standing.move is not None:  # before the bounds with their long names: in a window of 1024 two rows hold all
             _move(standing)
         st.metric(*standing.above_bounds, width="content", help=plain(standing.bound_covers))

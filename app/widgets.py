@@ -97,9 +97,7 @@ def problem_or_advice() -> Problem | None:
     if "workload" in missing and (served or (step is not None and step.routing == "balanced")):
         missing.remove("workload")
     if missing:
-        else_ = (
-            " A training or serving step with balanced routing needs no workload." if missing == ["workload"] else ""
-        )
+        else_ = " A training or serving step with balanced routing needs no workload." if missing == ["workload"] else ""
         *first, last = (f"a {name}" for name in missing)
         needed = f"{', '.join(first)} and {last}" if first else last
         st.info(f"Open {needed} first, or start from the sample.{else_}", icon=":material/info:")
@@ -132,9 +130,7 @@ def cost_fault(reason: str) -> NoReturn:
     """Say that the chosen costs cannot time the open problem, offer those that always can, and stop."""
     st.error(f"The chosen costs cannot time what is open: {plain(reason)}.", icon=":material/error:")
     st.caption("Choose another source of costs on the Cluster page, or:")
-    st.button(
-        "Use the datasheet costs", icon=":material/menu_book:", on_click=state.update, kwargs={"cost": state.DATASHEET}
-    )
+    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=state.update, kwargs={"cost": state.DATASHEET})
     st.stop()
 
 

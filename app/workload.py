@@ -258,9 +258,7 @@ def save_popover(workload: Workload) -> None:
     """A choice of formats with the parts that each leaves out, and the download."""
     writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
     with st.popover("Save as", icon=":material/download:"):
-        name = kept.selectbox(
-            "Format", list(writers), format_func=lambda name: _title(writers[name]), key="save-recording-as"
-        )
+        name = kept.selectbox("Format", list(writers), format_func=lambda name: _title(writers[name]), key="save-recording-as")
         if not st.button("Write the file", icon=":material/description:"):
             return
         try:
@@ -339,9 +337,7 @@ def _samples() -> None:
                 st.rerun()
     st.caption("Production size, but synthetic: drawn from a power law with some affinity, not recorded from a model.")
     if st.button(
-        "DeepSeek-R1 size (synthetic)",
-        key="large",
-        help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100",
+        "DeepSeek-R1 size (synthetic)", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
     ):
         with st.spinner("Drawing 4,096 tokens through 58 layers …"):
             samples.open_large()

@@ -111,9 +111,7 @@ class Gpu(Frozen):
     flops_tf32: Rate | None = Field(
         default=None, description="dense rate of 32-bit data on tensor cores (TF32); absent: none, flops_fp32 holds"
     )
-    flops_fp8: float = Field(
-        default=0, ge=0, le=1e18, description="0: no 8-bit units, 8-bit data computes at the 16-bit rate"
-    )
+    flops_fp8: float = Field(default=0, ge=0, le=1e18, description="0: no 8-bit units, 8-bit data computes at the 16-bit rate")
     send_bandwidth: Rate = Field(description="to the fabric")
     receive_bandwidth: Rate = Field(description="from the fabric")
 
@@ -147,9 +145,7 @@ class Cluster(Frozen):
     name: str = Field(min_length=1, max_length=80)
     nodes: tuple[Node, ...] = Field(min_length=1)
     latency: StartUp = Field(default=0, description="seconds to start one transfer over the fabric")
-    efficiency: Efficiency | None = Field(
-        default=None, description="share of their rates that ports reach; absent: all"
-    )
+    efficiency: Efficiency | None = Field(default=None, description="share of their rates that ports reach; absent: all")
 
     @model_validator(mode="after")
     def _bearable(self) -> "Cluster":

@@ -34,9 +34,7 @@ class MoEModel(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> "MoEModel":
         if self.experts_per_token > self.experts:
-            raise ValueError(
-                f"experts_per_token is {self.experts_per_token}, but there are only {self.experts} experts"
-            )
+            raise ValueError(f"experts_per_token is {self.experts_per_token}, but there are only {self.experts} experts")
         if len(set(self.dense_layers)) < len(self.dense_layers):
             raise ValueError("dense_layers names a layer twice")
         if any(not 0 <= layer < self.layers for layer in self.dense_layers):

@@ -142,9 +142,7 @@ class Network:
         moved = self.moved(traffic)
         busiest = (float(ports.max(initial=0.0)) for ports in np.split(moved, 2))
         fabric, links = self.measured(exchange, unit, len(np.unique(self.domain)), *busiest)
-        return replace(
-            self, send=self.send * fabric, receive=self.receive * fabric, link=self.link * links, measured=None
-        )
+        return replace(self, send=self.send * fabric, receive=self.receive * fabric, link=self.link * links, measured=None)
 
     def rate(self, port: np.ndarray, sends: np.ndarray) -> np.ndarray:
         """The bytes/s that sends reach together at a port: float64[...].

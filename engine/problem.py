@@ -123,9 +123,7 @@ class Problem:
         """The same problem with another recording of the model. Raises InputError when it does not fit."""
         second = self.second and (self.second.workload, self.second.model)
         shared = self.cluster, self.model, self.cost
-        return make_problem(
-            workload, *shared, second, in_use=self.in_use, step=self.step, graph=self.graph, travel=self.travel
-        )
+        return make_problem(workload, *shared, second, in_use=self.in_use, step=self.step, graph=self.graph, travel=self.travel)
 
     def as_planned(self, plan: Plan) -> "Problem":
         """The problem with the tokens of every model on the GPUs where the plan has them start."""

@@ -154,9 +154,7 @@ def _pieces(data: object) -> Iterator[str]:
             yield from _pieces(part)
         yield "]"
     else:
-        yield (
-            to_json(data).decode() if _written_alike(data) else json_text(data, sort_keys=True, separators=(",", ":"))
-        )
+        yield (to_json(data).decode() if _written_alike(data) else json_text(data, sort_keys=True, separators=(",", ":")))
 
 
 def _has_long_parts(data: object) -> bool:

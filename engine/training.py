@@ -38,9 +38,7 @@ class TrainingStep(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> "TrainingStep":
         if 0 < self.capacity_factor < 1:
-            raise ValueError(
-                "capacity_factor below 1 drops tokens even when all experts are equally popular; use 1 or 0"
-            )
+            raise ValueError("capacity_factor below 1 drops tokens even when all experts are equally popular; use 1 or 0")
         return self
 
     @property

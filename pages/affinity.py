@@ -14,9 +14,7 @@ PACE = 1.5
 """Seconds between two steps of the play button."""
 PATH_LAYERS = 4
 
-actions = header.show(
-    "Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all."
-)
+actions = header.show("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
 problem = widgets.needed_problem()
 trace, digest = problem.workload, state.session.workload
 if not isinstance(trace, RoutingTrace):
@@ -30,8 +28,7 @@ if not isinstance(trace, RoutingTrace):
     st.stop()
 if trace.layers == 1:
     st.info(
-        f"{plain(trace.name)} has a single MoE layer, so there are no hops between layers. Open a recording of several "
-        "layers.",
+        f"{plain(trace.name)} has a single MoE layer, so there are no hops between layers. Open a recording of several layers.",
         icon=":material/info:",
     )
     st.page_link("../pages/workload.py", label="Open another recording", icon=":material/upload:")
@@ -94,11 +91,7 @@ with choices:
         "Values", ["Probability", "Counts"], default="Probability", key="affinity-values", label_visibility="collapsed"
     )
     order = kept.segments(
-        "Order",
-        ["Expert order", "Grouped by GPU"],
-        default="Expert order",
-        key="affinity-order",
-        label_visibility="collapsed",
+        "Order", ["Expert order", "Grouped by GPU"], default="Expert order", key="affinity-order", label_visibility="collapsed"
     )
 with actions:
     playing = affinity.plays(trace.layers)

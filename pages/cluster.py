@@ -15,9 +15,7 @@ with actions:
         # Another key with every cluster that is opened, which closes it.
         with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.visit.edit_round}"):
             board.gallery()
-    with st.popover(
-        "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
-    ):
+    with st.popover("Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"):
         board.import_panel()
     if cluster is None:
         widgets.sample_button("secondary")

@@ -77,9 +77,7 @@ def kept() -> None:
         )
         st.code("python -m engine clean", language=None)
         if cleaning.going:
-            tables.show(
-                operate.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove"
-            )
+            tables.show(operate.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove")
 
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):

@@ -15,9 +15,7 @@ VIEWS = {"Plans": ":material/list: Plans", "Compare": ":material/compare: Compar
 def page(actions: DeltaGenerator) -> None:
     """Everything below the header. Raises InputError when the team's database does not answer."""
     if state.is_empty():
-        st.info(
-            "Nothing is open in this session. Look at a saved plan, or start from the sample.", icon=":material/info:"
-        )
+        st.info("Nothing is open in this session. Look at a saved plan, or start from the sample.", icon=":material/info:")
         widgets.sample_button()
     names = plan_list.workspace_names()
     workspace = plan_list.chosen_workspace(names)

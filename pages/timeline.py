@@ -18,9 +18,7 @@ GPUS = "GPUs"
 actions = header.show("Timeline", "Where does the time go? Each GPU's network above its compute.")
 problem = widgets.needed_problem()
 
-fitting = {
-    id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)
-}
+fitting = {id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)}
 plan = fitting.get(state.session.plan or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
@@ -73,11 +71,7 @@ drawn_by = GPUS
 if len(problem.cluster.gpus) > gantt.MOST_LANES:
     folds = gantt.folds(problem.cluster)
     drawn_by = kept.segments(
-        "One lane per",
-        [*folds, GPUS],
-        lambda name: name.removesuffix("s"),
-        default=next(iter(folds)),
-        key="timeline-lanes",
+        "One lane per", [*folds, GPUS], lambda name: name.removesuffix("s"), default=next(iter(folds)), key="timeline-lanes"
     ) or next(iter(folds))
 drawable = timelines
 if drawn_by != GPUS:
@@ -119,9 +113,7 @@ with st.container(horizontal=True, gap="medium"):
         help="share of the time in which the network is busy and nothing computes",
     )
     st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
-    st.metric(
-        "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
-    )
+    st.metric("GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)")
     tables.metric(figures.balance)
 
 bundled = timelines[name_of(plan.id)].bundled

@@ -60,9 +60,7 @@ with below:
             f"Bytes of the dispatch all-to-all under {whose}{how}; combine is the same backwards. Sequences are spread "
             "round-robin over the GPUs unless the recording names their ranks."
         )
-        widgets.chart(
-            charts.traffic(Load(problem, placement, travel).traffic[layer], problem.cluster.gpu_names), "traffic"
-        )
+        widgets.chart(charts.traffic(Load(problem, placement, travel).traffic[layer], problem.cluster.gpu_names), "traffic")
     elif isinstance(recording, RoutingTrace):
         head = recording.experts[:ROWS_SHOWN]
         columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(recording.layers)}

@@ -160,9 +160,7 @@ def failing(root: Path, how: How = "kill", at: int = 0, end: Callable[[], None] 
     disk = Disk(root, how, at, end)
 
     def of_disk(name: str) -> Callable[..., Any]:
-        return lambda path, *rest, **more: (getattr(disk, name) if disk._watches(path) else OS[name])(
-            path, *rest, **more
-        )
+        return lambda path, *rest, **more: (getattr(disk, name) if disk._watches(path) else OS[name])(path, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", disk)

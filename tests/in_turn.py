@@ -47,9 +47,7 @@ class Turns:
     def _note(self, path: str) -> None:
         """Charge the processor seconds since the last note to a file."""
         now = spent.so_far()
-        self.seconds[path] += max(
-            0.0, now - self.noted
-        )  # the seconds of a process that nobody waited for are lost at its end
+        self.seconds[path] += max(0.0, now - self.noted)  # the seconds of a process that nobody waited for are lost at its end
         self.noted = now
 
     def _taken(self) -> Iterator[str]:

@@ -99,18 +99,7 @@ def start(folder: Path, number: int, more: list[str]) -> subprocess.Popen:
     more: further arguments for pytest.
     """
     environment = os.environ | {in_turn.FOLDER: str(folder), warm.ADDRESS: str(folder / ADDRESS)}
-    command = [
-        str(warm.PYTHON),
-        "-m",
-        "pytest",
-        "-p",
-        "tests.in_turn",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:anyio",
-        *more,
-    ]
+    command = [str(warm.PYTHON), "-m", "pytest", "-p", "tests.in_turn", "-p", "no:cacheprovider", "-p", "no:anyio", *more]
     with (folder / f"{number}.txt").open("w") as output:
         return subprocess.Popen(
             [*command, "-o", "console_output_style=classic"],
@@ -147,9 +136,7 @@ def main() -> int:
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             process.wait(NEWS)
                         taken = sum(1 for _ in folder.glob("*.taken"))
-                        print(
-                            f"{taken} of {len(listed)} files begun after {time.monotonic() - begun:.0f} s", flush=True
-                        )
+                        print(f"{taken} of {len(listed)} files begun after {time.monotonic() - begun:.0f} s", flush=True)
             finally:
                 for process in processes:
                     process.terminate()

@@ -74,12 +74,7 @@ def efficiencies(draw) -> Efficiency:
 
 @st.composite
 def clusters(
-    draw,
-    least: int = 2,
-    most: int = 5,
-    linked: bool | None = None,
-    symmetric: bool | None = None,
-    contended: bool = True,
+    draw, least: int = 2, most: int = 5, linked: bool | None = None, symmetric: bool | None = None, contended: bool = True
 ) -> Cluster:
     """Equal or mixed GPUs in nodes with or without links, with or without start-up times.
 
@@ -155,11 +150,7 @@ def cost_models(draw, cluster: Cluster) -> CostModel:
 
 @st.composite
 def problems(
-    draw,
-    layers: tuple[int, int] = (1, 3),
-    experts: tuple[int, int] | None = None,
-    travelling: bool = False,
-    **cluster_options,
+    draw, layers: tuple[int, int] = (1, 3), experts: tuple[int, int] | None = None, travelling: bool = False, **cluster_options
 ) -> Problem:
     """A whole planning problem. experts: fewest and most experts, by default from 1 to twice as many as GPUs; travelling:
     tokens with up to four experts may travel in any way, not only copy by copy."""

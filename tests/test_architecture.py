@@ -43,9 +43,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def _imports(source: str, module: str) -> Iterator[str]:
-    for node in (
-        statement for text in IMPORT.findall(LONG_TEXT.sub("", source)) for statement in ast.parse(text.strip()).body
-    ):
+    for node in (statement for text in IMPORT.findall(LONG_TEXT.sub("", source)) for statement in ast.parse(text.strip()).body):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

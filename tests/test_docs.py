@@ -234,9 +234,7 @@ def test_the_cost_source_times_an_expert(examples: dict[str, str]) -> None:
     exec(examples["engine/costs/peak.py"], module)
     cost, cluster = module["Peak"](), cluster_presets()["mixed-8"].cluster
     gpu = cluster.gpus[0]
-    assert cost.gemm(gpu, np.array([0.0, 100.0]), 64, 32, "bf16") == pytest.approx(
-        [0, 2 * 100 * 64 * 32 / gpu.flops("bf16")]
-    )
+    assert cost.gemm(gpu, np.array([0.0, 100.0]), 64, 32, "bf16") == pytest.approx([0, 2 * 100 * 64 * 32 / gpu.flops("bf16")])
     assert cost.memory_pass(gpu, np.array([1e9])) == pytest.approx([1e9 / gpu.memory_bandwidth])
     assert "peak rates" in cost.source and cost.lacks_computation(cluster) is None
 

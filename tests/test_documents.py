@@ -116,8 +116,7 @@ def test_only_another_name_or_claim_leaves_the_id_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[1,]", "[" * 100_000, b"\xff\xfe", b"\x80", '{"data": "\\ud800"}', '{"data": 1} x', "{'data': 1}"],
+    "text", ["", "{", "[1,]", "[" * 100_000, b"\xff\xfe", b"\x80", '{"data": "\\ud800"}', '{"data": 1} x', "{'data': 1}"]
 )
 def test_what_is_no_json_is_refused_in_a_line(text):
     assert refusal(Document.from_json, text, "doc").startswith("doc: not valid JSON")
@@ -172,8 +171,7 @@ def test_no_secret_is_in_a_line(text: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["exit code 1", "64 tokens: 3 layers", "state: running", "http://127.0.0.1:8501/review?plan=" + "d" * 64, "12:30"],
+    "text", ["exit code 1", "64 tokens: 3 layers", "state: running", "http://127.0.0.1:8501/review?plan=" + "d" * 64, "12:30"]
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert logs.without_secrets(text) == text

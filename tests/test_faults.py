@@ -318,8 +318,6 @@ def _looks_whole(path: Path, room: str) -> None:
     with sqlite3.connect(path) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
         assert connection.execute("pragma foreign_key_check").fetchall() == []
-        plans, saved = (
-            connection.execute(f"select count(*) from {table}").fetchone()[0] for table in ("plan", "saved_plan")
-        )
+        plans, saved = (connection.execute(f"select count(*) from {table}").fetchone()[0] for table in ("plan", "saved_plan"))
         assert plans == saved
     connection.close()

@@ -46,8 +46,7 @@ def test_numbers_as_people_read_them(write):
 
 
 @pytest.mark.parametrize(
-    ("write", "values", "largest"),
-    [(units.seconds, st.floats(1e-9, 1e5), "s"), (units.size, st.floats(1.0, 1e18), "TB")],
+    ("write", "values", "largest"), [(units.seconds, st.floats(1e-9, 1e5), "s"), (units.size, st.floats(1.0, 1e18), "TB")]
 )
 @given(data=st.data())
 def test_three_digits_are_right_and_the_unit_fits(write, values, largest, data):
@@ -104,9 +103,10 @@ def test_json_results_and_timelines_have_none_but_finite_numbers(write, number):
 
 
 def test_a_gap_above_nothing_is_none_in_json():
-    nothing = dict.fromkeys(
-        ("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0
-    ) | {"phases": 0, "seconds": {}}
+    nothing = dict.fromkeys(("order_bound", "bound", "utilisation", "exposed_communication", "overlap", "memory"), 0.0) | {
+        "phases": 0,
+        "seconds": {},
+    }
     figures = Metrics(total=1.0, order_gap=math.inf, gap=math.inf, balance=_Nothing(), kept_local=1.0, **nothing)
     assert (figures.to_dict()["gap"], figures.to_dict()["order_gap"]) == (None, None)
 

@@ -83,7 +83,5 @@ def test_an_answer_of_another_kind_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / REQUEST).write_text(Request(kind="sensitivity", arguments={}, created=1.0).to_json())
     assert kinds.read_answer(job) is None
     (tmp_path / RESULT).write_text('{"points": []}')
-    with pytest.raises(
-        InputError, match=r"result.json is damaged \(cost_source: Field required .*\); run the job again"
-    ):
+    with pytest.raises(InputError, match=r"result.json is damaged \(cost_source: Field required .*\); run the job again"):
         kinds.read_answer(job)

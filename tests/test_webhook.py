@@ -67,9 +67,7 @@ def test_a_service_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyP
     hook = Webhook()
     hook.send({"a": 1})
     soon(lambda: hook.fault)
-    assert (
-        hook.fault == "the webhook at 127.0.0.1 did not take a message: ConnectionError" and SECRET not in caplog.text
-    )
+    assert hook.fault == "the webhook at 127.0.0.1 did not take a message: ConnectionError" and SECRET not in caplog.text
 
 
 @pytest.mark.clock

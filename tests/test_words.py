@@ -30,11 +30,7 @@ def docstrings(source: str) -> Iterator[str]:
             yield text
         if isinstance(node, ast.Module | ast.ClassDef):
             for part in node.body[1:]:
-                if (
-                    isinstance(part, ast.Expr)
-                    and isinstance(part.value, ast.Constant)
-                    and isinstance(part.value.value, str)
-                ):
+                if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str):
                     yield part.value.value
         for field in STATEMENTS:  # expressions, most of the tree, have none
             ahead += getattr(node, field, ())

@@ -146,9 +146,7 @@ def test_digests_tell_columns_apart_and_look_at_shape_dtype_and_memory_layout_ri
 LOAD = np.array([[1, 1, 1, 1], [3, 1, 0, 0], [2, 1, 1, 0], [0, 0, 0, 0], [8, 0, 0, 0]], dtype=np.float64)
 """Means 1, 1, 1, 0 and 2: overload factors 1, 3, 2, 1 (no load) and 4."""
 
-LOADS = arrays.arrays(
-    np.float64, st.tuples(st.integers(1, 9), st.integers(1, 6)), elements=st.integers(0, 1000).map(float)
-)
+LOADS = arrays.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 6)), elements=st.integers(0, 1000).map(float))
 
 
 def test_figures_over_layers_by_hand_and_as_json():

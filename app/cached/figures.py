@@ -170,10 +170,7 @@ def migration(plan: Plan, now: Plan, problem: Problem, seconds: tuple[float, flo
 def _migration(plan: Plan, now: Plan, problem: Problem, seconds: tuple[float, float]) -> Migration:
     digests = (simulation_digest(each, problem) for each in (now, plan))
     return store.figures(
-        Migration,
-        lambda: engine_migration(now.placement, plan.placement, problem, *seconds),
-        *digests,
-        *map(str, seconds),
+        Migration, lambda: engine_migration(now.placement, plan.placement, problem, *seconds), *digests, *map(str, seconds)
     )
 
 
@@ -205,9 +202,7 @@ def other_recordings(problem: Problem) -> list[str]:
     return [
         workload
         for workload in state.session.workloads
-        if workload not in made_from
-        and store.has_workload(workload)
-        and _size(recording(workload)) == _size(problem.workload)
+        if workload not in made_from and store.has_workload(workload) and _size(recording(workload)) == _size(problem.workload)
     ]
 
 

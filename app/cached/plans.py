@@ -74,8 +74,7 @@ def candidates() -> dict[str, Candidate]:
     inputs.pop(state.session.workload, None)  # a plan is for the open recording unless its name says otherwise
     names = names_of(plans, state.session.plan_names, inputs)
     return {
-        id: candidate if candidate.plan.name == names[id] else _named(names[id], candidate)
-        for id, candidate in by_id.items()
+        id: candidate if candidate.plan.name == names[id] else _named(names[id], candidate) for id, candidate in by_id.items()
     }
 
 
@@ -131,10 +130,7 @@ def _inputs_of(id: str, _job: runner.Job) -> dict[str, str]:
     arguments = _job.request.arguments
     words = {}
     with suppress(InputError, LookupError, TypeError):
-        for document in (
-            Cluster.from_dict(arguments["cluster"], "cluster"),
-            MoEModel.from_dict(arguments["model"], "model"),
-        ):
+        for document in (Cluster.from_dict(arguments["cluster"], "cluster"), MoEModel.from_dict(arguments["model"], "model")):
             words[document.digest] = document.name
         if "step" in arguments:
             step = TrainingStep.from_dict(arguments["step"], "training step")

@@ -188,9 +188,7 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
         go.Sankey(
             arrangement="fixed",
             node={
-                "label": [
-                    f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes
-                ],
+                "label": [f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes],
                 "color": [_gpu_hue(gpu_of_expert[node], gpus) for node in nodes],
                 "customdata": [
                     f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}" for at, expert in nodes
@@ -400,16 +398,11 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
         bar, text = "ratio", [[_blank(cell, lambda quotient: f"{quotient:.3f}") for cell in row] for row in value]
     across, down = np.arange(len(names)), np.arange(len(rows))
     hover = [
-        [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]
-        for i, row in enumerate(rows)
+        [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)] for i, row in enumerate(rows)
     ]
     figure = numbered(scale, hover, text, dark, {"title": bar, "thickness": 12})
     figure.update_xaxes(
-        title="scored on the held-out half of",
-        tickvals=across,
-        ticktext=names,
-        showgrid=False,
-        range=[-0.5, len(names) - 0.5],
+        title="scored on the held-out half of", tickvals=across, ticktext=names, showgrid=False, range=[-0.5, len(names) - 0.5]
     )
     figure.update_yaxes(tickvals=down, ticktext=rows, range=[len(rows) - 0.5, -0.5], showgrid=False, zeroline=False)
     return finish(figure, _transfer_title(study), 120 + 56 * (len(rows) + 1))

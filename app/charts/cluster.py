@@ -104,9 +104,7 @@ def _node(grid: _Grid, node: Node, index: int, fastest: float) -> Drawn:
 def _draw_gpus(figure: go.Figure, grid: _Grid, cluster: Cluster) -> None:
     """All GPUs as one trace of squares with their ranks, and an entry of the legend for every type."""
     outline = {"color": "#555", "width": 1}
-    corners = [
-        (*grid.corner(index), place) for index, node in enumerate(cluster.nodes) for place in range(len(node.gpus))
-    ]
+    corners = [(*grid.corner(index), place) for index, node in enumerate(cluster.nodes) for place in range(len(node.gpus))]
     figure.add_scatter(
         x=[left + place % GPUS_ACROSS + 0.5 for left, _, place in corners],
         y=[bottom + place // GPUS_ACROSS + 0.5 for _, bottom, place in corners],

@@ -97,14 +97,7 @@ def gantt(
             layout["shapes"].append({"type": "line", "line": line} | ends)
             # In words at the end of the plan's own row: at the line it would lie over a long name.
             said = {"text": f"bound {seconds(bounds[name])}, dashed", "showarrow": False, "font": {"size": SMALLEST}}
-            end = {
-                "x": 1,
-                "xref": f"{x} domain",
-                "xanchor": "right",
-                "y": 1,
-                "yref": f"{y} domain",
-                "yanchor": "bottom",
-            }
+            end = {"x": 1, "xref": f"{x} domain", "xanchor": "right", "y": 1, "yref": f"{y} domain", "yanchor": "bottom"}
             layout["annotations"].append(said | end)
         lane_axis = _lane_axis(timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         layout[f"yaxis{row}"] = lane_axis | {"anchor": x, "domain": [max(top - lane * lanes / plot, 0), top]}
@@ -299,10 +292,7 @@ def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
     nodes, types = cluster.nodes, list(dict.fromkeys(gpu.type for gpu in cluster.gpus))
     by_node = cluster.node_of_gpu, tuple(f"{node.name} · {len(node.gpus)} GPUs" for node in nodes)
     type_of_gpu = np.array([types.index(gpu.type) for gpu in cluster.gpus])
-    by_type = (
-        type_of_gpu,
-        tuple(f"{name} × {count}" for name, count in zip(types, np.bincount(type_of_gpu), strict=True)),
-    )
+    by_type = (type_of_gpu, tuple(f"{name} × {count}" for name, count in zip(types, np.bincount(type_of_gpu), strict=True)))
     found = {NODES: by_node, TYPES: by_type} if len(nodes) > 1 else {TYPES: by_type}
     many = len(nodes) > MOST_LANES and len(types) > 1
     return dict(sorted(found.items(), key=lambda item: (item[0] == NODES) == many))

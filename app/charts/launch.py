@@ -6,19 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import (
-    KIND_COLOURS,
-    KIND_TITLES,
-    MUTED,
-    NEUTRAL,
-    SMALLEST,
-    TEAL,
-    faint,
-    finish,
-    legend_above,
-    plain,
-    tips,
-)
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MUTED, NEUTRAL, SMALLEST, TEAL, faint, finish, legend_above, plain, tips
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 TIMES = 136
@@ -62,13 +50,9 @@ def against_prediction(predicted: float, measured: float) -> str:
     return f"The run took {share(abs(off))} {'more' if off > 0 else 'less'} time than predicted"
 
 
-def by_layer(
-    layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False
-) -> go.Figure:
+def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequence[float], dark: bool = False) -> go.Figure:
     """Bars for each MoE layer: predicted outlined, measured solid, in seconds. Many layers stand upright, without numbers."""
-    factors = {
-        layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before
-    }
+    factors = {layer: after / before for layer, before, after in zip(layers, predicted, measured, strict=True) if before}
     title = "Seconds of every layer"
     if factors:
         worst = max(factors, key=lambda layer: abs(np.log(max(factors[layer], 1e-9))))
@@ -116,9 +100,7 @@ def _lying(
     return figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
 
 
-def _standing(
-    places: Sequence[int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]
-) -> go.Figure:
+def _standing(places: Sequence[int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> go.Figure:
     """Upright pairs of bars, predicted left of measured; their times are in their tips."""
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
@@ -151,9 +133,7 @@ def _tips(names: Sequence[str], label: str, values: Sequence[float]) -> list[str
     return [f"{name}, {label.lower()}: {seconds(value)}" for name, value in zip(names, values, strict=True)]
 
 
-def totals(
-    names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str
-) -> go.Figure:
+def totals(names: Sequence[str], predicted: Sequence[float], passes: Sequence[Sequence[float]], title: str) -> go.Figure:
     """Predicted time of every plan, outlined, and the median of its timed passes, solid, with whiskers from the fastest to the
     slowest pass. Seconds."""
     medians = np.array([np.median(times) for times in passes])

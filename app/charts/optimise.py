@@ -164,9 +164,7 @@ def matrix(
         worst = float(np.nanmax(shown, initial=1.0))
         title = "No plan is slower on another recording than that recording's own, within 0.1 %"
         if worst > 1:
-            title = (
-                f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
-            )
+            title = f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
         low = float(np.nanmin(shown, initial=1.0))
     else:
         shown, label, low = values, SCORES[what].lower(), 0.0

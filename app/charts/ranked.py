@@ -6,19 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import (
-    NEUTRAL,
-    SMALLEST,
-    TEAL,
-    finish,
-    ink,
-    legend_above,
-    name_above_bar,
-    plain,
-    shortened,
-    strokes,
-    tips,
-)
+from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, name_above_bar, plain, shortened, strokes, tips
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 MOST = 20
@@ -118,9 +106,7 @@ def _tip(name: str, time: float, bound: float) -> str:
     return f"{plain(name)}<br>{seconds(time)}, {above}"
 
 
-def _finding(
-    names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int, so_far: bool
-) -> str:
+def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int, so_far: bool) -> str:
     part = " so far" * so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
     if deployed is None or not times[best]:
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"

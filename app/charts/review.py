@@ -49,9 +49,7 @@ def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go
     )
     balanced = load.max() < 1.005
     if not balanced:
-        figure.add_shape(
-            type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2}
-        )
+        figure.add_shape(type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2})
     if pointed_at is not None and pointed_at < load.shape[1]:
         figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
     if len(parts) == 2:
@@ -108,10 +106,7 @@ def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, in
 
 
 def timelines(
-    shown: dict[str, Timeline],
-    layers: tuple[int, int] | None,
-    bounds: dict[str, float] | None = None,
-    dark: bool = False,
+    shown: dict[str, Timeline], layers: tuple[int, int] | None, bounds: dict[str, float] | None = None, dark: bool = False
 ) -> go.Figure:
     """One or two timelines, one above the other on one time axis, their times in the title.
 

@@ -81,9 +81,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
     labels = [
-        stacks.label(
-            name, f"{seconds(metrics.total)}, bound {seconds(metrics.order_bound)}, +{share(metrics.order_gap)}"
-        )
+        stacks.label(name, f"{seconds(metrics.total)}, bound {seconds(metrics.order_bound)}, +{share(metrics.order_gap)}")
         for name, metrics in plans.items()
     ]
     return stacks.arrange(figure, _finding(plans, baseline), labels, rows, dark)
@@ -130,9 +128,7 @@ def begin_of_backward(timeline: Timeline) -> np.ndarray:
 
 def layers_of(timelines: list[Timeline]) -> list[int]:
     """Model layers that have events, ascending."""
-    return sorted(
-        {layer for timeline in timelines for layer in timeline.events["layer"].unique().tolist() if layer >= 0}
-    )
+    return sorted({layer for timeline in timelines for layer in timeline.events["layer"].unique().tolist() if layer >= 0})
 
 
 def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
@@ -184,8 +180,7 @@ def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: in
     def too_many(layer: int) -> bool:
         windows = [_window(timeline, phase, first, layer) for timeline in timelines]
         bars = (
-            _drawn(timeline.events, own, *window).sum()
-            for timeline, own, window in zip(timelines, lanes, windows, strict=True)
+            _drawn(timeline.events, own, *window).sum() for timeline, own, window in zip(timelines, lanes, windows, strict=True)
         )
         return sum(bars) > MOST_BARS
 

@@ -139,9 +139,7 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     else:
         equal = [point.value for point in points_of_series if getattr(point, what) <= least * (1 + EQUAL)]
         finding = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
-    rival = min(
-        (point for point in points if point.value is None), key=lambda point: getattr(point, what), default=None
-    )
+    rival = min((point for point in points if point.value is None), key=lambda point: getattr(point, what), default=None)
     if rival is not None and getattr(rival, what) < least * (1 - EQUAL):
         finding += f", but {seconds(getattr(rival, what))} with {rival.series}"
     elif loss > EQUAL:
@@ -208,9 +206,7 @@ def _apart(values: list[float]) -> list[float]:
     return shown
 
 
-def _add_bound(
-    figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str
-) -> None:
+def _add_bound(figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str) -> None:
     """Draw the proven bound of every value's placement, the least if series differ."""
     bounds = {value: min(point.bound for point in points if point.value == value) / factor for value in place}
     if not bounds:
@@ -253,9 +249,7 @@ def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, be
         carrier = names[0] if below else names[-1]
         for name in names:
             text = (
-                " · ".join(f"{reference}, {digits(lines[reference])} {unit}" for reference in names)
-                if name == carrier
-                else ""
+                " · ".join(f"{reference}, {digits(lines[reference])} {unit}" for reference in names) if name == carrier else ""
             )
             figure.add_hline(
                 y=lines[name],

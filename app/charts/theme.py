@@ -180,14 +180,7 @@ def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) 
     layout: as for `update_layout`, which takes seven times as long; dictionaries are laid over those already there
     """
     common = {
-        "title": {
-            "text": title,
-            "font": {"size": 15},
-            "x": 0,
-            "xanchor": "left",
-            "y": 1 - 6 / height,
-            "yanchor": "top",
-        },
+        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1 - 6 / height, "yanchor": "top"},
         "height": height,
         "margin": {"l": 8, "r": 8, "t": top, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",

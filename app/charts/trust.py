@@ -151,10 +151,7 @@ def _colour_bar(scale: dict, column: int) -> dict:
 def _numbers(pairs: PairCluster, column: int) -> list[list[str]]:
     if column == 3:
         percents = [[None if np.isnan(cell) else round(100 * cell) for cell in row] for row in pairs.difference]
-        return [
-            ["" if cell is None else f"{cell:+d}".replace("-", "−").replace("+0", "0") for cell in row]
-            for row in percents
-        ]
+        return [["" if cell is None else f"{cell:+d}".replace("-", "−").replace("+0", "0") for cell in row] for row in percents]
     rates = pairs.measured if column == 1 else pairs.drawn
     return [["" if np.isnan(rate) else digits(rate * 8e-9).replace(",", "") for rate in row] for row in rates]
 
@@ -178,14 +175,7 @@ def _draw_nodes(figure: go.Figure, cluster: Cluster, column: int) -> None:
     across = [-0.5, len(cluster.gpus) - 0.5, None] * len(ends)
     line = {"color": NEUTRAL, "width": 1}
     figure.add_scatter(
-        x=places + across,
-        y=across + places,
-        mode="lines",
-        line=line,
-        hoverinfo="skip",
-        showlegend=False,
-        row=1,
-        col=column,
+        x=places + across, y=across + places, mode="lines", line=line, hoverinfo="skip", showlegend=False, row=1, col=column
     )
 
 

@@ -150,9 +150,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     overlaps: True if a GPU may do both at once: the two bars then stand side by side rather than on each other
     """
     shown, before = case.shown, case.before if case.after is not None else None
-    factor, unit = scale_of(
-        max(_highest(outlook, overlaps) for outlook in (shown, before) if outlook is not None), TIME
-    )
+    factor, unit = scale_of(max(_highest(outlook, overlaps) for outlook in (shown, before) if outlook is not None), TIME)
     names = [plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
     across, step = np.arange(len(names)), -(-len(names) // 12)
@@ -268,9 +266,7 @@ def per_kind(case: Case) -> go.Figure:
     """Seconds of every kind of event of a training step, outlined as things are now."""
     shown, before = case.shown, case.before if case.after is not None else None
     keys = [key for key in KIND_TITLES if key in shown.kinds]
-    factor, unit = scale_of(
-        max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME
-    )
+    factor, unit = scale_of(max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME)
     titles = [KIND_TITLES[key] for key in keys]
     figure = go.Figure()
     if before is not None:
@@ -339,9 +335,7 @@ def contention(points: Sequence[ContentionPoint], pays_from: float | None, compl
             y=[total / factor for total in totals],
             name=title,
             **styled(*STYLES[mode]),
-            **tips(
-                f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)
-            ),
+            **tips(f"{title}<br>{_percent(value)}: {seconds(total)}" for value, total in zip(values, totals, strict=True)),
         )
     if pays_from is not None:
         figure.add_vline(
@@ -377,6 +371,4 @@ def _finding(points: Sequence[ContentionPoint], pays_from: float | None, complet
         return f"Ordering does not pay up to {_percent(last.contention)} contention"
     if pays_from == first.contention:
         return f"Ordering pays as things are, and is {gain} as fast at {_percent(last.contention)} contention"
-    return (
-        f"Ordering pays from {_percent(pays_from)} contention on, and is {gain} as fast at {_percent(last.contention)}"
-    )
+    return f"Ordering pays from {_percent(pays_from)} contention on, and is {gain} as fast at {_percent(last.contention)}"

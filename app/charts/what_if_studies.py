@@ -51,10 +51,7 @@ def tornado(
     place = np.arange(len(ordered))
     figure = go.Figure()
     percent = share(change)
-    for side, title, colour, pattern in (
-        ("less", f"{percent} less", SECOND, "/"),
-        ("more", f"{percent} more", TEAL, ""),
-    ):
+    for side, title, colour, pattern in (("less", f"{percent} less", SECOND, "/"), ("more", f"{percent} more", TEAL, "")):
         values = np.array([getattr(point, side) for point in ordered])
         figure.add_bar(
             x=100 * (values / total - 1) if total else values,
@@ -69,9 +66,7 @@ def tornado(
             ),
         )
     figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
-    figure.update_xaxes(
-        title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %"
-    )
+    figure.update_xaxes(title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %")
     figure.update_yaxes(
         tickvals=place,
         ticktext=[plain(point.title) for point in ordered],
@@ -306,9 +301,7 @@ def _across(point: CapacityPoint, price: float | None) -> float:
     return float(point.gpus) if price is None else price * point.parts
 
 
-def _add_bound(
-    figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, price: float | None
-) -> None:
+def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, price: float | None) -> None:
     """Draw the bound that no placement of the kind can beat, at the sizes for which it is proven."""
     proven = [point for point in planned if point.scope == "placement and order"]
     figure.add_scatter(
@@ -385,9 +378,7 @@ def curve(
             y=[point.total / factor for point in points_of_plan],
             name=plain(name),
             **styled(*CURVE_STYLES[min(turn, 2) if name != ANEW else 2]),
-            **tips(
-                f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
-            ),
+            **tips(f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan),
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(
@@ -410,16 +401,13 @@ def _value(value: float, ratios: bool) -> str:
 def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
     """The course of the first plan compared with a plan made for each value, or else with the second."""
     totals = {
-        name: {point.value: point.total for point in points if point.series == name and point.total}
-        for name in (*series, ANEW)
+        name: {point.value: point.total for point in points if point.series == name and point.total} for name in (*series, ANEW)
     }
     own = totals[series[0]]
     sentence = ""
     if anew := {value: own[value] / total for value, total in totals[ANEW].items() if value in own}:
         worst = max(anew, key=anew.get)
-        sentence = (
-            f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
-        )
+        sentence = f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
     elif len(series) > 1:
         other = {value: total / own[value] for value, total in totals[series[1]].items() if value in own}
         behind = [value for value, relative in other.items() if relative < 1]
@@ -428,9 +416,7 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
             sentence = f"{name} is faster at {_value(behind[0], ratios)}"
             sentence += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
         elif other:
-            stretch = " to ".join(
-                dict.fromkeys(ratio(relative) for relative in (min(other.values()), max(other.values())))
-            )
+            stretch = " to ".join(dict.fromkeys(ratio(relative) for relative in (min(other.values()), max(other.values()))))
             sentence = f"{name} takes {stretch} as long as {plain(series[0])}"
     if not sentence:
         return "No points yet" if not own else f"{plain(series[0])} takes {seconds(min(own.values()))} at best"

@@ -37,9 +37,7 @@ def popularity(load: np.ndarray, of: str = "expert") -> go.Figure:
     for place in range(rows * columns):
         row, column = divmod(place, columns)
         left, bottom = column * (width + wide), (rows - 1 - row) * (height + high)
-        own, lowest, first = (
-            str(at + 1) if at else "" for at in (place, (rows - 1) * columns + column, (rows - 1) * columns)
-        )
+        own, lowest, first = (str(at + 1) if at else "" for at in (place, (rows - 1) * columns + column, (rows - 1) * columns))
         across = {"anchor": f"y{own}", "domain": [left, min(left + width, 1)], "dtick": 1 if experts <= FEW else None}
         upright = {"anchor": f"x{own}", "domain": [bottom, min(bottom + height, 1)]}
         across |= {"title": of} if own == lowest else {"matches": f"x{lowest}", "showticklabels": False}

@@ -63,9 +63,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         return None
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
         shows_plan = kept.toggle(
-            "Overlay the open plan",
-            key="overlay",
-            help="experts and tokens of every GPU, and the port that is busy longest",
+            "Overlay the open plan", key="overlay", help="experts and tokens of every GPU, and the port that is busy longest"
         )
         if not shows_plan:
             return None
@@ -73,9 +71,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         chosen = kept.select_slider("MoE layer", layers, ALL_LAYERS, key="overlay-layer", width=300)
     layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
     overlay = overlay_of(plan, problem, layer)
-    st.caption(
-        f"Bars: each GPU's tokens, relative to the busiest GPU. {_finding(overlay, layer)}", help=problem.cost_source
-    )
+    st.caption(f"Bars: each GPU's tokens, relative to the busiest GPU. {_finding(overlay, layer)}", help=problem.cost_source)
     return overlay
 
 
@@ -99,9 +95,7 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
         np.einsum("le,leg->g", model_problem.demand.sum(axis=1)[chosen], placement.share[chosen])
         for model_problem, placement in parts
     )
-    traffic = sum(
-        Load(model_problem, placement, plan.travel).traffic[chosen].sum(axis=0) for model_problem, placement in parts
-    )
+    traffic = sum(Load(model_problem, placement, plan.travel).traffic[chosen].sum(axis=0) for model_problem, placement in parts)
     tokens = served / served.sum() if served.sum() else served
     gpus = []
     layers = list(enumerate(plan.placement.model_layers))
@@ -203,9 +197,7 @@ def import_panel() -> None:
         "GPUs each, dropped together, are drawn as the cluster that fits them best.",
         kind,
     )
-    detect = st.button(
-        "Detect attached GPUs", icon=":material/memory:", help="looks at the machine that the studio runs on"
-    )
+    detect = st.button("Detect attached GPUs", icon=":material/memory:", help="looks at the machine that the studio runs on")
     if detect:
         _detect(kind)
 

@@ -203,10 +203,7 @@ def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> No
         if costs == now:
             st.error(f"The costs in use cannot time this cluster and model: {plain(reason)}.", icon=":material/error:")
             st.button(
-                "Use the datasheet costs",
-                icon=":material/menu_book:",
-                on_click=state.update,
-                kwargs={"cost": state.DATASHEET},
+                "Use the datasheet costs", icon=":material/menu_book:", on_click=state.update, kwargs={"cost": state.DATASHEET}
             )
         else:
             st.error(f"Refused: {plain(reason)}. Still in use: {plain(choice.short(now))}.", icon=":material/error:")
@@ -250,8 +247,7 @@ def show_pairs() -> None:
 def show_trust() -> None:
     """A chart and a table, once they are asked for: they take some seconds."""
     st.caption(
-        "Predictions beside public measurements of real machines. Fitted models use every other point; errors are on "
-        "the rest."
+        "Predictions beside public measurements of real machines. Fitted models use every other point; errors are on the rest."
     )
     if not kept.toggle("Compare predictions with measurements", key="trust-shown"):
         return

@@ -35,9 +35,7 @@ _ALWAYS_SHOWN = ("send", "receive")
 
 def show(cluster: Cluster) -> None:
     """The table with the latency per send; an edit becomes the open cluster, or is refused with its reason."""
-    st.caption(
-        "Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric."
-    )
+    st.caption("Empty cells use the datasheet value. GPUs of a node without links of its own communicate over the fabric.")
     if ports := "; ".join(usual_ports(cluster)):
         st.caption(
             plain(
@@ -100,8 +98,7 @@ def _base() -> tuple[pd.DataFrame, float]:
 def columns() -> dict:
     """Formats and checks of the columns in the browser."""
     numbers = {
-        column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g")
-        for column, (_, _, title) in _NUMBERS.items()
+        column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g") for column, (_, _, title) in _NUMBERS.items()
     }
     types = dict.fromkeys([*every_gpu_type(), *(gpu.type for gpu in state.session.cluster.gpus)])
     return {
@@ -257,9 +254,7 @@ def totals(cluster: Cluster) -> None:
         st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
-        widgets.download(
-            "Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json"
-        )
+        widgets.download("Save as JSON", lambda: cluster.model_dump_json(indent=1, exclude_none=True), f"{cluster.name}.json")
     second = state.session.model_of.get(state.session.second or "")
     models = [model for model in (state.session.model, second) if model is not None]
     for text, fits in memory_fit(cluster, models):
@@ -314,9 +309,6 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
     if len(models) > 1:
         needed = sum(model.bytes_per_expert * len(model.moe_layers) * model.experts for model in models)
         lines.append(
-            (
-                f"Both together: {units.size(needed)}, {units.share(needed / room.sum())} of it",
-                bool(needed <= room.sum()),
-            )
+            (f"Both together: {units.size(needed)}, {units.share(needed / room.sum())} of it", bool(needed <= room.sum()))
         )
     return lines

@@ -78,9 +78,7 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
         usual = gpus or -(-len(cluster.gpus) // nodes)
         ranks = _number(name, "Ranks per node", 1, 1024, usual, "with GPUs, no more than there are", f"{usual}")
         cpus = _number(name, "CPUs per node", 1, 4096, CPUS_PER_RANK * ranks, "shared by its ranks", f"{ranks}")
-        memory = _number(
-            name, "GiB per node", 1, 2**20, int(MEMORY_PER_RANK / GIB) * ranks, "of host memory", f"{ranks}"
-        )
+        memory = _number(name, "GiB per node", 1, 2**20, int(MEMORY_PER_RANK / GIB) * ranks, "of host memory", f"{ranks}")
     fields = {
         "nodes": nodes,
         "gpus_per_node": gpus,

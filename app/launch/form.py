@@ -91,9 +91,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
             _command(prepared)
 
 
-def _start(
-    launch: Launch, refused: str | None, not_now: str | None, prepared: PreparedLaunch, actions: DeltaGenerator
-) -> None:
+def _start(launch: Launch, refused: str | None, not_now: str | None, prepared: PreparedLaunch, actions: DeltaGenerator) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
     label = "Start" if launch.destination is None else "Submit"
@@ -109,9 +107,7 @@ def _start(
     if not_now:
         actions.caption(plain(not_now), width="stretch")
     elif prepared.failed:
-        actions.markdown(
-            f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}", width="stretch"
-        )
+        actions.markdown(f":red[:material/cancel:] **{prepared.failed.name}**: {plain(prepared.failed.text)}", width="stretch")
     else:
         actions.caption(plain(" ".join([_what_runs(launch), *_what_it_cannot_show(launch, prepared)])), width="stretch")
 

@@ -50,9 +50,7 @@ def _noted(address: str, id: str, _launch: Launched) -> int:
     return len(runs)
 
 
-def runs_of(
-    job: Job, answer: LaunchAnswer | None, place: str, ranks: int | None, started: float
-) -> list[dict[str, Any]]:
+def runs_of(job: Job, answer: LaunchAnswer | None, place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:
     """The arguments of `note_run` for every plan of a launch. answer: of its job; started: seconds since the epoch."""
     if answer is None:
         return []

@@ -35,9 +35,7 @@ def watch() -> None:
 
 def others(past: list[Launched]) -> None:
     """Launches that other sessions on this data folder have running, with a button that watches one here."""
-    running = [
-        launch for launch in past if not launch.state.finished and launch.job.id not in state.session.launch_jobs
-    ]
+    running = [launch for launch in past if not launch.state.finished and launch.job.id not in state.session.launch_jobs]
     for launch in running:
         label = f"Watch the launch of {widgets.describe_time(launch.started)}"
         if st.button(label, key=f"adopt-{launch.job.id}", icon=":material/group:"):
@@ -67,9 +65,7 @@ def ranks(job: Job) -> None:
             rank = widgets.segments("Log of rank", every, default=usual, required=True, format_func=called, key=key)
         # As high when it is empty, so that nothing jumps while it fills; and the newest lines are in view.
         with st.container(height=HEIGHT - 70, border=False, autoscroll=True):
-            st.code(
-                log_tail(run_folder(job), rank, LINES) or "(it has printed nothing)", language=None, wrap_lines=True
-            )
+            st.code(log_tail(run_folder(job), rank, LINES) or "(it has printed nothing)", language=None, wrap_lines=True)
 
 
 def _standing(now: Standing, moment: float) -> None:

@@ -23,9 +23,7 @@ ROUND_ROBIN = "round-robin (as vLLM)"
 
 def choose(problem: Problem) -> bool:
     """The choice of the deployed plan. True if another one was chosen just now."""
-    plans = {
-        id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
-    }
+    plans = {id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE}
     dealt = _round_robin(problem)
     names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
     names |= {id: plan.name for id, plan in plans.items() if id not in names}
@@ -128,9 +126,7 @@ def show(problem: Problem) -> None:
 def _worth_simulating(problem: Problem) -> bool:
     """True if the simulation is quick, or once it was asked for."""
     return is_quick(problem) or kept.toggle(
-        "Simulate what is deployed too, which takes a while",
-        key="deployed-simulated",
-        help="for its time and its ceiling",
+        "Simulate what is deployed too, which takes a while", key="deployed-simulated", help="for its time and its ceiling"
     )
 
 
@@ -142,9 +138,7 @@ def _away(plan: Plan, problem: Problem) -> float | None:
 def _ceiling(figures: Metrics, problem: Problem) -> None:
     """The most that there is to win, as far as it is proven."""
     label, bound = "Ceiling by order alone", figures.order_bound
-    covers = (
-        "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
-    )
+    covers = "with this placement no order of sends takes less than {}. A better placement may: run Aurora to see how much."
     if (everywhere := _bound_of_placements(problem)) is not None:
         label, bound = "Ceiling without replicas", everywhere
         covers = (

@@ -30,10 +30,7 @@ def show(problem: Problem) -> None:
         "point may exist."
     )
     if not isinstance(problem.workload, RoutingTrace):
-        st.info(
-            "Affinity needs tokens that can be followed from layer to layer: open a routing log.",
-            icon=":material/info:",
-        )
+        st.info("Affinity needs tokens that can be followed from layer to layer: open a routing log.", icon=":material/info:")
         return
     _front_form(problem)
     recordings = {digest: name for digest, name in state.session.workloads.items() if digest != state.session.workload}
@@ -141,9 +138,7 @@ def _row_scores(problem: Problem, plans: list, digest: str) -> list[tuple[float,
     if not isinstance(instance, RowsInstance):
         return []
     places = [plan.placement.gpu_of_expert for plan in plans]
-    return [
-        (float(instance.rows_a_token(place)[0]), float(instance.figures(place).balancedness[0])) for place in places
-    ]
+    return [(float(instance.rows_a_token(place)[0]), float(instance.figures(place).balancedness[0])) for place in places]
 
 
 @st.cache_resource(max_entries=8, show_spinner="Counting rows")
@@ -184,22 +179,12 @@ def show_matrix(problem: Problem, options: dict[str, dict]) -> None:
             key="matrix-system",
         )
         chosen = kept.multiselect(
-            "Recordings",
-            list(names),
-            list(names),
-            format_func=lambda digest: names[digest],
-            width=420,
-            key="matrix-recordings",
+            "Recordings", list(names), list(names), format_func=lambda digest: names[digest], width=420, key="matrix-recordings"
         )
         if st.button(
-            "Score",
-            icon=":material/play_arrow:",
-            type="primary",
-            disabled=len(chosen) < 2 or studies.is_running("matrix"),
+            "Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2 or studies.is_running("matrix")
         ):
-            studies.start(
-                "matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen}
-            )
+            studies.start("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
     score = kept.segments(
         "Score", charts.SCORES, charts.SCORES.get, default="seconds", key="matrix-score", label_visibility="collapsed"
     )

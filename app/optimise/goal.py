@@ -149,9 +149,7 @@ REPLICAS_HELP = (
 def travel_inputs(problem: Problem) -> None:
     """Controls of `problem.travel`."""
     now = state.session.travel or Travel()
-    unit = widgets.segments(
-        "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
-    )
+    unit = widgets.segments("How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit")
     formats: dict[str, Dtype | None] = {}
     own = f"same as the model ({problem.model.dtype})"
     for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):
@@ -200,9 +198,7 @@ def likely_time(problem: Problem, system: System, key: str) -> str:
     """
     options: dict[str, Any] = {}
     limit_key = kept.option_key(key, LIMIT)
-    if (
-        limit := st.session_state.get(state.visit.widget_key(limit_key), state.session.choices.get(limit_key))
-    ) is not None:
+    if (limit := st.session_state.get(state.visit.widget_key(limit_key), state.session.choices.get(limit_key))) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
     if seconds is None:

@@ -60,9 +60,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
         schedule = kept.number_input(
             "Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150, key="lina-scheduling"
         )
-        check = kept.number_input(
-            "Popularity check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check"
-        )
+        check = kept.number_input("Popularity check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check")
         other = kept.number_input(
             "Rest of a layer, ms",
             0.0,
@@ -72,9 +70,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
             key="lina-rest",
             help="attention and the like, which also hides the first phase",
         )
-        host = kept.number_input(
-            "Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link"
-        )
+        host = kept.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link")
         slots = kept.number_input(
             "Experts per device",
             0,

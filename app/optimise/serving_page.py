@@ -129,9 +129,7 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
 def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
     """The verdict line of a plan. narrow: as for `verdict_line.show`."""
     verdict_line.show(
-        standing(row, comparison, problem),
-        f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}",
-        narrow,
+        standing(row, comparison, problem), f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}", narrow
     )
 
 

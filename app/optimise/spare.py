@@ -75,9 +75,7 @@ def _show(problem: Problem, answer: RedundancyAnswer, complete: bool) -> None:
     if not points:
         return
     if points[0].error is None:
-        st.info(
-            "This curve is of an older version and has no intervals: press Advise again.", icon=":material/history:"
-        )
+        st.info("This curve is of an older version and has no intervals: press Advise again.", icon=":material/history:")
         return
     widgets.chart(charts.spare_slots(points, advised, answer.held_out), "spare-slots")
     if advised is not None:
@@ -102,9 +100,7 @@ def _advice(advised: Knee, points: Sequence[RedundancyPoint]) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         number = f"{spare} spare slot{'s' * (spare > 1)} per GPU" if spare else "No spare slots"
         st.markdown(f"**{number}**: {advised.reason}.")
-        if st.button(
-            "Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"
-        ):
+        if st.button("Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"):
             state.visit.advised_spare = spare, (state.visit.advised_spare or (0, 0))[1] + 1
             state.visit.notice = (
                 f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Run."

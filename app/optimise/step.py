@@ -19,13 +19,7 @@ from engine.systems.pieces import linear_placement
 from engine.training import Gate, TrainingStep, usual_step
 from engine.workload import TrafficMatrix
 
-MOST = {
-    "batch": 1_000_000,
-    "sequence_length": 10_000_000,
-    "heads": 4096,
-    "dense_d_ff": 1_000_000,
-    "vocabulary": 10_000_000,
-}
+MOST = {"batch": 1_000_000, "sequence_length": 10_000_000, "heads": 4096, "dense_d_ff": 1_000_000, "vocabulary": 10_000_000}
 
 
 def open_step() -> None:
@@ -51,10 +45,7 @@ def form() -> None:
         values = inputs.batch_and_experts() | inputs.dense_layers()
         if step.model_copy(update={"routing": "balanced"}) != usual:
             st.button(
-                f"Defaults for {plain(model.name)}",
-                icon=":material/restart_alt:",
-                on_click=_reset,
-                args=(usual, inputs.keys),
+                f"Defaults for {plain(model.name)}", icon=":material/restart_alt:", on_click=_reset, args=(usual, inputs.keys)
             )
     try:
         wanted = TrainingStep.from_dict(values, "training step")
@@ -139,12 +130,8 @@ class _Inputs:
             st.expander("Dense layers, vocabulary", icon=":material/tune:"),
             st.container(horizontal=True, vertical_alignment="bottom"),
         ):
-            values["heads"] = self._whole(
-                "Attention heads", "heads", "Heads of every layer; each has d_model / heads numbers."
-            )
-            values["dense_d_ff"] = self._whole(
-                "Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts."
-            )
+            values["heads"] = self._whole("Attention heads", "heads", "Heads of every layer; each has d_model / heads numbers.")
+            values["dense_d_ff"] = self._whole("Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts.")
             values["vocabulary"] = self._whole(
                 "Vocabulary, tokens",
                 "vocabulary",

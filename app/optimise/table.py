@@ -207,9 +207,7 @@ def decomposition(table: pd.DataFrame, problem: Problem) -> None:
     """The chart of the plans' overlap of communication and computation."""
     plans, table = cached.candidates(), table.sort_values("Time")
     baseline = next(iter(table["Plan"][table["deployed"]]), None)
-    figures = {
-        name: cached.metrics(plans[id].plan, problem) for name, id in zip(table["Plan"], table["id"], strict=True)
-    }
+    figures = {name: cached.metrics(plans[id].plan, problem) for name, id in zip(table["Plan"], table["id"], strict=True)}
     figure = step_charts.decomposition(figures, baseline, st.context.theme.type == "dark")
     widgets.chart(figure, "decomposition")
 
@@ -266,6 +264,4 @@ def show_candidates(problem: Problem, aim: str) -> None:
     with st.container(horizontal=True):
         st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
         if aim == goal.ONE:
-            st.page_link(
-                "../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:"
-            )
+            st.page_link("../pages/review.py", label="Save it and judge whether it is worth it", icon=":material/gavel:")

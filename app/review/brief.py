@@ -118,9 +118,7 @@ def _travel(travel: Travel | None) -> list[str]:
     if travel is None:
         return []
     sentence = f"Counts on an engine that sends {ROWS[travel.unit]}"
-    formats = [
-        f"{dtype} {way}" for dtype, way in ((travel.dispatch, "in dispatch"), (travel.combine, "in combine")) if dtype
-    ]
+    formats = [f"{dtype} {way}" for dtype, way in ((travel.dispatch, "in dispatch"), (travel.combine, "in combine")) if dtype]
     said = [sentence + (f", as {' and '.join(formats)}" if formats else "") + "."]
     if travel.replicas:
         said.append(f"Has it send each token to the copies of its experts that touch fewest {TOUCHED[travel.unit]}.")
@@ -266,18 +264,14 @@ def bound_in_words(brief: Brief) -> list[str]:
     """The gain that any plan could have at most, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
     what = "schedule" if brief.problem.goal is Goal.TRAINING else "order of sends"
-    sentences = [
-        f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."
-    ]
+    sentences = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
     if (gap := gap_over_placements(brief.own.plan, figures)) is not None:
         sentences.append(
             "According to its optimiser (not rechecked here), no other placement with as many slots per GPU and no replicas is "
             f"faster than {seconds(figures.bound)}: {_above(gap)}."
         )
     elif figures.bound is None and claim is not None:
-        sentences.append(
-            "Its optimiser's own bound was computed for other inputs, or cannot be true, and is not used here."
-        )
+        sentences.append("Its optimiser's own bound was computed for other inputs, or cannot be true, and is not used here.")
     proof = proof_of_plan(brief.own.plan, figures)
     proven, _, why = proof.in_words.partition("nothing")
     optimal = f"Proven optimal: {proven}." if proven else f"Nothing about this plan is proven optimal{why}."
@@ -295,9 +289,7 @@ def cost_in_words(brief: Brief) -> str:
     move = brief.move
     if not move.copies:
         return "Nothing has to move."
-    return (
-        f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving, which {move.pays_off}."
-    )
+    return f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving, which {move.pays_off}."
 
 
 def risk_in_words(brief: Brief) -> str:
@@ -306,6 +298,4 @@ def risk_in_words(brief: Brief) -> str:
         return "Not scored on another recording of this model: what it gains under other traffic is unknown."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
-    return (
-        f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, brief.baseline.plan.name)}."
-    )
+    return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, brief.baseline.plan.name)}."

@@ -64,8 +64,7 @@ def _read(plan: ListedPlan | Plan) -> SavedPlan | Plan:
 def _names(plans: dict[str, ListedPlan | Plan]) -> dict[str, str]:
     """Names of the plans in the choice: name and workspace, and the id where that does not tell them apart."""
     names = {
-        key: f"{plan.name} · {SESSION if isinstance(plan, Plan) else f'{SAVED} by {plan.by}'}"
-        for key, plan in plans.items()
+        key: f"{plan.name} · {SESSION if isinstance(plan, Plan) else f'{SAVED} by {plan.by}'}" for key, plan in plans.items()
     }
     often = Counter(names.values())
     ids = {key: plan.id if isinstance(plan, Plan) else plan.plan for key, plan in plans.items()}

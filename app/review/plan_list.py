@@ -265,9 +265,7 @@ def fold(names: dict[str, str], workspace: str) -> None:
     # Another key is another popover, which is closed: so it closes once another plan is on the page.
     with (
         st.popover(
-            f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
-            icon=":material/list:",
-            key=f"plans-{_looked_at()}",
+            f"Plans · {len(plans)}" + (f" · {news} new" if news else ""), icon=":material/list:", key=f"plans-{_looked_at()}"
         ),
         st.container(width=tables.IN_POPOVER),
     ):
@@ -325,9 +323,7 @@ def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
     ]
 
 
-def _any_of(
-    what: str, plans: Sequence[ListedPlan], workspace: str, name: Callable[[ListedPlan], str | None]
-) -> list[str]:
+def _any_of(what: str, plans: Sequence[ListedPlan], workspace: str, name: Callable[[ListedPlan], str | None]) -> list[str]:
     """Those of the names that a person chose; none: every one."""
     names = sorted({name(plan) for plan in plans} - {None})
     if len(names) < 2:
@@ -370,9 +366,7 @@ def _table(listed: list[ListedPlan]) -> None:
             ),
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="entries of others since you last looked at the review"),
-            "Gain": column.NumberColumn(
-                help="how many times as fast as what was deployed when it was saved, simulated"
-            ),
+            "Gain": column.NumberColumn(help="how many times as fast as what was deployed when it was saved, simulated"),
             **{name: column.NumberColumn(format="%.3g") for name in table.columns if name.startswith("Time")},
         },
     )

@@ -155,9 +155,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
     rows += [("Also planned for", _recording(other), other.digest) for other in problem.others]
     types = [gpu.type for gpu in problem.cluster.gpus]
     gpus = ", ".join(f"{types.count(gpu_type)} × {gpu_type}" for gpu_type in dict.fromkeys(types))
-    rows.append(
-        ("Cluster", f"{problem.cluster.name}: {gpus} in {len(problem.cluster.nodes)} nodes", digests["cluster"])
-    )
+    rows.append(("Cluster", f"{problem.cluster.name}: {gpus} in {len(problem.cluster.nodes)} nodes", digests["cluster"]))
     rows.append(("Model", _model(problem), digests["model"]))
     if problem.goal is Goal.TWO_MODELS:
         rows.append(("Second workload", _recording(problem.second.workload), digests["workload_b"]))

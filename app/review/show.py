@@ -202,13 +202,10 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
         {
             "When": [widgets.describe_time(run.at) for run in runs],
             "Where": [PLACES.get(run.place, run.place) for run in runs],
-            "Predicted there": [
-                units.seconds(run.predicted) if run.predicted is not None else tables.MISSING for run in runs
-            ],
+            "Predicted there": [units.seconds(run.predicted) if run.predicted is not None else tables.MISSING for run in runs],
             "Measured": [units.seconds(run.measured) if run.measured is not None else tables.MISSING for run in runs],
             "Ratio": [
-                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else tables.MISSING
-                for run in runs
+                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else tables.MISSING for run in runs
             ],
             "Ranks": [str(run.report.get("ranks") or tables.MISSING) for run in runs],
             "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else tables.MISSING for run in runs],
@@ -220,10 +217,7 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
 
 def _family(saved: SavedPlan) -> None:
     """The plan that this one was derived from, and those derived from it, as buttons that open them."""
-    kin = [
-        ("Derived from", [saved.parent] if saved.parent else []),
-        ("Derived plans", team.children(store.db(), saved.plan)),
-    ]
+    kin = [("Derived from", [saved.parent] if saved.parent else []), ("Derived plans", team.children(store.db(), saved.plan))]
     for label, ids in kin:
         saves = {saved_plan.plan: saved_plan for saved_plan in team.saves_of(store.db(), ids)}
         if not ids:

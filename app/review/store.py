@@ -58,9 +58,7 @@ def decided(review: Review, verdict: Verdict, reason: str, by: str) -> None:
     _send_news("review.decided", f"A plan was {verdict}", review, by, verdict, reason)
 
 
-def _send_news(
-    event: str, text: str, review: Review, by: str, verdict: Verdict | None = None, reason: str = ""
-) -> None:
+def _send_news(event: str, text: str, review: Review, by: str, verdict: Verdict | None = None, reason: str = "") -> None:
     with suppress(InputError):  # the operator is told elsewhere that the setting is wrong or the database is away
         if address() is None:
             return
@@ -112,9 +110,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     there = saved_in(workspace, plan)
     save_recordings(problem)
-    saved = team.save_plan(
-        db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem), people.login()
-    )
+    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem), people.login())
     state.add_saved(saved.plan, saved.number)
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
@@ -258,9 +254,7 @@ def _key(problem: Problem) -> tuple[str, ...]:
 
 
 @st.cache_resource(
-    max_entries=24,
-    show_spinner="Simulating the plan and what it is held against",
-    hash_funcs=cached.BY_NAME | {Problem: _key},
+    max_entries=24, show_spinner="Simulating the plan and what it is held against", hash_funcs=cached.BY_NAME | {Problem: _key}
 )
 def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
     return brief_of(plan, problem, cached.simulate, in_use)
@@ -269,9 +263,7 @@ def _brief(plan: Plan, problem: Problem, in_use: Plan | None) -> Brief:
 @st.cache_resource(
     max_entries=24,
     show_spinner="Simulating the plan on the other recordings",
-    hash_funcs={
-        Brief: lambda brief: (brief.own.plan.name, brief.own.plan.id, _key(brief.problem), brief.baseline.plan.name)
-    },
+    hash_funcs={Brief: lambda brief: (brief.own.plan.name, brief.own.plan.id, _key(brief.problem), brief.baseline.plan.name)},
 )
 def with_risks(brief: Brief, others: list[str]) -> Brief:
     """The brief with the plan's gain on these recordings."""

@@ -81,9 +81,7 @@ def differences(of_verdict: Thresholds, of_session: Thresholds) -> str:
 def changes(before: dict[str, float], after: dict[str, float]) -> str:
     """`gain held out 5 % → 15 %, memory of the fullest GPU 80 % → 90 %`; thresholds unknown to this version are left out."""
     known = [name for name in LABELS if before.get(name) != after.get(name) and name in before and name in after]
-    return ", ".join(
-        f"{LABELS[name]} {_quantity(name, before[name])} → {_quantity(name, after[name])}" for name in known
-    )
+    return ", ".join(f"{LABELS[name]} {_quantity(name, before[name])} → {_quantity(name, after[name])}" for name in known)
 
 
 def _quantity(name: str, value: float) -> str:

@@ -115,10 +115,7 @@ class Session(Frozen):
     removed_plans: dict[Digest, RemovedPlan] = Field({}, title="the removed plans", description="the last one last")
     in_use: Digest | None = Field(None, title="which plan is deployed")
     choices: dict[Annotated[str, Field(max_length=200)], Choice] = Field(
-        {},
-        max_length=MOST_CHOICES,
-        title="the choices on the pages",
-        description="by the widget's key, the newest last",
+        {}, max_length=MOST_CHOICES, title="the choices on the pages", description="by the widget's key, the newest last"
     )
     thresholds: Thresholds = Field(Thresholds(), title="the thresholds of verdicts")
     person: str | None = Field(None, title="your name")

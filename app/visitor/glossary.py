@@ -59,8 +59,7 @@ TERMS = {
         "Aurora §4.2, Theorem 4.2; §5.2, Theorem 5.2",
     ),
     "capacity factor": Term(
-        "How many tokens an expert takes at most, as a multiple of an even share. Tokens above it are dropped.",
-        "Lancet §2.1",
+        "How many tokens an expert takes at most, as a multiple of an even share. Tokens above it are dropped.", "Lancet §2.1"
     ),
     "colocation": Term(
         "Two models on the same GPUs: while one computes, the other communicates.", "Aurora §6", ("two models",)
@@ -86,8 +85,7 @@ TERMS = {
         ("all GPUs wait for",),
     ),
     "dispatch": Term(
-        "The first all-to-all of an MoE layer: every token is sent to the GPUs of its experts.",
-        "Aurora §2.1; PipeMoE §II-B",
+        "The first all-to-all of an MoE layer: every token is sent to the GPUs of its experts.", "Aurora §2.1; PipeMoE §II-B"
     ),
     "exposed communication": Term(
         "Time in which the network is busy and nothing computes. Only this part of communication makes a pass longer.",
@@ -96,22 +94,13 @@ TERMS = {
     "gap": Term(
         "How far a plan is above a proven bound, in per cent of the bound. No plan of that kind can be better by more.",
         "integer programming, as in ExFlow §IV-D",
-        (
-            "above the bound",
-            "above its bound",
-            "above that bound",
-            "above the order bound",
-            "above order · placement bound",
-        ),
+        ("above the bound", "above its bound", "above that bound", "above the order bound", "above order · placement bound"),
     ),
     "gate": Term(
-        "The small network in front of the experts that chooses for every token which of them it goes to.",
-        "Aurora §2.1",
+        "The small network in front of the experts that chooses for every token which of them it goes to.", "Aurora §2.1"
     ),
     "GPU utilisation": Term(
-        "Compute time (gate, experts, aggregation) over total time, mean over the GPUs.",
-        "Aurora §8.1",
-        ("utilisation",),
+        "Compute time (gate, experts, aggregation) over total time, mean over the GPUs.", "Aurora §8.1", ("utilisation",)
     ),
     "held out": Term(
         "Not used to make the plan: another recording, or the later half of its own. What a plan gains there is what it would "
@@ -145,8 +134,7 @@ TERMS = {
         ("copies to move", "moving to a plan", "of moving"),
     ),
     "overlap": Term(
-        "Share of communication during which something computes, so that it costs no time of its own.",
-        "Lancet §1, §7.1",
+        "Share of communication during which something computes, so that it costs no time of its own.", "Lancet §1, §7.1"
     ),
     "overload factor": Term(
         "The largest load of a GPU divided by the mean: 1 when all have as much to do. The inverse of balancedness in every "
@@ -171,9 +159,7 @@ TERMS = {
         "Share of a batch's tokens that go to an expert. Some experts get many times the mean.", "Lina §2.2, Figure 6"
     ),
     "rank": Term(
-        "One process of a launch, with a GPU of its own or a share of the CPU cores.",
-        "PyTorch, torch.distributed",
-        ("ranks",),
+        "One process of a launch, with a GPU of its own or a share of the CPU cores.", "PyTorch, torch.distributed", ("ranks",)
     ),
     "RCS": Term("Random communication scheduling: every GPU sends in random order. A baseline.", "Aurora §8.1"),
     "REC": Term("Random expert colocation: experts of two models are paired at random. A baseline.", "Aurora §8.1"),
@@ -185,9 +171,7 @@ TERMS = {
         "Time of a kernel as the longer of its operations over the peak rate and its bytes over the memory's bandwidth.",
         "Williams, Waterman and Patterson 2009, Roofline",
     ),
-    "routing log": Term(
-        "Which experts every token went to in every layer, recorded while a model ran.", "ExFlow §IV-B, §V-G"
-    ),
+    "routing log": Term("Which experts every token went to in every layer, recorded while a model ran.", "ExFlow §IV-B, §V-G"),
     "shared order": Term(
         "Sends in phases in which a GPU may serve several peers at once within its bandwidth, so that a fast one need not "
         "wait for a slow peer.",
@@ -219,16 +203,7 @@ TERMS = {
 }
 
 PAGES = {
-    "Workload": (
-        "routing log",
-        "traffic matrix",
-        "popularity",
-        "skew",
-        "affinity",
-        "all-to-all",
-        "dispatch",
-        "combine",
-    ),
+    "Workload": ("routing log", "traffic matrix", "popularity", "skew", "affinity", "all-to-all", "dispatch", "combine"),
     "Cluster": ("all-to-all", "all-reduce", "α–β cost", "roofline"),
     "Affinity": ("affinity", "routing log", "kept local", "placement", "replica", "bound", "all-to-all"),
     "Optimise": (
@@ -271,15 +246,7 @@ PAGES = {
         "GPU utilisation",
         "overload factor",
     ),
-    "What-if": (
-        "contention",
-        "micro-op",
-        "pipeline degree",
-        "partition range",
-        "exposed communication",
-        "overlap",
-        "bound",
-    ),
+    "What-if": ("contention", "micro-op", "pipeline degree", "partition range", "exposed communication", "overlap", "bound"),
     "Review": (
         "placement",
         "bound",
@@ -301,9 +268,7 @@ def popover(page: str) -> None:
     """The terms of a page behind a quiet button."""
     with st.popover("Terms", icon=":material/menu_book:", type="tertiary"):
         st.markdown(
-            "\n\n".join(
-                f"**{name}** {TERMS[name].meaning} :small[:gray[*{TERMS[name].source}*]]" for name in PAGES[page]
-            )
+            "\n\n".join(f"**{name}** {TERMS[name].meaning} :small[:gray[*{TERMS[name].source}*]]" for name in PAGES[page])
         )
 
 
@@ -314,14 +279,8 @@ STEPS = {
     "Optimise": ("optimise", "{plans} a proven bound."),
     "Timeline": ("timeline", "See where the plan wins time over its baselines."),
     "What-if": ("what_if", "Move a slider: what is the plan worth then?"),
-    "Review": (
-        "review",
-        "Save a plan and it gets a page: what it gains, where it fails, and what others say about it.",
-    ),
-    "Launch": (
-        "launch",
-        "Start runs the plan as a real job on this machine and shows measured times over the predicted ones.",
-    ),
+    "Review": ("review", "Save a plan and it gets a page: what it gains, where it fails, and what others say about it."),
+    "Launch": ("launch", "Start runs the plan as a real job on this machine and shows measured times over the predicted ones."),
 }
 """The page's file and one sentence on the open inputs, by the title of the page."""
 

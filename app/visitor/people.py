@@ -132,9 +132,7 @@ def reader() -> tuple[str, str] | None:
 def _vouched() -> str:
     """Name and address from the login, as one line that can be kept."""
     email = roles.email_of(st.user)
-    name = "".join(
-        character for character in str(getattr(st.user, "name", "") or "") if character.isprintable()
-    ).strip()
+    name = "".join(character for character in str(getattr(st.user, "name", "") or "") if character.isprintable()).strip()
     both = f"{name} ({email})" if name and email else name or email or str(getattr(st.user, "sub", "") or "somebody")
     return both if len(both) <= 120 else (email or name)[:120]
 
@@ -181,9 +179,7 @@ def admit() -> None:
         return
     st.header("Switchyard", anchor=False)
     if not _providers():
-        st.error(
-            "The operator of this studio wants everybody to log in, but has not said where.", icon=":material/lock:"
-        )
+        st.error("The operator of this studio wants everybody to log in, but has not said where.", icon=":material/lock:")
         st.caption(f"{SWITCH}=required needs a section auth in the studio's secrets.toml; docs/team.md shows one.")
         st.stop()
     again = getattr(st.user, "is_logged_in", False)
@@ -250,9 +246,7 @@ def _say_unreadable() -> None:
 
 def _rename(person: Person) -> None:
     with st.form("people-name", border=False):
-        name = st.text_input(
-            "Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions"
-        )
+        name = st.text_input("Your name", person.name, max_chars=120, help="shown with your plans, comments and decisions")
         if st.form_submit_button("Set name", icon=":material/check:"):
             with failing.saying(sentence):
                 state.change(person=checked(name))

@@ -30,15 +30,12 @@ def capacity(problem: Problem) -> None:
     )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
-            "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.",
-            icon=":material/info:",
+            "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.", icon=":material/info:"
         )
         return
     plan, is_open = plan_to_study(problem)
     now = outlooks_of(problem, [plan])[plan.id].total
-    part = _form(
-        problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now
-    )
+    part = _form(problem, plan, f"{'The open plan' if is_open else 'What is deployed'} takes {units.seconds(now)}.", now)
     studies.watch_for_problem(
         "capacity",
         problem,
@@ -76,9 +73,7 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             width=440,
             key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
         )
-        system = kept.selectbox(
-            "System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
-        )
+        system = kept.selectbox("System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system")
         limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if run_button("Find the number of GPUs", "capacity", bool(target and sizes)):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
@@ -96,9 +91,7 @@ def _form(problem: Problem, plan: Plan, takes: str, now: float) -> str:
             )
     trace, most = problem.workload, max(sizes, default=0) * own
     if isinstance(trace, RoutingTrace) and trace.sources < most:
-        kind = (
-            "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
-        )
+        kind = "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
         st.caption(
             f"{plain(trace.name)} has {trace.sources:,} {kind}: on more than {trace.sources:,} GPUs some start with no "
             "tokens, which makes such sizes look worse than they are under full load."
@@ -114,14 +107,11 @@ def _show(problem: Problem, chosen: str, answer: CapacityAnswer, complete: bool)
         return
     if nodes is None:
         st.info(
-            plain(f"The last search, built from {answer.title}, is an older version's. Run it again."),
-            icon=":material/info:",
+            plain(f"The last search, built from {answer.title}, is an older version's. Run it again."), icon=":material/info:"
         )
         return
     if answer.title != chosen:
-        st.info(
-            plain(f"These sizes are built from {answer.title}. Run the search for {chosen}."), icon=":material/info:"
-        )
+        st.info(plain(f"These sizes are built from {answer.title}. Run the search for {chosen}."), icon=":material/info:")
     target, prices = answer.target, _prices(nodes)
     price, dark = _price(nodes, prices), st.context.theme.type == "dark"
     widgets.chart(charts.capacity(points, target, nodes, complete, price, dark), "what-if-capacity")

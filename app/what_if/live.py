@@ -79,9 +79,7 @@ def panel(problem: Problem) -> None:
         st.error(plain(str(error)), icon=":material/error:")
         return
     if plan is None:
-        st.caption(
-            "Once a plan is open, sliders here show what its step takes on a faster network, with another batch …"
-        )
+        st.caption("Once a plan is open, sliders here show what its step takes on a faster network, with another batch …")
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
     if problem.goal is Goal.TWO_MODELS and not is_quick(problem):
@@ -131,9 +129,7 @@ def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
     except InputError:  # contiguous blocks do not fit the GPUs
         deployed = {}
     fitting = {
-        id: candidate.plan
-        for id, candidate in cached.candidates().items()
-        if not widgets.why_not(candidate.plan, problem)
+        id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)
     } | deployed
     usual = widgets.usual_baselines(fitting, plan, next(iter(deployed), None))
     return {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
@@ -233,9 +229,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     if not found:
         return None
     again = found[0].plan
-    if st.button(
-        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.session.plan
-    ):
+    if st.button("Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.session.plan):
         state.take_plan(again.id, job.id)
         state.update(plan=again.id)
         st.rerun()
@@ -346,9 +340,7 @@ def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
 
 def run_button(label: str, kind: str, ready: bool = True) -> bool:
     """The button that starts a study; none is started beside another of its kind."""
-    return st.button(
-        label, icon=":material/play_arrow:", type="primary", disabled=not ready or studies.is_running(kind)
-    )
+    return st.button(label, icon=":material/play_arrow:", type="primary", disabled=not ready or studies.is_running(kind))
 
 
 def contention(problem: Problem) -> None:
@@ -374,6 +366,4 @@ def contention(problem: Problem) -> None:
             )
             studies.download(points, "contention")
 
-    studies.watch_for_problem(
-        "contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
-    )
+    studies.watch_for_problem("contention", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")

@@ -74,9 +74,7 @@ def curve(problem: Problem) -> None:
             disabled=not others,
         )
         name, options = system_for(problem, plan)
-        anew = kept.checkbox(
-            f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
-        )
+        anew = kept.checkbox(f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew")
         plans = [plan, *([others[beside]] if beside else [])]
         if run_button("Run the sweep", "curve"):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
@@ -92,17 +90,13 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    studies.watch_for_problem(
-        "curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time."
-    )
+    studies.watch_for_problem("curve", problem, {}, _show_curve, "No sweep yet. Without replanning it takes far less time.")
 
 
 def _show_curve(answer: CurveAnswer, complete: bool) -> None:
     points = answer.points
     if points:
-        widgets.chart(
-            what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer)), "what-if-curve"
-        )
+        widgets.chart(what_if_studies.curve(points, answer.field, answer.series, complete, _tag(answer)), "what-if-curve")
         st.caption(f"{_how(answer)} Costs: {plain(answer.cost_source)}.")
         studies.download(points, "curve")
 
@@ -142,9 +136,7 @@ def sensitivity(problem: Problem) -> None:
             st.caption(f"{plain(answer.plan)}. {_how(answer)} Costs: {plain(answer.cost_source)}.")
             studies.download(points, "sensitivity")
 
-    studies.watch_for_problem(
-        "sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds."
-    )
+    studies.watch_for_problem("sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")
 
 
 def imprecision(problem: Problem) -> None:
@@ -155,9 +147,7 @@ def imprecision(problem: Problem) -> None:
     )
     several = problem.workload.layers > 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = kept.text_input(
-            "Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels"
-        )
+        text = kept.text_input("Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels")
         seeds = kept.number_input("Draws per noise level", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
         noise = kept.selectbox(
             "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
@@ -195,9 +185,7 @@ def imprecision(problem: Problem) -> None:
         )
         studies.download(points, "imprecision")
 
-    studies.watch_for_problem(
-        "imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute."
-    )
+    studies.watch_for_problem("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")
 
 
 def _gain_in_words(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> str:

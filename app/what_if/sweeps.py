@@ -62,9 +62,7 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 def panel(problem: Problem) -> None:
     """Choose a sweep, run it, and show its points."""
     titles = {kind: title for kind, (title, _) in KINDS.items()}
-    kind = kept.segments(
-        "Sweep", titles, titles.get, default="micro_op", key="sweep-kind", label_visibility="collapsed"
-    )
+    kind = kept.segments("Sweep", titles, titles.get, default="micro_op", key="sweep-kind", label_visibility="collapsed")
     st.caption(KINDS[kind][1])
     wanted = _wanted(kind, problem)
     job = studies.newest(_key(kind))
@@ -79,9 +77,7 @@ def panel(problem: Problem) -> None:
         )
         return
     studies.watch(
-        _key(kind),
-        lambda result: _show(kind, job, result),
-        "No sweep yet: press Run the sweep. It takes a few seconds.",
+        _key(kind), lambda result: _show(kind, job, result), "No sweep yet: press Run the sweep. It takes a few seconds."
     )
 
 
@@ -95,9 +91,7 @@ def values_of(text: str, kind: Kind) -> list[float]:
             if stretch:
                 low, high = map(int, stretch.groups())
                 if not 0 <= high - low <= 1000:
-                    raise InputError(
-                        f"{NAMES[kind]}: {part} goes from {low} to {high}; give an ascending, shorter stretch"
-                    )
+                    raise InputError(f"{NAMES[kind]}: {part} goes from {low} to {high}; give an ascending, shorter stretch")
                 values += range(low, high + 1)
             elif part:
                 values.append(float(part))
@@ -137,19 +131,12 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         elif kind == "degree":
             settings = {
                 "orders": kept.multiselect(
-                    "Order on the network",
-                    list(ORDERS),
-                    list(ORDERS),
-                    format_func=ORDERS.get,
-                    width=330,
-                    key="sweep-orders",
+                    "Order on the network", list(ORDERS), list(ORDERS), format_func=ORDERS.get, width=330, key="sweep-orders"
                 )
             }
         else:
             settings = {
-                "parts": sorted(
-                    kept.multiselect("Maximum parts per range", PARTS, USUAL_PARTS, width=240, key="sweep-parts")
-                )
+                "parts": sorted(kept.multiselect("Maximum parts per range", PARTS, USUAL_PARTS, width=240, key="sweep-parts"))
             }
             names = ("weight_gradients", "irregular")
             settings |= {name: kept.option_input("sweep", LancetOptions, name) for name in names}
@@ -157,9 +144,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
     try:
         wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
         if not settings.get("orders", True) or not settings.get("parts", True):
-            raise InputError(
-                "choose at least one " + ("order on the network" if kind == "degree" else "number of parts")
-            )
+            raise InputError("choose at least one " + ("order on the network" if kind == "degree" else "number of parts"))
         trials_of(problem, kind, wanted["values"], settings)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
@@ -197,9 +182,7 @@ def _show(kind: Kind, job: runner.Job, answer: SweepAnswer) -> None:
         widgets.chart(charts.times(points, kind, what, len(points) == answer.of), f"sweep-{kind}")
     with right:
         widgets.chart(charts.decomposition(points, kind, shown), f"sweep-parts-{kind}")
-    st.caption(
-        f"Simulated. Costs: {plain(answer.cost_source)}. The bound is proven for every schedule of a point's placement."
-    )
+    st.caption(f"Simulated. Costs: {plain(answer.cost_source)}. The bound is proven for every schedule of a point's placement.")
     _table(kind, job, points, what)
 
 

@@ -126,8 +126,7 @@ def draw(name: str, gpus: Sequence[Gpu], nvlinks: np.ndarray, pcie: Sequence[flo
             )
     port_rates = list(pcie) or [None] * len(gpus)
     ports = [
-        PCIE_LANE[LINKS[kind].pcie] * LANES if rate is None else rate
-        for kind, rate in zip(types, port_rates, strict=True)
+        PCIE_LANE[LINKS[kind].pcie] * LANES if rate is None else rate for kind, rate in zip(types, port_rates, strict=True)
     ]
     usual = ", ".join(f"{gpu.type} {bandwidth(gpu.send_bandwidth)}" for gpu in dict.fromkeys(gpus))
     notes = [f"the rates of the network ports are not known: GPUs keep the catalogue's ({usual})"]

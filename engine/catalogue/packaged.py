@@ -66,9 +66,7 @@ def every_gpu_type() -> dict[str, GpuType]:
 def packaged_node(gpu_type: str, name: str) -> Node:
     """A node of GPUs that only the package knows, with the links that it states. Raises InputError for any other type."""
     if gpu_type not in (kinds := packaged_gpu_types()):
-        raise InputError(
-            f"no GPU type '{gpu_type}' in {PACKAGE}; it has {', '.join(kinds) or 'none: it is not installed'}"
-        )
+        raise InputError(f"no GPU type '{gpu_type}' in {PACKAGE}; it has {', '.join(kinds) or 'none: it is not installed'}")
     system = _system(installed_folder("its GPUs") / "systems" / f"{system_of(gpu_type)}.yaml")["node"]
     return Node(
         name=name,
@@ -95,9 +93,7 @@ def packaged_configs() -> dict[str, Path]:
 def _system(path: Path) -> dict:
     import yaml  # here, as ranks import this module and read none
 
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # the same in a tenth of the time, where PyYAML was built with it
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in a tenth of the time, where PyYAML was built with it
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 

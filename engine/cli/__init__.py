@@ -34,9 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 @functools.cache
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
-        prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters."
-    )
+    top = argparse.ArgumentParser(prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for add in GROUPS:
         add(commands)

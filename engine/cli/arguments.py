@@ -11,11 +11,7 @@ BALANCED = "balanced"
 """The name of an assumed recording: balanced routing, the aim of training."""
 
 CLUSTER = {
-    "image": (
-        str,
-        "NAME",
-        "the project's image; without one, Slurm runs this installation, which its nodes have to see",
-    ),
+    "image": (str, "NAME", "the project's image; without one, Slurm runs this installation, which its nodes have to see"),
     "nodes": (int, "N", "default: as the cluster is drawn"),
     "gpus_per_node": (int, "N", "default: as the cluster is drawn; 0 for CPUs"),
     "ranks_per_node": (int, "N", "default: one per GPU, on CPUs as many as the plan's GPUs take"),
@@ -87,9 +83,7 @@ def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool =
         metavar="FILE[::NAME]",
         help="the recording of a second model on the same GPUs" + more,
     )
-    command.add_argument(
-        "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
-    )
+    command.add_argument("--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)")
     command.add_argument(
         "--training",
         metavar="STEP",
@@ -146,6 +140,4 @@ def add_cluster(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("slurm and kubernetes")
     for name, (kind, metavar, help) in CLUSTER.items():
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=help)
-    group.add_argument(
-        "--submit", action="store_true", help="submit the job instead of printing what would be submitted"
-    )
+    group.add_argument("--submit", action="store_true", help="submit the job instead of printing what would be submitted")

@@ -22,9 +22,7 @@ def run_catalogue(options: argparse.Namespace) -> int:
     if options.output:
         raise InputError("-o writes nodes of one GPU type as a cluster; name the type")
     gpus = [
-        kind.model_dump(
-            include={"name", "memory", "memory_bandwidth", "flops_fp16", "flops_fp8", "bandwidth", "source"}
-        )
+        kind.model_dump(include={"name", "memory", "memory_bandwidth", "flops_fp16", "flops_fp8", "bandwidth", "source"})
         for kind in every_gpu_type().values()
     ]
     clusters = [

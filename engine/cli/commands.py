@@ -91,24 +91,18 @@ def _record(commands: Commands) -> None:
     )
     command.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate a prompt (64)")
     command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
-    command.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="for one answer, and for files (300)"
-    )
+    command.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one answer, and for files (300)")
     command.epilog = "The environment variable SWITCHYARD_API_KEY holds the key of a server that asks for one."
 
 
 def _recordings(commands: Commands) -> None:
-    command = add_command(
-        commands, "recordings", "inspect", "what a file is; of a recording its checks, its skew and affinity"
-    )
+    command = add_command(commands, "recordings", "inspect", "what a file is; of a recording its checks, its skew and affinity")
     _add_files(command, "files, folders and archives; files of one recording are one")
     command.add_argument("--fix", action="store_true", help="write the recording mended by what its checks advise")
     command.add_argument(
         "-o", "--output", type=Path, metavar="OUT", help="where to (default: NAME-mended.npz beside the recording)"
     )
-    command.add_argument(
-        "--keep", choices=("prefill", "decode"), help="with --fix: the phase to keep where both are there"
-    )
+    command.add_argument("--keep", choices=("prefill", "decode"), help="with --fix: the phase to keep where both are there")
     command = add_command(commands, "recordings", "convert", "a recording in another format")
     _add_files(command, "the files of one recording")
     command.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the file to write")
@@ -145,9 +139,7 @@ def _synthetic(commands: Commands) -> None:
         },
     )
     command.add_argument("--tokens", type=int, default=16_384, metavar="N", help="default: 16384")
-    command.add_argument(
-        "--steps", type=int, metavar="N", help="steps of a preset, which w6 and w7 tell apart (default: 12)"
-    )
+    command.add_argument("--steps", type=int, metavar="N", help="steps of a preset, which w6 and w7 tell apart (default: 12)")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.npz")
 
@@ -209,9 +201,7 @@ def _serve(commands: Commands) -> None:
 
 
 def _verdict(commands: Commands) -> None:
-    command = add_command(
-        commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?"
-    )
+    command = add_command(commands, "judgement", "verdict", "do it, try it, not now, or cannot say yet: is a plan worth it?")
     command.add_argument("plan", type=Path)
     add_options(
         command,
@@ -239,10 +229,7 @@ def _redundancy(commands: Commands) -> None:
     add_step(command, required=False)
     add_travel(command, "copies")
     command.add_argument(
-        "--algorithm",
-        choices=("best", "eplb"),
-        default="best",
-        help="of replicas; eplb: DeepSeek's greedy, to the letter",
+        "--algorithm", choices=("best", "eplb"), default="best", help="of replicas; eplb: DeepSeek's greedy, to the letter"
     )
     command.add_argument(
         "--groups",
@@ -268,9 +255,7 @@ def _export(commands: Commands) -> None:
 
 
 def _launch(commands: Commands) -> None:
-    command = add_command(
-        commands, "launch", "launch", "run a plan as a torch.distributed job; measured beside predicted"
-    )
+    command = add_command(commands, "launch", "launch", "run a plan as a torch.distributed job; measured beside predicted")
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
     add_inputs(command, required=False)
     command.add_argument(
@@ -354,9 +339,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
     command.add_argument("--quick", action="store_true", help="measure for some 5 s instead of some 30 s")
-    command.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost"
-    )
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost")
 
 
 def _efficiency(commands: Commands) -> None:
@@ -366,9 +349,7 @@ def _efficiency(commands: Commands) -> None:
         "efficiency",
         "what a cluster's ports reach where several sends meet, as it says or as measured times tell",
     )
-    command.add_argument(
-        "--cluster", type=Path, required=True, metavar="FILE", help="cluster JSON, or a catalogue name"
-    )
+    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="cluster JSON, or a catalogue name")
     command.add_argument(
         "--measured",
         action="append",
@@ -392,18 +373,14 @@ def _efficiency(commands: Commands) -> None:
 
 
 def _catalogue(commands: Commands) -> None:
-    command = add_command(
-        commands, "catalogue", "catalogue", "GPUs, clusters and models to start from, with their sources"
-    )
+    command = add_command(commands, "catalogue", "catalogue", "GPUs, clusters and models to start from, with their sources")
     command.add_argument("gpu", nargs="?", metavar="GPU", help="a type, to write nodes of it as a cluster")
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="default: 1")
     command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
 
 
 def _solve(commands: Commands) -> None:
-    command = add_command(
-        commands, "solve", "solve", "one kernel on its bare problem: JSON on standard input, JSON out"
-    )
+    command = add_command(commands, "solve", "solve", "one kernel on its bare problem: JSON on standard input, JSON out")
     command.add_argument("kernel", choices=KERNELS)
     command.add_argument("--options", default="{}", help='for example {"time_limit": 10, "seed": 0, "exact": true}')
 
@@ -413,9 +390,7 @@ def _trust(commands: Commands) -> None:
 
 
 def _upkeep(commands: Commands) -> None:
-    command = add_command(
-        commands, "upkeep", "clean", "remove old sessions, jobs and recordings that nothing refers to"
-    )
+    command = add_command(commands, "upkeep", "clean", "remove old sessions, jobs and recordings that nothing refers to")
     command.add_argument("--dry-run", action="store_true", help="only say what would go")
     command = add_command(commands, "upkeep", "backup", "the data folder and the team's database in one file")
     command.add_argument("file", type=Path, metavar="FILE", help="the backup (zip); replaced if it is there")

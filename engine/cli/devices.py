@@ -220,9 +220,7 @@ def run_efficiency(options: argparse.Namespace) -> int:
 def _efficiency_as_text(content: dict[str, Any]) -> str:
     lines = [content["says"]]
     if "error" in content:
-        lines.append(
-            f"start-up of a send {seconds(content['start_up'])}; mean error of the fit {share(content['error'])}"
-        )
+        lines.append(f"start-up of a send {seconds(content['start_up'])}; mean error of the fit {share(content['error'])}")
     if content["saved"]:
         lines.append(f"saved: {content['saved']}")
     return "\n".join(lines)

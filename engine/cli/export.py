@@ -73,9 +73,7 @@ def _trace(options: argparse.Namespace) -> str:
                     return perfetto.write_trace(*timelines)
                 except (KeyError, TypeError, AttributeError):
                     raise fault(options.measured, "its timelines are not as a launch saves them") from None
-    raise fault(
-        options.measured, f"has no run of the plan {plan.name} ({plan.id[:12]}); give what 'launch --json' printed"
-    )
+    raise fault(options.measured, f"has no run of the plan {plan.name} ({plan.id[:12]}); give what 'launch --json' printed")
 
 
 def _priced(projection: EvenProjection) -> dict[str, Any]:

@@ -57,12 +57,8 @@ def _cost_source(name: str) -> CostModel:
 def inputs_of(options: argparse.Namespace, plan: Plan) -> tuple[MoEModel, Workload]:
     """Model and workload from the options, or those that the plan was made from."""
     inputs = plan.provenance.inputs
-    model = (
-        formats.read_model(options.model) if options.model else store.load_document(MoEModel, inputs.get("model", ""))
-    )
-    workload = (
-        read_recording(options.workload, model) if options.workload else store.load_workload(inputs.get("workload", ""))
-    )
+    model = formats.read_model(options.model) if options.model else store.load_document(MoEModel, inputs.get("model", ""))
+    workload = read_recording(options.workload, model) if options.workload else store.load_workload(inputs.get("workload", ""))
     return model, workload
 
 
@@ -145,9 +141,7 @@ def _at_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> 
     if not options.serving:
         return lambda recording: recording
     if options.training or options.workload_b:
-        raise InputError(
-            "--serving is for inference of one model; leave it out, or leave out --training and --workload-b"
-        )
+        raise InputError("--serving is for inference of one model; leave it out, or leave out --training and --workload-b")
     step = formats.read_document(ServingStep, options.serving)
     return lambda recording: recording_of_step(recording, step, model, len(cluster.gpus))
 
@@ -165,9 +159,7 @@ def read_travel(options: argparse.Namespace) -> Travel | None:
     return Travel.from_dict({name: part for name, part in names if part}, f"--travel {options.travel}")
 
 
-def read_step(
-    options: argparse.Namespace, model: MoEModel, cluster: Cluster
-) -> dict[str, TrainingStep | OperatorGraph]:
+def read_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> dict[str, TrainingStep | OperatorGraph]:
     """The `step` and `graph` of a problem that the options name."""
     documents: dict[str, TrainingStep | OperatorGraph] = {}
     if options.training == "usual":

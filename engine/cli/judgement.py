@@ -95,9 +95,7 @@ def _quantity(value: float, unit: str) -> str:
 
 def run_redundancy(options: argparse.Namespace) -> int:
     if options.training or options.graph or options.workload_b or options.model_b:
-        raise InputError(
-            "spare slots are advised for inference of one model; leave out the training step or second model"
-        )
+        raise InputError("spare slots are advised for inference of one model; leave out the training step or second model")
     model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
     recordings = [read_recording(file, model) for file in options.workload or ()]
     planned, judged, held_out = planned_and_judged(recordings)

@@ -55,9 +55,7 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     model, workload = inputs_of(options, plans[0])
     second, step = second_of(options, plans[0], model), step_of(options, plans[0], model)
     if step is not None and options.tokens is not None:
-        raise InputError(
-            "a training step has its own tokens; leave out --tokens, or describe a smaller step (--training)"
-        )
+        raise InputError("a training step has its own tokens; leave out --tokens, or describe a smaller step (--training)")
     if options.on != "testbed" and options.scale is not None:
         raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
     cluster = destination = None
@@ -164,9 +162,7 @@ def as_text(answer: LaunchAnswer) -> str:
     lines.append(f"{answer.tokens:,} tokens on {answer.device}")
     if (testbed := answer.testbed) is not None:
         rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed.bandwidth)
-        lines.append(
-            f"links of {testbed.name}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed.scale)}"
-        )
+        lines.append(f"links of {testbed.name}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed.scale)}")
         if near := sorted({rate for rate in testbed.near or () if rate}):
             inside = ", ".join(digits(rate * 8 / 1e6) for rate in near)
             lines[-1] += f"; inside nodes {inside} Mbit/s"
@@ -177,9 +173,7 @@ def _launched_plan(run: LaunchedPlan) -> str:
     kinds = run.by_kind
     rows = [
         [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
-        for kind, predicted, measured, factor in zip(
-            kinds.kind, kinds.predicted, kinds.measured, kinds.ratio, strict=True
-        )
+        for kind, predicted, measured, factor in zip(kinds.kind, kinds.predicted, kinds.measured, kinds.ratio, strict=True)
     ]
     total = run.measured_seconds / run.predicted_seconds
     rows.append(["waiting between steps", seconds(run.predicted_waiting_seconds), seconds(run.waiting_seconds), ""])

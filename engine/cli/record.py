@@ -37,21 +37,15 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"--{name} {value:g}: choose between 0 and 604,800 s, a week")
     if options.prompts is not None:
         if options.from_folder:
-            raise InputError(
-                "--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them"
-            )
+            raise InputError("--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them")
         if options.output.suffix.lower() != ".npz":
             raise InputError(f"{options.output}: a recording from answers is an .npz; give it a name that ends so")
         if options.output.is_dir() or not options.output.absolute().parent.is_dir():
             raise InputError(f"{options.output} cannot be written: it is a folder, or lies in none")
     elif options.vllm:
-        raise InputError(
-            "vLLM has no recorder to start: it returns routing with each answer; name the --prompts to send"
-        )
+        raise InputError("vLLM has no recorder to start: it returns routing with each answer; name the --prompts to send")
     elif options.seconds is None:
-        raise InputError(
-            "--seconds is missing: how long is SGLang's recorder to run? (or --prompts: which ones to send)"
-        )
+        raise InputError("--seconds is missing: how long is SGLang's recorder to run? (or --prompts: which ones to send)")
 
 
 def _from_recorder(options: argparse.Namespace) -> int:
@@ -66,9 +60,7 @@ def _from_recorder(options: argparse.Namespace) -> int:
     content: dict[str, Any] = {"engine": "sglang", "from": "recorder", "mode": recorder.mode, "seconds": seconds}
     content |= {"files": [], "expected_files": recorder.files, "copy_from": None, "notes": []}
     if recorder.metrics:
-        content["notes"].append(
-            "the server's balancedness metrics use the same recorder and rest until it is started again"
-        )
+        content["notes"].append("the server's balancedness metrics use the same recorder and rest until it is started again")
     if options.from_folder:
         # A new handler: the first Ctrl-C ended the recording but keeps it, a further one ends the wait.
         with stopped_by_signals() as stop:
@@ -142,9 +134,7 @@ def _notes(recorded: Recorded, experts: np.ndarray) -> list[str]:
         notes.append(f"ended before the last prompt: {recorded.ended}")
     if recorded.refused:
         number, reason = next(iter(recorded.refused.items()))
-        notes.append(
-            f"{len(recorded.refused)} prompts were refused and left out; prompt {number + 1}: {reason or 'no reason'}"
-        )
+        notes.append(f"{len(recorded.refused)} prompts were refused and left out; prompt {number + 1}: {reason or 'no reason'}")
     dense = next(iter(recorded.rows.values())).shape[1] - experts.shape[1]
     if dense:
         notes.append(f"{dense} layer{'s' * (dense > 1)} without any choice left out, as dense")

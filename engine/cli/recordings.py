@@ -97,9 +97,7 @@ def _recording(workload: Workload, path: Path, options: argparse.Namespace, mode
     }
 
 
-def _mended(
-    workload: Workload, findings: Sequence[Finding], options: argparse.Namespace, model: MoEModel | None
-) -> Workload:
+def _mended(workload: Workload, findings: Sequence[Finding], options: argparse.Namespace, model: MoEModel | None) -> Workload:
     """The workload after the remedies that the options ask for, and all those that need no decision."""
     if options.deployed and any(finding.remedy == "fold-slots" for finding in findings):
         workload = REMEDIES["fold-slots"].apply(workload, _placement_that_ran(options.deployed, model))
@@ -172,9 +170,7 @@ def run_synthetic(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{options.output} cannot be written: {error.strerror}") from None
     content = {"recording": inspect(trace).to_dict(), "saved": str(options.output)}
-    answer(
-        options, content, lambda _: f"{_inspected_as_text(content['recording'])}\nsaved the recording: {options.output}"
-    )
+    answer(options, content, lambda _: f"{_inspected_as_text(content['recording'])}\nsaved the recording: {options.output}")
     return 0
 
 

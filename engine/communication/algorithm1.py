@@ -8,15 +8,7 @@ import time
 
 import numpy as np
 
-from engine.communication.order import (
-    Sends,
-    checked_traffic,
-    matched_bound,
-    matched_schedule,
-    met,
-    pair_seconds,
-    rotation,
-)
+from engine.communication.order import Sends, checked_traffic, matched_bound, matched_schedule, met, pair_seconds, rotation
 from engine.communication.relays import counted
 from engine.errors import StoppedError
 from engine.plan import Schedule
@@ -46,9 +38,7 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop:
     traffic, send, receive = checked_traffic(traffic, send, receive)
     bound = matched_bound(traffic, send, receive)
     seconds = pair_seconds(traffic, send, receive)
-    schedule = matched_schedule(
-        traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound, stop), bound)
-    )
+    schedule = matched_schedule(traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound, stop), bound))
     makespan = schedule.makespan
     return result_of("order/algorithm1", started, met(makespan, bound), makespan, bound, schedule)
 

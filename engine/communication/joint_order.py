@@ -48,9 +48,7 @@ def filling(network: Network, first: np.ndarray, second: np.ndarray) -> np.ndarr
             share = _fill(src, dst, wanted, np.maximum(1.0 - taken / length, 0.0))
             moved[src, dst] = np.minimum(share * length * rate[src, dst], second[src, dst])
     left = second - moved
-    return (
-        np.where(left <= NOTHING * second.max(), second, np.where(moved <= NOTHING * second.max(), 0.0, moved)) * away
-    )
+    return np.where(left <= NOTHING * second.max(), second, np.where(moved <= NOTHING * second.max(), 0.0, moved)) * away
 
 
 def _fill(src: np.ndarray, dst: np.ndarray, wanted: np.ndarray, room: np.ndarray) -> np.ndarray:

@@ -80,9 +80,7 @@ def meeting_seconds(network: Network, traffic: np.ndarray) -> float:
         ascending = (np.sort(np.where(here, matrix, 0.0), axis=1) for matrix in (wanted, wanted.T))
         slower = [matrix @ (1 / network.reached(over_links, left)) for matrix in ascending]
         rates = (network.link, network.link) if over_links else (network.send, network.receive)
-        seconds += [
-            (moved[moved > 0] / rate[moved > 0]).max(initial=0.0) for moved, rate in zip(slower, rates, strict=True)
-        ]
+        seconds += [(moved[moved > 0] / rate[moved > 0]).max(initial=0.0) for moved, rate in zip(slower, rates, strict=True)]
     return float(max(seconds))
 
 
@@ -97,9 +95,7 @@ def one_peer_bound(network: Network, traffic: np.ndarray) -> float:
     start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
     wanted = off_diagonal(traffic)
     seconds = np.where(wanted > 0, wanted / pair_rate(network) + start_up, 0.0)
-    lines = (
-        np.where(here, seconds, 0.0).sum(axis=axis) for here in (network.linked, ~network.linked) for axis in (0, 1)
-    )
+    lines = (np.where(here, seconds, 0.0).sum(axis=axis) for here in (network.linked, ~network.linked) for axis in (0, 1))
     return float(max(line.max(initial=0.0) for line in lines))
 
 
@@ -153,9 +149,7 @@ def order(
     return result_of(f"order/{mode}", started, status, schedule.makespan, bound, schedule)
 
 
-def checked_traffic(
-    traffic: np.ndarray, send: np.ndarray, receive: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def checked_traffic(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three arrays of `order` as new float64 arrays, the diagonal of traffic set to 0; InputError names a fault."""
     try:
         traffic, send, receive = (np.array(array, dtype=np.float64) for array in (traffic, send, receive))

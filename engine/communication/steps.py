@@ -135,9 +135,7 @@ class Steps:
             row = (self.stage[send] + offset, here, there, moved, way[0][path], way[3][path])
             rows.append(tuple(column[hop] for column in row))
         names = ("step", "src", "dst", "bytes", "origin", "target")
-        return pd.DataFrame(
-            {name: np.concatenate(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-        )
+        return pd.DataFrame({name: np.concatenate(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
 
     def _local(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The columns of `sends` for the traffic inside domains."""

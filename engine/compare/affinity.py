@@ -163,13 +163,7 @@ def tokens_enough(
     if wanted[0] < 1 or seeds < 1:
         raise InputError("tokens_enough: every sample needs at least one token, and every size one seed")
     curve = TokensEnough(
-        gpus,
-        first_choice,
-        unit,
-        whole,
-        score_on.tokens,
-        linear=kept(_linear(instance), counts),
-        limit=keep_limit(counts, gpus),
+        gpus, first_choice, unit, whole, score_on.tokens, linear=kept(_linear(instance), counts), limit=keep_limit(counts, gpus)
     )
     # The ceiling and the whole half first, then one sample of each size: the shape of the curve is seen long before its spread.
     samples = [None] + [(whole, 0)] * (whole in wanted)

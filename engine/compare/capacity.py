@@ -72,9 +72,7 @@ def hardware(part: Sequence[Node], count: int = 1) -> str:
 
 def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
     """`count` times the part on the cluster's fabric."""
-    nodes = [
-        node.model_copy(update={"name": f"{place + 1} {node.name[:50]}"}) for place, node in enumerate([*part] * count)
-    ]
+    nodes = [node.model_copy(update={"name": f"{place + 1} {node.name[:50]}"}) for place, node in enumerate([*part] * count)]
     return Cluster.from_dict(
         {
             "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",

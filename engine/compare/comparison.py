@@ -86,11 +86,7 @@ class Comparison:
         self.refused: dict[str, str] = {}
 
     def run(
-        self,
-        choices: Sequence[Choice],
-        stop: Stop = never,
-        report: Report = silent,
-        seconds: Sequence[float] | None = None,
+        self, choices: Sequence[Choice], stop: Stop = never, report: Report = silent, seconds: Sequence[float] | None = None
     ) -> Iterator[Outcome]:
         """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
         the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
@@ -103,15 +99,9 @@ class Comparison:
             fastest = min((row.metrics.total for row in self.candidates), default=None)
             # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
             others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
-            before, part, title = (
-                float(parts[:index].sum() + others.sum()),
-                float(parts[index]),
-                choices[index][0].title,
-            )
+            before, part, title = (float(parts[:index].sum() + others.sum()), float(parts[index]), choices[index][0].title)
 
-            def report_turn(
-                done: float, message: str, incumbent: float | None = None, bound: float | None = None
-            ) -> None:
+            def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
                 best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
                 report(before + done * part, f"{title}: {message}", best, bound)
 
@@ -157,12 +147,7 @@ def candidate(outcome: Outcome, problem: Problem) -> Candidate:
 
 
 def candidate_of_plan(
-    plan: Plan,
-    problem: Problem,
-    runtime: float,
-    notes: Notes,
-    timeline: Timeline,
-    loads: tuple[Load, ...] | None = None,
+    plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline, loads: tuple[Load, ...] | None = None
 ) -> Candidate:
     """The row of a plan that has a claim; runtime: seconds that its optimiser took; timeline, loads: see `metrics`."""
     figures = metrics(plan, problem, timeline, loads)

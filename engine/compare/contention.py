@@ -59,9 +59,7 @@ def ordered(plan: Plan, problem: Problem, stop: Stop = never) -> dict[str, Plan]
     relays = not problem.network.direct and problem.goal is Goal.INFERENCE
     works = dict(zip(("send_order", "send_order_b"), works_of(plan, problem), strict=False))
     return {
-        mode: plan.model_copy(
-            update={name: _order_of(work, problem.network, mode, stop) for name, work in works.items()}
-        )
+        mode: plan.model_copy(update={name: _order_of(work, problem.network, mode, stop) for name, work in works.items()})
         for mode in MODES
         if mode != "two-tier" or relays
     }
@@ -108,9 +106,7 @@ def most_saved(plan: Plan, problem: Problem, seconds: float) -> float:
     return max(0.0, 1 - bound_of_plan(plan, problem) / seconds) if seconds else 0.0
 
 
-def _point_at(
-    common: tuple[Problem, dict[str, Plan], list[Change]], index: int, stop: Stop, report: Report
-) -> ContentionPoint:
+def _point_at(common: tuple[Problem, dict[str, Plan], list[Change]], index: int, stop: Stop, report: Report) -> ContentionPoint:
     problem, plans, changes = common
     return seconds_at(changes[index].contention, problem, plans)
 

@@ -181,20 +181,14 @@ class Thresholds(Options):
     confidence: of the interval of the gain
     """
 
-    gain: float = Field(
-        0.05, ge=0, le=10, description="do it: minimum gain on recordings that the plan was not made from"
-    )
-    try_gain: float = Field(
-        0.02, ge=0, le=10, description="try it: minimum gain on recordings that the plan was not made from"
-    )
+    gain: float = Field(0.05, ge=0, le=10, description="do it: minimum gain on recordings that the plan was not made from")
+    try_gain: float = Field(0.02, ge=0, le=10, description="try it: minimum gain on recordings that the plan was not made from")
     worst_gain: float = Field(0.0, ge=-1, le=10, description="do it: minimum gain on the worst of them")
     persistence: float = Field(
         0.5, ge=0, le=1, description="do it: minimum part of the gain that is kept on held-out recordings"
     )
     replica_gain: float = Field(0.01, ge=0, le=10, description="do it: minimum gain from replicas")
-    break_even_minutes: float = Field(
-        10.0, ge=0, le=1e6, description="maximum time until the move pays off, in minutes"
-    )
+    break_even_minutes: float = Field(10.0, ge=0, le=1e6, description="maximum time until the move pays off, in minutes")
     memory: float = Field(MEMORY_SHARE, gt=0, le=1, description="maximum share of the fullest GPU's memory")
     tokens_per_expert: float = Field(25.0, ge=0, le=1e9, description="minimum token copies per expert, on average")
     confidence: float = Field(CONFIDENCE, ge=0.5, le=0.9999, description="that the gain lies in its interval")

@@ -90,14 +90,10 @@ class Metrics:
         words = "simulated with sends that end at nearly the same moment as one event"
         if self.latest is None:
             return words
-        return (
-            f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
-        )
+        return f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
 
 
-def metrics(
-    plan: Plan, problem: Problem, timeline: Timeline | None = None, loads: tuple[Load, ...] | None = None
-) -> Metrics:
+def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None, loads: tuple[Load, ...] | None = None) -> Metrics:
     """The figures of a plan on a problem. Raises InputError when the plan does not fit the problem.
 
     timeline: the simulated one, for a caller that has it
@@ -114,9 +110,7 @@ def metrics(
         overlap=timeline.overlap,
         balance=Balance.of(dispatch.sum(axis=1)),
         memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
-        phases=sum(
-            schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch
-        ),
+        phases=sum(schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch),
         seconds=timeline.seconds_of_kind(),
         exact=timeline.exact,
         latest=timeline.latest,
@@ -124,9 +118,7 @@ def metrics(
     )
 
 
-def _of_any(
-    plan: Plan, problem: Problem, timeline: Timeline, order_bound: float, traffic: np.ndarray
-) -> dict[str, Any]:
+def _of_any(plan: Plan, problem: Problem, timeline: Timeline, order_bound: float, traffic: np.ndarray) -> dict[str, Any]:
     """The figures that inference and training have alike. traffic: float64[layer, src, dst] of every copy of a token"""
     everything, stays = traffic.sum(), np.trace(traffic, axis1=1, axis2=2).sum()
     bound = _own_bound(plan, problem, timeline.total)
@@ -261,11 +253,7 @@ class Proof:
     @property
     def sentence(self) -> str:
         """The proof, and the speed that a plan could still gain."""
-        above = (
-            f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}"
-            if self.gap is not None
-            else ""
-        )
+        above = f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}" if self.gap is not None else ""
         text = SENTENCES[self.proven].format(claimed=CLAIMED, order_gap=share(self.order_gap), open=above)
         stopped = f" (its optimiser: {self.stopped})" if self.stopped else ""
         return f"{text}{stopped}."

@@ -58,9 +58,7 @@ def by_time(recording: Workload) -> tuple[Workload, Workload] | None:
             return None
     if not (earlier.load.any() and later.load.any()):
         return None
-    return replace(earlier, name=f"{recording.name}, earlier half"), replace(
-        later, name=f"{recording.name}, later half"
-    )
+    return replace(earlier, name=f"{recording.name}, earlier half"), replace(later, name=f"{recording.name}, later half")
 
 
 def _cut(trace: RoutingTrace, tokens: NDArray[np.int64], unit: str) -> RoutingTrace:
@@ -195,9 +193,7 @@ def replicas_of(plan: Plan) -> int:
     return int(plan.placement.slots.sum()) - plan.placement.layers * plan.placement.experts
 
 
-def held_out(
-    parts: Sequence[Part], candidates: Candidates, judge: Judge, stop: Stop, report: Report
-) -> Iterator[HeldOut]:
+def held_out(parts: Sequence[Part], candidates: Candidates, judge: Judge, stop: Stop, report: Report) -> Iterator[HeldOut]:
     """Part by part. Raises InputError where a plan does not fit a recording, and StoppedError when asked to stop."""
     for turn, part in enumerate(parts):
         if stop():
@@ -313,9 +309,7 @@ def split_by_origin(
     """
     roles = roles_of(plan)
     distinct = list({recording.digest: recording for recording in recordings}.values())
-    known = {
-        roles[digest]: recording for recording in distinct for digest in _digests(recording, judge) if digest in roles
-    }
+    known = {roles[digest]: recording for recording in distinct for digest in _digests(recording, judge) if digest in roles}
     own = {
         role: next((whole for whole in distinct if recording.name.startswith(whole.name + AT_STEP)), recording)
         for role, recording in known.items()

@@ -59,18 +59,14 @@ PRESETS = {
         "three of four tokens choose among the first quarter of the experts, which contiguous blocks put on a few GPUs",
     ),
     "w3": Preset(
-        "W3_spread_hot_experts",
-        "heat that is spread over the layout",
-        "three of four tokens choose among every other expert",
+        "W3_spread_hot_experts", "heat that is spread over the layout", "three of four tokens choose among every other expert"
     ),
     "w4": Preset(
         "W4_source_ragged",
         "skew before the dispatch",
         "tokens choose among all experts; ragged sources are named but not made in the pull request, nor here",
     ),
-    "w5": Preset(
-        "W5_zero_expert_rank", "experts and ranks without load", "tokens choose among the second half of the experts"
-    ),
+    "w5": Preset("W5_zero_expert_rank", "experts and ranks without load", "tokens choose among the second half of the experts"),
     "w6": Preset(
         "W6_rotating_hotspot",
         "a plan that has grown stale",

@@ -28,10 +28,7 @@ from engine.workload import TrafficMatrix
 
 Noise = Literal["layers", "experts"]
 
-NOISES: dict[Noise, str] = {
-    "layers": "other layers' traffic (Aurora Q4)",
-    "experts": "the same traffic, experts shuffled",
-}
+NOISES: dict[Noise, str] = {"layers": "other layers' traffic (Aurora Q4)", "experts": "the same traffic, experts shuffled"}
 OTHER_LAYERS = 3
 
 
@@ -47,9 +44,7 @@ def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = N
         raise InputError(f"imprecision: {level:g} is not between 0 and 1")
     kind = noise or ("layers" if problem.workload.layers > 1 else "experts")
     if kind == "layers" and problem.workload.layers < 2:
-        raise InputError(
-            f"{problem.workload.name} has one layer, so that no other one can be its noise; shuffle experts"
-        )
+        raise InputError(f"{problem.workload.name} has one layer, so that no other one can be its noise; shuffle experts")
     if level == 0:
         return problem
     first = _noisy_model(problem, level, np.random.default_rng(seed), kind)
@@ -142,9 +137,7 @@ def imprecision(
     """One point for every level, seed and contender, level by level; at level 0 there is nothing to draw, so one seed does.
     options: of the contenders, by name. Raises InputError for levels and seeds that cannot be."""
     wanted, contenders = check_levels(levels, seeds), contenders_of(problem)
-    chosen = [
-        (contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()
-    ]
+    chosen = [(contender, {**contender.options, **(options or {}).get(name, {})}) for name, contender in contenders.items()]
     planning = [f"{contender.title} plans on the traffic as recorded" for contender, _ in chosen]
     plans_made = reported(_plan_of, (problem, chosen), planning, stop, lambda done, title: report(0.5 * done, title))
     made = [plan for _, plan in plans_made]
@@ -154,9 +147,7 @@ def imprecision(
     trials = [(level, seed, name) for level in wanted for seed in range(seeds if level else 1) for name in plans]
     titles = [f"{contenders[name].title} on traffic that is {share(level)} imprecise" for level, _, name in trials]
     common = (problem, noise, trials, plans)
-    for _, point in reported(
-        _point_of_trial, common, titles, stop, lambda done, title: report(0.5 + 0.5 * done, title)
-    ):
+    for _, point in reported(_point_of_trial, common, titles, stop, lambda done, title: report(0.5 + 0.5 * done, title)):
         yield point
 
 

@@ -186,8 +186,7 @@ def _busiest(plan: Plan, loads: np.ndarray, speed: np.ndarray) -> np.ndarray:
 def same_work(now: Plan, new: Plan) -> bool:
     """True if two plans do the same, whatever they are called."""
     return all(
-        getattr(now, part) == getattr(new, part)
-        for part in ("placement", "send_order", "execution", "travel", "token_gpus")
+        getattr(now, part) == getattr(new, part) for part in ("placement", "send_order", "execution", "travel", "token_gpus")
     )
 
 

@@ -141,9 +141,7 @@ def redundancy(
     """The curve, fewest slots first. Asked to stop, it ends early. Raises InputError for recordings and groups that do not fit,
     and for anything but inference of one model."""
     if judge.problem.goal is not Goal.INFERENCE:
-        raise InputError(
-            "spare slots are advised for inference of one model; close the second model or the training step"
-        )
+        raise InputError("spare slots are advised for inference of one model; close the second model or the training step")
     counts = counts_of(judge)
     sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
     common, first = (judge, planned, sampled, replication or Replication(), counts), None
@@ -156,12 +154,7 @@ def redundancy(
 
 
 def _point(
-    judge: Judge,
-    slots_of_gpu: int,
-    balance: np.ndarray,
-    planned_balance: float,
-    timings: list[Timing],
-    first: list[Timing],
+    judge: Judge, slots_of_gpu: int, balance: np.ndarray, planned_balance: float, timings: list[Timing], first: list[Timing]
 ) -> RedundancyPoint:
     """balance: float64[recording, layer]; timings, first: of every judged recording, with these and with the fewest slots"""
     problem = judge.problem
@@ -268,9 +261,7 @@ def knee(points: Sequence[RedundancyPoint]) -> Knee:
     low, high = best.interval
     if best.gain < LEAST_GAIN:
         return Knee(
-            slots=points[0].slots,
-            rule="too little",
-            reason=f"no number of spare slots gains as much as {share(LEAST_GAIN)}",
+            slots=points[0].slots, rule="too little", reason=f"no number of spare slots gains as much as {share(LEAST_GAIN)}"
         )
     most = f"{signed(best.gain)} with {best.slots} slots, {share(CONFIDENCE)} interval {signed(low)} to {signed(high)}"
     if low <= 0:
@@ -281,9 +272,7 @@ def knee(points: Sequence[RedundancyPoint]) -> Knee:
         )
     point, rule = next((point, rule) for point in points if (rule := _reaches(point, best)))
     which = {"enough": "the fewest that bring", "as good": "the fewest whose gain cannot be told from"}[rule]
-    return Knee(
-        slots=point.slots, rule=rule, reason=f"{which} {share(KNEE_SHARE)} of the most that any number brings ({most})"
-    )
+    return Knee(slots=point.slots, rule=rule, reason=f"{which} {share(KNEE_SHARE)} of the most that any number brings ({most})")
 
 
 def _reaches(point: RedundancyPoint, best: RedundancyPoint) -> Rule | None:
@@ -341,9 +330,7 @@ def project_evenly(plan: Plan, problem: Problem) -> EvenProjection:
 def _slots_of_each(placement: Placement, problem: Problem) -> int:
     """Slots of every GPU in every layer."""
     most = int(np.minimum(problem.expert_slots_of_gpu(), placement.experts).min())
-    least, wanted = (
-        -(-copies // placement.gpus) for copies in (placement.experts, int(placement.slots.sum(axis=1).max()))
-    )
+    least, wanted = (-(-copies // placement.gpus) for copies in (placement.experts, int(placement.slots.sum(axis=1).max())))
     if most < least:
         tight = problem.cluster.gpu_names[int(problem.expert_slots_of_gpu().argmin())]
         raise InputError(

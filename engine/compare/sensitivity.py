@@ -67,10 +67,7 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
     types = dict.fromkeys(gpu.type for gpu in problem.cluster.gpus)
     if len(types) > 1:
         for kind in types:
-            parameters += [
-                Parameter(f"{kind}: network", "network", kind),
-                Parameter(f"{kind}: computation", "compute", kind),
-            ]
+            parameters += [Parameter(f"{kind}: network", "network", kind), Parameter(f"{kind}: computation", "compute", kind)]
     return tuple(parameters)
 
 
@@ -85,12 +82,7 @@ def seconds_of(plan: Plan, problem: Problem) -> float:
 
 
 def sensitivity(
-    plan: Plan,
-    problem: Problem,
-    share: float,
-    parameters: Sequence[Parameter],
-    stop: Stop = never,
-    report: Report = silent,
+    plan: Plan, problem: Problem, share: float, parameters: Sequence[Parameter], stop: Stop = never, report: Report = silent
 ) -> Iterator[SensitivityPoint]:
     """Simulate the plan with one parameter after another at (1 - share) and (1 + share) times its value. Raises InputError
     for a share that cannot be, and for a plan that does not fit."""

@@ -130,9 +130,7 @@ def sweep(
             yield point, outcome
 
 
-def _run_trial(
-    common: tuple[Problem, tuple[Trial, ...]], index: int, stop: Stop, report: Report
-) -> tuple[SweepPoint, Outcome]:
+def _run_trial(common: tuple[Problem, tuple[Trial, ...]], index: int, stop: Stop, report: Report) -> tuple[SweepPoint, Outcome]:
     problem, trials = common
     trial = trials[index]
     outcome = run(trial.system, problem, dict(trial.options), stop)
@@ -153,9 +151,7 @@ def _run_trial(
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:
     """The point that takes least; among equals the first, which references are not. None where there is none."""
-    return min(
-        (point for point in points if point.value is not None), key=lambda point: getattr(point, what), default=None
-    )
+    return min((point for point in points if point.value is not None), key=lambda point: getattr(point, what), default=None)
 
 
 def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:
@@ -190,15 +186,11 @@ def _micro_ops(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ..
     """Lina at every size, and its other policies with nothing cut."""
     lina = TRAINING["lina"]
     points = [
-        Trial(
-            "priority by micro-ops", value, _named(lina, f"{value:g} MB micro-ops"), settings | {"micro_op_mb": value}
-        )
+        Trial("priority by micro-ops", value, _named(lina, f"{value:g} MB micro-ops"), settings | {"micro_op_mb": value})
         for value in values
     ]
     uncut = settings | {"pipelining": False}
-    references = [
-        Trial(title, None, _named(lina, title), uncut | {"policy": policy}) for policy, title in LINES.items()
-    ]
+    references = [Trial(title, None, _named(lina, title), uncut | {"policy": policy}) for policy, title in LINES.items()]
     return (*points, *references)
 
 

@@ -113,9 +113,7 @@ def evidence_of(
     Raises InputError if something does not fit, StoppedError when asked to stop.
     """
     if problem.goal is not Goal.INFERENCE or plan.goal is not Goal.INFERENCE:
-        raise InputError(
-            "a verdict is on a plan for inference of one model; close the second model or the training step"
-        )
+        raise InputError("a verdict is on a plan for inference of one model; close the second model or the training step")
     deployed = deployed or baseline_of(travelling_like(plan, problem))
     for checked in (plan, deployed):
         problem.check_plan(checked)
@@ -161,8 +159,6 @@ def _beside(evidence: Evidence) -> tuple[Beside, ...]:
     rows = [Beside(name=f"deployed: {evidence.deployed}", gain=0.0, replica_bytes=evidence.deployed_bytes)]
     rows.append(Beside(name="no plan: experts in contiguous blocks", gain=evidence.linear, replica_bytes=0.0))
     if evidence.bare_system is not None:
-        rows.append(
-            Beside(name=f"no replicas: {evidence.bare_system}", gain=evidence.without_replicas, replica_bytes=0.0)
-        )
+        rows.append(Beside(name=f"no replicas: {evidence.bare_system}", gain=evidence.without_replicas, replica_bytes=0.0))
     rows.append(Beside(name=evidence.plan, gain=evidence.gain, replica_bytes=evidence.replica_bytes))
     return tuple(rows)

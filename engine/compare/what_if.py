@@ -187,15 +187,11 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     port (of relayed ones the ports of a node together) and one start-up, which no such order beats; the bound holds for orders
     with relays too. For one model's inference; raises InputError for anything else and when the plan does not fit."""
     if problem.goal is not Goal.INFERENCE:
-        raise InputError(
-            "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
-        )
+        raise InputError("two models on so many GPUs are too much to simulate while a slider moves; use the studies below")
     problem.check_plan(plan)
     (work,), network = works_of(plan, problem), problem.network
     relayed = plan.send_order.mode == "two-tier"
-    bound = (
-        Network.relayed_bound if relayed else meeting_bound if plan.send_order.mode == "concurrent" else Network.bound
-    )
+    bound = Network.relayed_bound if relayed else meeting_bound if plan.send_order.mode == "concurrent" else Network.bound
     sent = [*work.carried(network, "dispatch"), *work.carried(network, "combine")]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
     parts |= {kind: float(bounds_of_exchanges(work, network, kind, bound).sum()) for kind in ("dispatch", "combine")}

@@ -18,9 +18,7 @@ RULES: dict[str, Sentence] = {
         f"It does not fit: {share(evidence.memory)} of the fullest GPU's memory would be taken, and "
         f"{share(limits.memory)} may be. Plan with fewer spare slots."
     ),
-    "faults": lambda evidence, limits: (
-        f"A recording has errors, and figures made from it would mislead. {evidence.faults[0]}"
-    ),
+    "faults": lambda evidence, limits: f"A recording has errors, and figures made from it would mislead. {evidence.faults[0]}",
     "nothing held out": lambda evidence, limits: (
         "Nothing was held out: there is no recording that the plan has not seen, and none of its own can be cut in time. Give "
         "another recording, or a routing log of a plan whose system can be run again."
@@ -122,15 +120,10 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
         )
     if not evidence.replica_bytes:
         return [*sentences, "The plan has no replicas and takes no memory for them."]
-    cost = (
-        f"{size(evidence.replica_bytes)} of memory in all, up to {size(max(evidence.added_bytes, 0.0))} more on a GPU"
-    )
+    cost = f"{size(evidence.replica_bytes)} of memory in all, up to {size(max(evidence.added_bytes, 0.0))} more on a GPU"
     added = evidence.replica_gain()
     if added is None:
-        return [
-            *sentences,
-            f"Its replicas take {cost}; what they add is not known without the recording it was made from.",
-        ]
+        return [*sentences, f"Its replicas take {cost}; what they add is not known without the recording it was made from."]
     worth = f"add {share(added)} to" if added >= 0 else f"lose {share(-added)} against"
     return [*sentences, f"Its replicas take {cost}, and {worth} the same system without them{_enough(added, limits)}."]
 

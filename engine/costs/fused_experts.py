@@ -23,10 +23,7 @@ from engine.workload import digest_of
 Phase = Literal["prefill", "decode"]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block"}
-WIDE_TABLES: dict[Phase, str] = {
-    "prefill": "wideep_context_moe_perf.parquet",
-    "decode": "wideep_generation_moe_perf.parquet",
-}
+WIDE_TABLES: dict[Phase, str] = {"prefill": "wideep_context_moe_perf.parquet", "decode": "wideep_generation_moe_perf.parquet"}
 BALANCED = ("balanced", "uniform")
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
 
@@ -62,9 +59,7 @@ class FusedExperts(Derived):
 
     @property
     def source(self) -> str:
-        return (
-            f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
-        )
+        return f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
 
     def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         if (table := kernel_table(gpu.type, model, self.phase)) is None:

@@ -392,9 +392,7 @@ def with_fit(
         return fitted, fit
     if ports == "fabric":
         return fitted.model_copy(update={"latency": fit.start_up}), fit
-    nodes = [
-        node.model_copy(update={"link_latency": fit.start_up} if node.link_bandwidth else {}) for node in cluster.nodes
-    ]
+    nodes = [node.model_copy(update={"link_latency": fit.start_up} if node.link_bandwidth else {}) for node in cluster.nodes]
     return fitted.model_copy(update={"nodes": tuple(nodes)}), fit
 
 

@@ -83,16 +83,12 @@ class Profiled(CostModel):
         if not self.measured.memory:
             return super().memory_pass(gpu, size)
         if gpu.type not in self._memory:
-            raise InputError(
-                f"{self.measured.name} has no memory times for {gpu.type}; measure them, or use the datasheet"
-            )
+            raise InputError(f"{self.measured.name} has no memory times for {gpu.type}; measure them, or use the datasheet")
         return self._memory[gpu.type].at(size, f"{self.measured.name}: memory of {gpu.type}")
 
     def network(self, cluster: Cluster) -> Network:
         if reason := self.lacks_network(cluster):
-            raise InputError(
-                f"{reason}; add the datasheet or a measurement over as many GPUs as a source of the network"
-            )
+            raise InputError(f"{reason}; add the datasheet or a measurement over as many GPUs as a source of the network")
         times = self.measured.collective("all_to_all", len(cluster.gpus))
         drawn = Network.of(cluster)
         if times is None:

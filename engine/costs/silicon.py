@@ -208,9 +208,7 @@ class Silicon(CostModel):
         machine = MACHINES[kind]
         if links is None or abs(links / machine.link_bandwidth - 1) > LINK_TOLERANCE:
             drawn = "none" if links is None else f"{links / 1e9:g} GB/s"
-            return (
-                f"the NCCL tables of {kind} are for links of {machine.link_bandwidth / 1e9:g} GB/s, drawn are {drawn}"
-            )
+            return f"the NCCL tables of {kind} are for links of {machine.link_bandwidth / 1e9:g} GB/s, drawn are {drawn}"
         if len(cluster.gpus) not in (counts := measured_counts(machine.folder)):
             return f"the NCCL tables of {kind} are for {', '.join(map(str, counts))} GPUs, not {len(cluster.gpus)}"
         return None

@@ -43,8 +43,7 @@ def loads_of_table(source: Source, counts: np.ndarray, format: str, place: Place
     check_amounts(source, counts, "a count", place or place_in("layer", "expert"))
     if _is_placement(counts):
         raise source.fault(
-            f"every row holds each number from 0 to {counts.max():g}: a placement, the expert in every slot; loads count "
-            "tokens"
+            f"every row holds each number from 0 to {counts.max():g}: a placement, the expert in every slot; loads count tokens"
         )
     loads = expert_load(source, counts.astype(np.float64), model_layers_of(source, layers) or tuple(range(layers)))
     assumed = warning(

@@ -12,9 +12,7 @@ from engine.formats.recognition import identify
 from engine.formats.source import MAX_FILE_BYTES, error, fault, ok, one_clear_line, read_json_object
 from engine.workload import Finding
 
-OF_ONE_PAIR = (
-    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
-)
+OF_ONE_PAIR = "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
 
 
 def _calibration(path: Path) -> DeviceProfile:

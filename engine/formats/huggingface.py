@@ -121,9 +121,7 @@ def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
     attention of other kinds than `TransformerSizes` knows."""
     config = _Config(path, _parts_with_experts(data, path))
     if (key := next((name for name in OTHER_ATTENTION if config.get(name) is not None), None)) is not None:
-        raise fault(
-            path, "has layers of linear, state-space or other sparse attention, which Switchyard does not know", key
-        )
+        raise fault(path, "has layers of linear, state-space or other sparse attention, which Switchyard does not know", key)
     needed = config.needed
     heads, kv_rank = needed("heads", HEADS), config.number("kv_rank", ("kv_lora_rank",))
     sizes = {
@@ -170,9 +168,7 @@ def _parts_with_experts(data: dict, path: Path) -> tuple[dict, ...]:
         counts = [parts[-1].get(name) for name in NAMES["experts"]]
         if any(count not in (None, 0, 1) for count in counts):
             return tuple(reversed(parts))
-    raise fault(
-        path, f"is not an MoE model: no field for the number of experts ({', '.join(NAMES['experts'])}) above 1"
-    )
+    raise fault(path, f"is not an MoE model: no field for the number of experts ({', '.join(NAMES['experts'])}) above 1")
 
 
 def _blocks(config: _Config) -> list | None:
@@ -256,6 +252,4 @@ def _name(config: _Config) -> str:
     return (checkpoint or stem or str(config.parts[-1].get("model_type") or "model"))[:80]
 
 
-FORMATS = (
-    Format("huggingface", "a Hugging Face config.json", "model", lambda glance: len(TELLING_KEYS & glance.keys) > 1),
-)
+FORMATS = (Format("huggingface", "a Hugging Face config.json", "model", lambda glance: len(TELLING_KEYS & glance.keys) > 1),)

@@ -37,9 +37,7 @@ def lines(path: Path, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byte
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
             if len(line) > longest:
-                raise fault(
-                    path, f"has more than {longest / 1024**2:.0f} MB; write fewer tokens a line", f"line {number}"
-                )
+                raise fault(path, f"has more than {longest / 1024**2:.0f} MB; write fewer tokens a line", f"line {number}")
             if number == 1:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if text := line.strip():

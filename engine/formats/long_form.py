@@ -39,9 +39,7 @@ class Form:
     optional: tuple[str, ...]
 
 
-ROUTING = Form(
-    "a routing log", ("token", "expert"), ("token", "layer", "expert"), ("rank_in_topk", "sequence", "source_rank")
-)
+ROUTING = Form("a routing log", ("token", "expert"), ("token", "layer", "expert"), ("rank_in_topk", "sequence", "source_rank"))
 TRAFFIC = Form("traffic", ("src", "dst", "bytes"), ("src", "dst", "bytes"), ("layer",))
 
 
@@ -112,9 +110,7 @@ def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
     layers, layer = _renumber(columns.get("layer", np.zeros_like(src)))
     check_amount(source, "traffic", (len(layers), ranks, ranks))
     key = (layer * ranks + src) * ranks + dst
-    _check_distinct(
-        source, key, lambda row: f"layer {layers[layer[row]]}, from rank {src[row]} to rank {dst[row]}", place
-    )
+    _check_distinct(source, key, lambda row: f"layer {layers[layer[row]]}, from rank {src[row]} to rank {dst[row]}", place)
     check_amounts(source, columns["bytes"], "column 'bytes'", lambda index: place(index[0]))
     amounts = np.zeros(len(layers) * ranks**2)
     amounts[key] = columns["bytes"]

@@ -86,8 +86,7 @@ def _batch(source: Source, place: str, record: dict) -> tuple[int, _Key, _Batch]
         row = array_of_lists(rows, 1)
         if row is None or row.shape != (len(experts),) or row.min() < 0 or row.max() >= MAX_RANKS:
             raise source.fault(
-                f"'origin_rows' must be empty or name the row of each of {len(experts)} tokens, 0 … {MAX_RANKS - 1}",
-                place,
+                f"'origin_rows' must be empty or name the row of each of {len(experts)} tokens, 0 … {MAX_RANKS - 1}", place
             )
         row = row.astype(np.int32)
     return layer, (str(name), str(record.get("origin_row", ""))), _Batch(source, place, experts.astype(np.int16), row)
@@ -110,9 +109,7 @@ def _block(key: _Key, layers: dict[int, _Batch], numbers: list[int]) -> list[_Ba
     reference = layers[min(layers)]
     for number in numbers:
         if number not in layers:
-            raise reference.source.fault(
-                f"batch {quoted(key[0])} has no line of layer {number}; every batch needs every layer"
-            )
+            raise reference.source.fault(f"batch {quoted(key[0])} has no line of layer {number}; every batch needs every layer")
         batch = layers[number]
         if batch.experts.shape != reference.experts.shape:
             raise batch.source.fault(

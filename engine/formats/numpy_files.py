@@ -236,9 +236,7 @@ def _read_array(path: Path, file: BinaryIO, size: int, place: str) -> np.ndarray
     shape, dtype = _checked_header(path, file, size, place)
     made = 0 if dtype == np.int16 else _MADE_OF[dtype.kind]
     if (needed := math.prod(shape) * (dtype.itemsize + made)) > MAX_ARRAY_BYTES:
-        raise fault(
-            path, f"{dtype} {list(shape)} needs {needed / 1024**3:.1f} GB; cut the recording to fewer tokens", place
-        )
+        raise fault(path, f"{dtype} {list(shape)} needs {needed / 1024**3:.1f} GB; cut the recording to fewer tokens", place)
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)
 

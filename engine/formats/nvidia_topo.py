@@ -91,9 +91,7 @@ def parse_topology(text: str, path: Path) -> Topology:
             if columns:
                 raise fault(path, "a second matrix begins here; keep one machine to a file", place)
             named = words[: words.index("CPU") if "CPU" in words else None]  # where `CPU Affinity` begins
-            columns = [
-                name for word in named for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])
-            ]
+            columns = [name for word in named for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])]
             gpus = [column for column in columns if _GPU.fullmatch(column)]
             if len(set(columns)) < len(columns) or columns[: len(gpus)] != gpus:
                 raise fault(path, "a head that begins with every GPU, once each, is needed", place)
@@ -116,9 +114,7 @@ def parse_topology(text: str, path: Path) -> Topology:
         for b, cell in enumerate(row):
             if (cell == "X") != (a == b) or cell != cells[b][a]:
                 raise fault(path, f"{gpus[a]} to {gpus[b]} is {cell}, back it is {cells[b][a]}; the matrix is damaged")
-    nvlinks = np.array(
-        [[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells], dtype=np.int64
-    )
+    nvlinks = np.array([[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells], dtype=np.int64)
     across = any(cell in ("SYS", "SOC") for row in cells for cell in row)
     listed = [names[int(gpu[3:])] for gpu in gpus if int(gpu[3:]) in names]
     if names and len(listed) < len(gpus):

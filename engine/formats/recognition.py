@@ -85,9 +85,7 @@ STRANGERS = (
         lambda glance: bool(glance.tensors),
     ),
     Stranger(
-        "a model in GGUF",
-        "open the config.json of the model that it was made from",
-        lambda glance: glance.head[:4] == b"GGUF",
+        "a model in GGUF", "open the config.json of the model that it was made from", lambda glance: glance.head[:4] == b"GGUF"
     ),
     Stranger(
         "a report of Nsight Systems",
@@ -95,9 +93,7 @@ STRANGERS = (
         "calibrate on the machine",
         _is_nsight,
     ),
-    Stranger(
-        "a database of SQLite", "save its table as CSV or Parquet", lambda glance: glance.head.startswith(_SQLITE)
-    ),
+    Stranger("a database of SQLite", "save its table as CSV or Parquet", lambda glance: glance.head.startswith(_SQLITE)),
     Stranger(
         "a Chrome trace that is a bare list of events",
         'times are read from traces of the PyTorch profiler: export_chrome_trace writes {"traceEvents": [...]}',
@@ -106,16 +102,12 @@ STRANGERS = (
     Stranger(
         "a log of vLLM without routing",
         _RECORD,
-        lambda glance: _has_one(
-            glance, b"Avg prompt throughput", b"Initializing a V1 LLM engine", b"vLLM API server version"
-        ),
+        lambda glance: _has_one(glance, b"Avg prompt throughput", b"Initializing a V1 LLM engine", b"vLLM API server version"),
     ),
     Stranger(
         "a log of SGLang without routing",
         _RECORD,
-        lambda glance: _has_one(
-            glance, b"server_args=ServerArgs(", b"Prefill batch. #new-seq", b"Decode batch. #running-req"
-        ),
+        lambda glance: _has_one(glance, b"server_args=ServerArgs(", b"Prefill batch. #new-seq", b"Decode batch. #running-req"),
     ),
 )
 
@@ -280,9 +272,7 @@ def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
         raise fault(other.paths[0], f"is {other.format.title}, not a recording; {BELONGS[other.format.kind]}")
     if len(recordings) > 1:
         names = one_line(" and ".join(part.name for part in recordings[:3]))
-        raise InputError(
-            f"{len(recordings)} recordings ({names}{' …' if len(recordings) > 3 else ''}); give the files of one"
-        )
+        raise InputError(f"{len(recordings)} recordings ({names}{' …' if len(recordings) > 3 else ''}); give the files of one")
     return recordings[0]
 
 
@@ -302,9 +292,7 @@ def _unknown(glance: Glance) -> InputError:
     if glance.magic == ".npz":
         zipfile.ZipFile(path).close()  # raises if it is damaged
     if glance.magic is not None:
-        return fault(
-            path, f"is {MAGIC[glance.magic][1].replace('NumPy .npz', 'zip')} that holds nothing that is read here"
-        )
+        return fault(path, f"is {MAGIC[glance.magic][1].replace('NumPy .npz', 'zip')} that holds nothing that is read here")
     if glance.is_json:
         content = read_json(path) if glance.json is None else glance.json  # raises if it is none
         keys = ", ".join(quoted(key) for key in list(content)[:6]) if isinstance(content, dict) else "a list"

@@ -13,14 +13,7 @@ import numpy as np
 
 from engine.errors import InputError
 from engine.formats import arrays
-from engine.formats.checks.copies import (
-    blocks_in_turn,
-    factor_of_counts,
-    is_rounded,
-    ranks_alike,
-    skew_of,
-    tokens_of_ranks,
-)
+from engine.formats.checks.copies import blocks_in_turn, factor_of_counts, is_rounded, ranks_alike, skew_of, tokens_of_ranks
 from engine.formats.checks.layers import empty_layers
 from engine.formats.checks.profile_rows import profile_stretches
 from engine.formats.checks.totals import silent_layers
@@ -122,9 +115,7 @@ def drop_copies(workload: Workload) -> RoutingTrace | ExpertLoad:
         kept = trace.part(np.arange(trace.tokens // copies))
     else:
         raise InputError(f"{trace.name}: no tokens come more than once")
-    return _noted(
-        kept, "drop-copies", f"Dropped {trace.tokens - kept.tokens:,} tokens that were copies.", moved="tokens"
-    )
+    return _noted(kept, "drop-copies", f"Dropped {trace.tokens - kept.tokens:,} tokens that were copies.", moved="tokens")
 
 
 def _one_share(loads: ExpertLoad) -> ExpertLoad:
@@ -147,9 +138,7 @@ def divide_by_copies(workload: Workload) -> ExpertLoad:
     if not isinstance(workload, ExpertLoad) or is_rounded(workload) or (copies := factor_of_counts(workload)) == 1:
         raise InputError(f"{workload.name}: its counts are not multiples of one number of copies")
     scaled = {
-        name: counts / copies
-        for name in ("load", "by_source", "by_step")
-        if (counts := getattr(workload, name)) is not None
+        name: counts / copies for name in ("load", "by_source", "by_step") if (counts := getattr(workload, name)) is not None
     }
     return _noted(replace(workload, **scaled), "divide-by-copies", f"Divided all counts by {copies}.")
 
@@ -168,9 +157,7 @@ def drop_mtp_layer(workload: Workload) -> Workload:
     """The workload without its last layer."""
     if workload.layers < 2:
         raise InputError(f"{workload.name}: has one layer only")
-    return _without_layers(
-        workload, np.array([workload.layers - 1]), "drop-mtp-layer", "Dropped the MTP layer, the last."
-    )
+    return _without_layers(workload, np.array([workload.layers - 1]), "drop-mtp-layer", "Dropped the MTP layer, the last.")
 
 
 def number_layers_from_zero(workload: Workload) -> Workload:
@@ -256,9 +243,7 @@ def _noted(workload: Workload, remedy: str, text: str, moved: str = "", settled:
     """
     origin = workload.origin or Origin(format="recording")
     unsaid = {"tokens": {"rows": None}, "layers": {"layers": ()}}.get(moved, {})
-    others = [
-        finding.model_copy(update=unsaid) for finding in origin.findings if finding.remedy not in (remedy, *settled)
-    ]
+    others = [finding.model_copy(update=unsaid) for finding in origin.findings if finding.remedy not in (remedy, *settled)]
     done = ok(remedy, text)
     return replace(workload, origin=origin.model_copy(update={"findings": (*others, done)}))
 
@@ -274,9 +259,7 @@ REMEDIES: dict[str, Remedy] = {
         Remedy(
             "divide-by-copies",
             lambda loads: (
-                f"Divide all counts by {factor_of_counts(loads)}"
-                if isinstance(loads, ExpertLoad)
-                else "Divide the counts"
+                f"Divide all counts by {factor_of_counts(loads)}" if isinstance(loads, ExpertLoad) else "Divide the counts"
             ),
             divide_by_copies,
         ),

@@ -76,9 +76,7 @@ def decode_lists(rows: object) -> np.ndarray:
     try:
         ids = np.asarray(rows)
     except (ValueError, OverflowError):
-        raise InputError(
-            "routed_experts: lists that differ in length; each token needs as many layers and experts"
-        ) from None
+        raise InputError("routed_experts: lists that differ in length; each token needs as many layers and experts") from None
     if ids.dtype.kind not in "iu":
         raise InputError("routed_experts: must be lists of whole numbers, [tokens][layers][k]")
     _check_shape(ids.shape)
@@ -113,9 +111,7 @@ def _checked(ids: np.ndarray) -> np.ndarray:
     faulty = (ids < -1) | (ids >= MAX_EXPERTS)
     if faulty.any():
         row, layer, _ = at = first(faulty)
-        raise InputError(
-            f"routed_experts: expert {ids[at]} is out of range 0 … {MAX_EXPERTS - 1} (token {row}, layer {layer})"
-        )
+        raise InputError(f"routed_experts: expert {ids[at]} is out of range 0 … {MAX_EXPERTS - 1} (token {row}, layer {layer})")
     experts = ids.astype(np.int16)
     if ids.shape[2] > 1:
         experts[(experts == 0).all(axis=2)] = -1

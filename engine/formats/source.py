@@ -171,9 +171,7 @@ def check_beginning(path: Path, extension: str) -> None:
         head = file.read(4096)
     actual = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
     if extension in MAGIC and actual != extension:
-        is_instead = (
-            f"it is {MAGIC[actual][1]}" if actual else "text?" if b"\0" not in head else "an unknown binary format"
-        )
+        is_instead = f"it is {MAGIC[actual][1]}" if actual else "text?" if b"\0" not in head else "an unknown binary format"
         raise fault(path, f"is not {MAGIC[extension][1]} although it is named {extension} ({is_instead})")
     if extension not in MAGIC:
         if actual:
@@ -212,9 +210,7 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> o
     except json.JSONDecodeError as error:
         ends_early = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         cut_off = "; the file may be cut off" if ends_early else ""
-        raise fault(
-            path, f"not valid JSON ({error.msg}){cut_off}", f"line {error.lineno}, column {error.colno}"
-        ) from None
+        raise fault(path, f"not valid JSON ({error.msg}){cut_off}", f"line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError:
         raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
 

@@ -111,9 +111,7 @@ class CsvTable:
         if not pc.all(numeric).as_py():
             row = pc.index(numeric, False).as_py()
             wanted = "a whole number" if pa.types.is_integer(kind) else "a number"
-            raise self.source.fault(
-                f"{self.title(position)} is {quoted(column[row].as_py())}, not {wanted}", self.place(row)
-            )
+            raise self.source.fault(f"{self.title(position)} is {quoted(column[row].as_py())}, not {wanted}", self.place(row))
         numbers = pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
         return _whole(self, numbers, position) if pa.types.is_integer(kind) else numbers
 
@@ -248,18 +246,14 @@ def _loads(table: Table, numbered: list[tuple[int, int]], layer: int | None) -> 
 def _whole(table: Table, numbers: pa.ChunkedArray, position: int) -> pa.ChunkedArray:
     """Floats without a fraction as int64; raises InputError at the first that has one."""
     title = table.title(position)
-    return pa.chunked_array(
-        [whole_numbers(table.source, numbers.to_numpy(), title, lambda index: table.place(index[0]))]
-    )
+    return pa.chunked_array([whole_numbers(table.source, numbers.to_numpy(), title, lambda index: table.place(index[0]))])
 
 
 def _check_rows(source: Source, rows: int, columns: int) -> None:
     """Raise InputError for more rows, or numbers in them, than are computed with."""
     if rows > MAX_ROWS or rows * columns > MAX_NUMBERS:
         most = f"{MAX_ROWS:,} rows, {MAX_NUMBERS:,} numbers"
-        raise source.fault(
-            f"{rows:,} rows of {columns} columns are more than is read ({most}); save it as .npz, or cut it"
-        )
+        raise source.fault(f"{rows:,} rows of {columns} columns are more than is read ({most}); save it as .npz, or cut it")
 
 
 def _first_line(source: Source) -> str:
@@ -324,8 +318,6 @@ def _is_csv(glance: Glance) -> bool:
 
 
 FORMATS = (
-    Format(
-        "parquet", "a Parquet table", "routing", lambda glance: glance.magic == ".parquet", of_one_file(read_parquet)
-    ),
+    Format("parquet", "a Parquet table", "routing", lambda glance: glance.magic == ".parquet", of_one_file(read_parquet)),
     Format("csv", "a CSV table", "routing", _is_csv, of_one_file(read_csv)),
 )

@@ -11,10 +11,7 @@ import numpy as np
 from engine.formats.source import MAX_FILE_BYTES, fault
 
 NUMBERS = ("Long", "Int", "Short", "Char", "Byte", "Bool", "Double", "Float", "Half", "BFloat16")
-ALLOWED = {
-    *("torch._utils _rebuild_tensor_v2", "collections OrderedDict"),
-    *(f"torch {number}Storage" for number in NUMBERS),
-}
+ALLOWED = {*("torch._utils _rebuild_tensor_v2", "collections OrderedDict"), *(f"torch {number}Storage" for number in NUMBERS)}
 """`weights_only` alone lets a file call more than this, for instance for a buffer of any size."""
 
 PROTOCOL = 2
@@ -62,9 +59,7 @@ def load(path: Path, file: IO[bytes] | None = None) -> object:
     except MemoryError:
         raise
     except Exception as error:  # on damaged files it raises whatever its own code runs into
-        raise fault(
-            path, f"is damaged: its structure cannot be followed ({str(error)[:80] or type(error).__name__})"
-        ) from None
+        raise fault(path, f"is damaged: its structure cannot be followed ({str(error)[:80] or type(error).__name__})") from None
 
 
 def array_of(path: Path, value: object, place: str) -> np.ndarray:

@@ -210,9 +210,7 @@ def write_torch(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel
     return lost
 
 
-def _table(
-    workload: RoutingTrace | ExpertLoad, model: MoEModel | None
-) -> tuple[np.ndarray, dict[str, str], tuple[str, ...]]:
+def _table(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> tuple[np.ndarray, dict[str, str], tuple[str, ...]]:
     """(float64[..., decoder layer, expert], the key that says how it is laid out, phrases for the parts that it lacks)"""
     loads, lost = loads_of(workload, model)
     layers = layer_numbers(loads, model)
@@ -262,9 +260,7 @@ def write_table(workload: Workload, path: Path, model: MoEModel | None, save: _S
     )
 
 
-def write_loads(
-    workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save
-) -> tuple[str, ...]:
+def write_loads(workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save) -> tuple[str, ...]:
     """Loads alone, also those of routing: a row for each layer, with the layer of the model, and a column for each expert."""
     loads, lost = loads_of(workload, model)
     names = ["layer", *(f"expert_{expert}" for expert in range(loads.num_experts))]

@@ -243,9 +243,7 @@ def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
             job = Job(folder.name, folder)
             if not job.state.finished:
                 continue
-            if any(
-                (folder / end).exists() for end in (protocol.CANCELLED, protocol.FINAL, protocol.ERROR, protocol.EXIT)
-            ):
+            if any((folder / end).exists() for end in (protocol.CANCELLED, protocol.FINAL, protocol.ERROR, protocol.EXIT)):
                 queue.leave(folder)
                 continue
             _begin(module, folder)

@@ -74,9 +74,7 @@ def find_front(ask: FrontAsk, context: Context) -> FrontAnswer:
     def add(point: FrontPoint) -> None:
         candidates[id(point)] = _point(point, instance, problem, ask)
         context.keep(FrontAnswer(candidates=tuple(candidates.values())))
-        context.report(
-            min(len(candidates) / points, 1.0), f"{len(candidates)} of at most {points} placements", None, None
-        )
+        context.report(min(len(candidates) / points, 1.0), f"{len(candidates)} of at most {points} placements", None, None)
 
     context.report(0.0, "searching from both ends")
     if isinstance(instance, RowsInstance):
@@ -105,12 +103,8 @@ def find_front(ask: FrontAsk, context: Context) -> FrontAnswer:
 def _point(point: FrontPoint, instance: JointInstance, problem: Problem, ask: FrontAsk) -> FrontRow:
     placement = to_placement(point.gpu_of_expert, problem)
     options = {"weight": float(point.weight), "over": ask.over, "max_moves": ask.max_moves}
-    provenance = Provenance(
-        optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
-    )
-    plan = Draft(placement, SendOrder(mode="concurrent")).plan(
-        f"Front at {point.weight:.2f}", provenance, problem.travel
-    )
+    provenance = Provenance(optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem))
+    plan = Draft(placement, SendOrder(mode="concurrent")).plan(f"Front at {point.weight:.2f}", provenance, problem.travel)
     loads = loads_of(plan, problem)
     timeline = simulate(plan, problem, loads=loads)
     seconds = timeline.total
@@ -166,9 +160,7 @@ def score_matrix(ask: MatrixAsk, context: Context) -> MatrixAnswer:
     recordings = [store.load_workload(digest) for digest in ask.recordings]
     problems = [problem.with_workload(recording) for recording in recordings]
     count, system = len(problems), named_for(problem)[ask.system]
-    tables = {
-        name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")
-    }
+    tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")}
     names = tuple(recording.name for recording in recordings)
     context.keep(MatrixAnswer(names=names, system=system.title, **tables))
     titles, common = [f"{system.title} on {name}" for name in names], (problems, system, ask.options)
@@ -239,9 +231,7 @@ def lina_study(ask: LinaAsk, context: Context) -> LinaAnswer:
     if ask.profile:
         profile, served = store.load_workload(ask.profile), trace
         if not isinstance(profile, RoutingTrace):
-            raise InputError(
-                f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log"
-            )
+            raise InputError(f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log")
     lengths = [length for length in ask.lengths if length < trace.layers]
     if not lengths:
         raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")

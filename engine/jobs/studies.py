@@ -359,9 +359,7 @@ def replan(ask: ReplanAsk, context: Context) -> ReplanAnswer:
     loads = loads_of(plan, problem)
     now = simulate(plan, problem, loads=loads).total
     scope = "schedule" if problem.goal is Goal.TRAINING else "order"
-    claim = Claim(
-        status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem, loads=loads)), scope=scope
-    )
+    claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem, loads=loads)), scope=scope)
     plan = plan.model_copy(update={"claim": claim})
     row = ReplanRow(
         plan=plan,

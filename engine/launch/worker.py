@@ -52,12 +52,8 @@ def gpu_of(rank: int) -> torch.device:
     PyTorch sees none."""
     seen = torch.cuda.device_count()
     if not seen:
-        why = (
-            "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds none that it can use"
-        )
-        raise InputError(
-            f"rank {rank} sees no GPU on {socket.gethostname()}: {why}; ask for nodes that have some, or for none"
-        )
+        why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds none that it can use"
+        raise InputError(f"rank {rank} sees no GPU on {socket.gethostname()}: {why}; ask for nodes that have some, or for none")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % seen)
 
 

@@ -117,9 +117,7 @@ class OperatorGraph(Frozen):
                         f"and phase {phase} belong together"
                     )
             if operator.phase == "all_reduce" and operator.name not in reduced:
-                raise ValueError(
-                    f"the all-reduce '{operator.name}' needs no operator; name the one that makes the gradient"
-                )
+                raise ValueError(f"the all-reduce '{operator.name}' needs no operator; name the one that makes the gradient")
         return self
 
     def graph(self) -> "nx.DiGraph":

@@ -84,9 +84,7 @@ class AxisProblem:
         return tables
 
 
-def partition_axes(
-    problem: AxisProblem, limits: Limits = Limits(), stop: Stop = never
-) -> Result[dict[str, Axis] | None]:
+def partition_axes(problem: AxisProblem, limits: Limits = Limits(), stop: Stop = never) -> Result[dict[str, Axis] | None]:
     """An axis for every tensor, so that all constraints allow them; which one, where there are several, is left open.
 
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not

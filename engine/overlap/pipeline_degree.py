@@ -66,9 +66,7 @@ class DegreeInstance:
         shapes = {value.shape for value in (*values, np.asarray(self.max_degree)) if value.ndim}
         shape = shapes.pop() if shapes else (1,)
         if shapes or len(shape) != 1 or not shape[0]:
-            raise InputError(
-                "a pipeline needs one number per layer (or one for all) under each name, at least one layer"
-            )
+            raise InputError("a pipeline needs one number per layer (or one for all) under each name, at least one layer")
         for name, value in zip(numbers, values, strict=True):
             if not np.isfinite(value).all() or value.min() < 0:
                 raise InputError(f"{name}: every value must be finite and at least 0")
@@ -167,9 +165,7 @@ def best_degree(
     parts = {name: np.asarray(value, dtype=np.float64) for name, value in parts.items()}
     for name, value in parts.items():
         if value.ndim != 2 or not value.size or value.shape != parts["dispatch"].shape:
-            raise InputError(
-                f"{name}: shape {value.shape}; wanted a table [layer, parts] as large as dispatch, not empty"
-            )
+            raise InputError(f"{name}: shape {value.shape}; wanted a table [layer, parts] as large as dispatch, not empty")
         if np.isnan(value).any() or value.min() < 0 or not np.isfinite(value[:, 0]).all():
             raise InputError(f"{name}: every value must be at least 0, and finite for one part")
     possible = np.logical_and.reduce([np.isfinite(value) for value in parts.values()])
@@ -202,8 +198,6 @@ def _smallest(seconds: Floats) -> tuple[Ints, Floats, Floats]:
     return column + 1, seconds[np.arange(len(seconds)), column], least
 
 
-def _result(
-    optimiser: str, start: float, degree: Ints, seconds: Floats, least: Floats, cancelled: bool
-) -> Result[Ints]:
+def _result(optimiser: str, start: float, degree: Ints, seconds: Floats, least: Floats, cancelled: bool) -> Result[Ints]:
     status = Status.CANCELLED if cancelled else Status.OPTIMAL
     return result_of(optimiser, start, status, float(seconds.sum()), float(least.sum()), degree)

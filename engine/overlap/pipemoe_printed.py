@@ -113,17 +113,11 @@ def cases(alpha_a: float, network: float, alpha_e: float, experts: float) -> lis
     return [(seconds, r) for seconds, r in solved if r is not None]
 
 
-def _solve(
-    seconds: Callable[[float], float], not_q1: Callable[[float], float], second: Callable[[float], float]
-) -> int | None:
+def _solve(seconds: Callable[[float], float], not_q1: Callable[[float], float], second: Callable[[float], float]) -> int | None:
     """`solve` of lines 8 and 9: the whole number nearest to where SLSQP ends that starts from 2; None if nowhere."""
     from scipy.optimize import minimize
 
-    constraints = [
-        {"type": "ineq", "fun": lambda r, rule=rule: rule(r[0])} for rule in (not_q1, second, lambda r: r - 2)
-    ]
+    constraints = [{"type": "ineq", "fun": lambda r, rule=rule: rule(r[0])} for rule in (not_q1, second, lambda r: r - 2)]
     with np.errstate(all="ignore"):
-        degree = minimize(
-            lambda r: seconds(r[0]), [2.0], method="SLSQP", constraints=constraints, tol=SOLVER_TOLERANCE
-        ).x[0]
+        degree = minimize(lambda r: seconds(r[0]), [2.0], method="SLSQP", constraints=constraints, tol=SOLVER_TOLERANCE).x[0]
     return math.floor(degree + 0.5) if math.isfinite(degree) else None

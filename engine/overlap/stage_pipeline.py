@@ -43,9 +43,7 @@ class ChainInstance:
         network, times = np.asarray(self.network, dtype=bool), np.asarray(self.times, dtype=np.float64)
         ops = len(network) if network.ndim == 1 else 0
         if ops == 0 or times.ndim != 2 or len(times) != ops or times.shape[1] == 0:
-            raise InputError(
-                f"times: shape {times.shape} beside network {network.shape}; wanted [op, K] and [op], not empty"
-            )
+            raise InputError(f"times: shape {times.shape} beside network {network.shape}; wanted [op, K] and [op], not empty")
         if np.isnan(times).any() or times.min() < 0 or not np.isfinite(times[:, 0]).all():
             raise InputError("times: every value must be at least 0, and finite for the whole operator (one part)")
         with np.errstate(over="ignore"):

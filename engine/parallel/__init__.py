@@ -156,9 +156,7 @@ class _Elsewhere:
             while futures:
                 done = {index: future for index, future in futures.items() if future.done()}
                 gone = [
-                    index
-                    for index, future in done.items()
-                    if future.cancelled() or isinstance(future.exception(), crew.lost)
+                    index for index, future in done.items() if future.cancelled() or isinstance(future.exception(), crew.lost)
                 ]
                 if len(done) - len(gone) + already > self._finished:
                     self._finished, lost_in_a_row = len(done) - len(gone) + already, 0

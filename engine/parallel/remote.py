@@ -53,9 +53,7 @@ class Remote:
                 self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
                 self._batch = self._client.scatter(batch, broadcast=True, hash=False)
             except TimeoutError:
-                raise InputError(
-                    f"the Dask scheduler at {address} has no workers; start some: dask worker {address}"
-                ) from None
+                raise InputError(f"the Dask scheduler at {address} has no workers; start some: dask worker {address}") from None
             except (OSError, CancelledError) as error:
                 raise InputError(f"the Dask scheduler at {address} went away ({type(error).__name__})") from None
             if_refused.pop_all()

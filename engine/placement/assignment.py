@@ -120,9 +120,7 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[Ints]:
     """
     start = time.perf_counter()
     if instance.gpus != instance.experts:
-        raise InputError(
-            f"{instance.experts} experts on {instance.gpus} GPUs: one expert to a GPU needs equal numbers of both"
-        )
+        raise InputError(f"{instance.experts} experts on {instance.gpus} GPUs: one expert to a GPU needs equal numbers of both")
     search = _BoxSearch(instance, stop)
     try:
         search.run()

@@ -94,9 +94,7 @@ class GroupLoads:
 
 
 @njit(cache=True, nogil=True)
-def _reload(
-    place: Ints, experts: int, slots: Ints, tables: Floats, empty: Floats, loads: Floats, barred: np.ndarray
-) -> None:
+def _reload(place: Ints, experts: int, slots: Ints, tables: Floats, empty: Floats, loads: Floats, barred: np.ndarray) -> None:
     """Count `loads` and `barred` anew, from the first item to the last: an assignment has the same loads by any way to it."""
     loads[:] = 0.0
     held = np.zeros(len(slots), dtype=np.int64)
@@ -184,6 +182,4 @@ def _best_exchange(place: Ints, barred: np.ndarray, tables: Floats, loads: Float
 
 def compile_ahead() -> None:
     """Run every compiled function once, with the types that it always has."""
-    GroupLoads(
-        AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4))), np.array([2, 3])
-    ).improve()
+    GroupLoads(AssignmentInstance(np.ones((2, 4)), np.ones((2, 4)), np.ones(2), np.zeros((2, 4))), np.array([2, 3])).improve()

@@ -99,9 +99,7 @@ def assign_groups(
     if slots.max() == slots.min() == 1:
         # Experts that nobody asks for, as many as there are GPUs without one, change no cost.
         idle = ((0, 0), (0, instance.gpus - instance.experts))
-        compute, receive, saved = (
-            np.pad(table, idle) for table in (instance.compute, instance.receive, instance.send_saved)
-        )
+        compute, receive, saved = (np.pad(table, idle) for table in (instance.compute, instance.receive, instance.send_saved))
         alone = assign(AssignmentInstance(compute, receive, instance.send_total, saved), stop)
         solution = alone.solution[: instance.experts]
         return result_of("assign_groups", start, alone.status, alone.objective, alone.bound, solution, options, seed)
@@ -204,12 +202,7 @@ def best_groups(
     model.minimize(f + 2 * n)
     hint = {x[g][e]: int(best[e] == g) for g in range(gpus) for e in range(experts)}
     status, solver = solve(
-        model,
-        limits,
-        stop,
-        lambda objective, bound: report(objective / scale, bound / scale),
-        hint=hint,
-        linearization_level=2,
+        model, limits, stop, lambda objective, bound: report(objective / scale, bound / scale), hint=hint, linearization_level=2
     )
     if status not in (OPTIMAL, FEASIBLE):
         return best, 0.0

@@ -98,9 +98,7 @@ def profile_paths(experts: Ints, num_experts: int, path_length: int, layers: ran
                 f"layer {layer}: a path of {path_length} layers with a next layer in a recording of {depth} can end in "
                 f"layers {possible.start} … {possible.stop - 1}"
             )
-    return PathProfile(
-        path_length, num_experts, {end: _count(experts, num_experts, path_length, end) for end in wanted}
-    )
+    return PathProfile(path_length, num_experts, {end: _count(experts, num_experts, path_length, end) for end in wanted})
 
 
 def estimate_devices(
@@ -135,16 +133,12 @@ def _count(experts: Ints, num_experts: int, path_length: int, end: int) -> Layer
     path, following = experts[:, end - path_length + 1 : end + 1], experts[:, end + 1]
     chosen = following >= 0
     if not chosen.any():
-        raise InputError(
-            f"no token of the profile chose an expert in layer {end + 1}, so nothing can be predicted there"
-        )
+        raise InputError(f"no token of the profile chose an expert in layer {end + 1}, so nothing can be predicted there")
     whole = chosen & (path >= 0).all(axis=1)
     paths = _Paths(path[whole], num_experts)
     # The overall distribution is one more path, that every token took.
     number = np.concatenate([paths.number, np.full(chosen.sum(), paths.count)])
-    pair, tokens = np.unique(
-        number * num_experts + np.concatenate([following[whole], following[chosen]]), return_counts=True
-    )
+    pair, tokens = np.unique(number * num_experts + np.concatenate([following[whole], following[chosen]]), return_counts=True)
     number, expert = np.divmod(pair, num_experts)
     order = np.lexsort((expert, -tokens, number))
     number, expert, tokens = number[order], expert[order], tokens[order]

@@ -22,9 +22,7 @@ class ScoreMatrix:
     kept_share: Floats
 
 
-def score_matrix(
-    shares: Sequence[Floats], loads: Sequence[Floats], transitions: Sequence[Floats] | None = None
-) -> ScoreMatrix:
+def score_matrix(shares: Sequence[Floats], loads: Sequence[Floats], transitions: Sequence[Floats] | None = None) -> ScoreMatrix:
     """Every plan on every workload.
 
     shares: of every plan float64[layer, expert, gpu], the share of an expert's tokens that each GPU computes; 1 in all

@@ -102,7 +102,5 @@ def kept(gpu_of_expert: Ints, transitions: Floats, node_of_gpu: Ints | None = No
     total = transitions.sum()
     if total == 0:
         return 1.0
-    stays = sum(
-        count[here[:, None] == there].sum() for count, here, there in zip(transitions, place, place[1:], strict=False)
-    )
+    stays = sum(count[here[:, None] == there].sum() for count, here, there in zip(transitions, place, place[1:], strict=False))
     return float(stays / total)

@@ -30,9 +30,7 @@ class Placement(Frozen):
             if missing := set(range(self.experts)) - placed:
                 raise ValueError(f"layer {layer}: expert {min(missing)} is on no GPU")
             if unknown := placed - set(range(self.experts)):
-                raise ValueError(
-                    f"layer {layer}: there is no expert {max(unknown)} (experts are 0 … {self.experts - 1})"
-                )
+                raise ValueError(f"layer {layer}: there is no expert {max(unknown)} (experts are 0 … {self.experts - 1})")
         return self
 
     @classmethod

@@ -68,14 +68,12 @@ class Plan(Kept):
     send_order: SendOrder
     execution: Execution = "vanilla"
     travel: Travel | None = Field(
-        default=None,
-        description="how tokens travel, of both models; absent: one row per token copy, in the model's format",
+        default=None, description="how tokens travel, of both models; absent: one row per token copy, in the model's format"
     )
     placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
     send_order_b: SendOrder | None = None
     token_gpus: tuple[int, ...] | None = Field(
-        default=None,
-        description="the GPU on which the tokens of each rank start, an entry a rank; absent: rank r's on GPU r",
+        default=None, description="the GPU on which the tokens of each rank start, an entry a rank; absent: rank r's on GPU r"
     )
     token_gpus_b: tuple[int, ...] | None = Field(default=None, description="of a second model")
     reaction: Reaction | None = None

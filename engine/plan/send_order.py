@@ -143,9 +143,7 @@ class Travel(Frozen):
     @model_validator(mode="after")
     def _copies_are_chosen_where_rows_are_shared(self) -> "Travel":
         if self.replicas == "fewest" and self.unit == "copies":
-            raise ValueError(
-                "replicas: where every copy of a token travels on its own no choice saves rows; use gpu or node"
-            )
+            raise ValueError("replicas: where every copy of a token travels on its own no choice saves rows; use gpu or node")
         return self
 
     def row_bytes(self, model: MoEModel) -> tuple[float, float]:
@@ -159,9 +157,7 @@ class Travel(Frozen):
         """`one row per node, fp8 out, bf16 back`."""
         unit = {"copies": "one row per token copy", "gpu": "one row per GPU", "node": "one row per node"}[self.unit]
         formats = [f"{dtype} {way}" for dtype, way in ((self.dispatch, "out"), (self.combine, "back")) if dtype]
-        chosen = (
-            [f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s"] if self.replicas else []
-        )
+        chosen = [f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s"] if self.replicas else []
         return ", ".join([unit, *formats, *chosen])
 
 

@@ -88,9 +88,7 @@ def _digits(experts: int) -> float:
 
 
 ESTIMATES: dict[str, Callable[[Run], Estimate]] = {
-    "sglang-stat": lambda run: _counts(
-        run, run.model.layers, "passes", 4, by_rank=False, remark=", whatever the tokens"
-    ),
+    "sglang-stat": lambda run: _counts(run, run.model.layers, "passes", 4, by_rank=False, remark=", whatever the tokens"),
     "sglang-per-pass": lambda run: _counts(run, run.model.layers, "passes", 4),
     "sglang-per-token": _sglang_per_token,
     "sglang-answers": lambda run: _choices(run, run.model.layers, 4),

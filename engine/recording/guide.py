@@ -81,8 +81,7 @@ Iterations × ranks × MoE layers × experts × 8 bytes: 95 MB for 100 iteration
                 "**With a load balancer on, the counts are of slots and `num_experts` is the number of slots.** Fold "
                 "them with the plan that ran, or record without a balancer; otherwise the loads are nonsense that "
                 "looks right.",
-                "Nothing is written unless the last iteration of the range is reached; that iteration itself does not "
-                "count.",
+                "Nothing is written unless the last iteration of the range is reached; that iteration itself does not count.",
                 "All ranks' files belong together; on several nodes the folder must be shared.",
             ),
             source="""\
@@ -151,10 +150,8 @@ recorder.save("my-text.npz")""",
 An `.npz` with the choices of every token in every MoE layer, and which sequence it belongs to.""",
             size="Tokens × MoE layers × k × 2 bytes before compression: 928 bytes per token of DeepSeek-R1.",
             traps=(
-                "Routers are found by what they return. Where that fails the recorder says so; name them with "
-                "`routers=`.",
-                "A router that returns only logits needs `k=`, and that is wrong where experts are chosen within "
-                "groups.",
+                "Routers are found by what they return. Where that fails the recorder says so; name them with `routers=`.",
+                "A router that returns only logits needs `k=`, and that is wrong where experts are chosen within groups.",
                 "Other kernels round differently: a few choices in a hundred differ from the engine's.",
             ),
             source="engine/routing_recorder.py",
@@ -201,8 +198,7 @@ Steps × layers × experts × 4 bytes, whatever the tokens: 62 MB for 1000 steps
                 "A server without a recorder does not refuse: its scheduler raises and the server goes down. `record` "
                 "asks `/server_info` first.",
                 "A dump empties the recorder; a second start empties it too.",
-                "With speculative decoding, passes of the MTP layer have been counted into decoder layers (sglang "
-                "#19812).",
+                "With speculative decoding, passes of the MTP layer have been counted into decoder layers (sglang #19812).",
                 "Prefill and decode are counted together. Record each server of a disaggregated deployment by itself, "
                 "otherwise record at a time of one kind of traffic.",
                 "Without the variable the file goes to `/tmp` of the server's machine, or container. It cannot be "

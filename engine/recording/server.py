@@ -105,9 +105,7 @@ class Server:
             raise InputError(f"{where}: the connection broke off before the answer was complete") from None
         if 300 <= answer.status_code < 400:
             target = quoted(answer.headers.get("Location", "nowhere"))
-            raise InputError(
-                f"{where}: answers with a redirect to {target}, which is not followed; name that URL itself"
-            )
+            raise InputError(f"{where}: answers with a redirect to {target}, which is not followed; name that URL itself")
         if answer.status_code >= 400:
             raise ServerError(where, answer.status_code, _reason(content))
         return content

@@ -74,13 +74,9 @@ def recorder_of(server: Server, info: dict[str, Any]) -> Recorder:
     request to start and takes the server down. Raises InputError."""
     key = "expert_distribution_recorder_mode"
     if key not in info:
-        raise InputError(
-            f"{server.url}: does not say whether it can record; name an SGLang server itself, not a router"
-        )
+        raise InputError(f"{server.url}: does not say whether it can record; name an SGLang server itself, not a router")
     if not info[key]:
-        raise InputError(
-            f"{server.url}: its recorder is off; start the server with {RECORDER_FLAG} stat (or per_token)"
-        )
+        raise InputError(f"{server.url}: its recorder is off; start the server with {RECORDER_FLAG} stat (or per_token)")
     if info.get("enable_eplb"):
         raise InputError(
             f"{server.url}: balances experts by itself, from the same recorder, and moves them while it records; record on a "
@@ -89,9 +85,7 @@ def recorder_of(server: Server, info: dict[str, Any]) -> Recorder:
     mode = str(info[key])
     ranks = [info.get(name) for name in ("tp_size", "pp_size")]
     ranks = [number if isinstance(number, int) and number > 0 else 1 for number in ranks]
-    return Recorder(
-        mode, 1 if mode in WHOLE else ranks[0] * ranks[1], bool(info.get("enable_expert_distribution_metrics"))
-    )
+    return Recorder(mode, 1 if mode in WHOLE else ranks[0] * ranks[1], bool(info.get("enable_expert_distribution_metrics")))
 
 
 def record_window(server: Server, seconds: float, stop: Stop, report: Report) -> float:
@@ -107,9 +101,7 @@ def record_window(server: Server, seconds: float, stop: Stop, report: Report) ->
         with suppress(InputError):  # the fault before is the news
             control.post(STOP, {})
         if isinstance(error, ServerError) and error.status == 404:
-            raise InputError(
-                f"{error}: it cannot record; start the server with {RECORDER_FLAG} stat (or per_token)"
-            ) from None
+            raise InputError(f"{error}: it cannot record; start the server with {RECORDER_FLAG} stat (or per_token)") from None
         raise
     _stop(control)
     report(1.0, "stopped; the server writes what it recorded")
@@ -165,9 +157,7 @@ def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
     text = meta.get("routed_experts") if isinstance(meta, dict) else None
     if text is None:
         raise InputError(f"{server.url}/generate: answers without routed experts; start the server with {ROUTING_FLAG}")
-    experts = decode_int32(
-        text, model.layers, model.experts_per_token, str(meta.get("routed_experts_dtype") or "int32")
-    )
+    experts = decode_int32(text, model.layers, model.experts_per_token, str(meta.get("routed_experts_dtype") or "int32"))
     prompt, completion = meta.get("prompt_tokens"), meta.get("completion_tokens")
     if isinstance(prompt, int) and isinstance(completion, int) and len(experts) != prompt + completion - 1:
         raise InputError(

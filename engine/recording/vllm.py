@@ -49,9 +49,7 @@ def asker(server: Server, served: str, model: MoEModel | None, max_tokens: int) 
         body = {"model": served, "prompt": prompt, "max_tokens": max_tokens}
         experts = _routing(server, server.post_for_json("/v1/completions", body))
         if model is not None:
-            model.check_recording(
-                experts.shape[1], max(model.experts, int(experts.max()) + 1), experts.shape[2], served
-            )
+            model.check_recording(experts.shape[1], max(model.experts, int(experts.max()) + 1), experts.shape[2], served)
         return experts
 
     return ask

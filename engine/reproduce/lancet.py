@@ -71,9 +71,7 @@ def settings(
     nodes: tuple[int, ...] = (2, 4, 8), gates: tuple[Gate, ...] = ("switch",), dtype: Literal["fp16", "fp32"] = "fp16"
 ) -> list[Setting]:
     """All bars of Figure 11 (and 12), smallest cluster first."""
-    return [
-        Setting(model, node, count, gate, dtype) for gate, node, model, count in product(gates, NODES, MODELS, nodes)
-    ]
+    return [Setting(model, node, count, gate, dtype) for gate, node, model, count in product(gates, NODES, MODELS, nodes)]
 
 
 def evaluate(chosen: list[Setting], cost: CostModel | None = None, stop: Stop = never) -> Iterator[dict]:

@@ -94,8 +94,7 @@ def lina_example(figure: str, micro_op: float | None = None, use: tuple[float, f
     dispatch = [built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 1.{part}", [combine]) for part in range(parts)]
     ffn = [built.add(COMPUTE, FFN / parts, f"ffn {part}", [exchange]) for part, exchange in enumerate(dispatch)]
     back = [
-        built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 2.{part}", [computation])
-        for part, computation in enumerate(ffn)
+        built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 2.{part}", [computation]) for part, computation in enumerate(ffn)
     ]
     built.add(COMPUTE, GATE, "gate", back)
     if cut:
@@ -156,21 +155,12 @@ def paper_problem(model: str, cost: CostModel | None = None, batch: int = 8) -> 
     experts that take 0.2 of an all-to-all, on CUDA cores they would take as long as one."""
     layers, width = MODELS[model]
     moe = MoEModel(
-        name=model,
-        layers=layers,
-        experts=16,
-        experts_per_token=2,
-        d_model=width,
-        d_ff=4 * width,
-        ffn_matrices=2,
-        dtype="tf32",
+        name=model, layers=layers, experts=16, experts_per_token=2, d_model=width, d_ff=4 * width, ffn_matrices=2, dtype="tf32"
     )
     step = TrainingStep(
         batch=batch, sequence_length=512, heads=width // 64, dense_d_ff=4 * width, gate="top-k", tied_embeddings=True
     )
-    return make_problem(
-        balanced_load(moe), cluster_presets()["lina-4-nodes"].cluster, moe, cost or Datasheet(), step=step
-    )
+    return make_problem(balanced_load(moe), cluster_presets()["lina-4-nodes"].cluster, moe, cost or Datasheet(), step=step)
 
 
 def design_choices(models: Iterable[str] = MODELS) -> pd.DataFrame:
@@ -180,10 +170,7 @@ def design_choices(models: Iterable[str] = MODELS) -> pd.DataFrame:
         problem = paper_problem(model)
         baseline = run(TRAINING["deepspeed"], problem).result.objective
         row = {"model": model, "baseline": baseline}
-        row |= {
-            name: baseline / run(TRAINING["lina"], problem, options).result.objective
-            for name, options in DESIGNS.items()
-        }
+        row |= {name: baseline / run(TRAINING["lina"], problem, options).result.objective for name, options in DESIGNS.items()}
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -61,16 +61,12 @@ def runnable() -> NDArray[np.bool_]:
     return memory.argsort(kind="stable").argsort() < RUNNABLE
 
 
-def table_iv(
-    gpus: int, only_runnable: bool = True, streams: Streams = 1, order: Order = "dispatch-first"
-) -> DegreeInstance:
+def table_iv(gpus: int, only_runnable: bool = True, streams: Streams = 1, order: Order = "dispatch-first") -> DegreeInstance:
     """The layers of Table IV on 16, 32 or 64 GPUs, cut in at most 512 parts."""
     layers = layers_of_table_iv()[runnable() if only_runnable else slice(None)]
     batch, sequence, hidden, embedding, local = layers.T
     size = batch * sequence * CHOICES * local * embedding
-    return DegreeInstance(
-        *ALL_TO_ALL[gpus], size, 2 * ALPHA_GEMM, 2 * BETA_GEMM, size * hidden, MOST_PARTS, streams, order
-    )
+    return DegreeInstance(*ALL_TO_ALL[gpus], size, 2 * ALPHA_GEMM, 2 * BETA_GEMM, size * hidden, MOST_PARTS, streams, order)
 
 
 def table_vi(streams: Streams = 1, order: Order = "dispatch-first") -> pd.DataFrame:

@@ -133,9 +133,7 @@ class _Engine:
             timed.append(Operator(name, kind, sum(row[1] for row in rows) * 1e-3, layers, origin))
         return timed
 
-    def _asked(
-        self, question: Callable[[], list[tuple[str, float, float, str]]]
-    ) -> list[tuple[str, float, float, str]]:
+    def _asked(self, question: Callable[[], list[tuple[str, float, float, str]]]) -> list[tuple[str, float, float, str]]:
         with _quietly(f"aiconfigurator cannot time {self.model.name}"):
             return question()
 
@@ -189,9 +187,7 @@ def _compile(config: Path, model: MoEModel, system: str, kv_dtype: str, wide: bo
         settings = build_model_config(1, 1, 1, 1, 1, kvcache_quant_mode=kv_mode)
         database_version = engine._literal_backend_version(system, BACKEND, None, None, None)
         if database_version is None:
-            raise InputError(
-                f"aiconfigurator has no measurements of {BACKEND} on {system}; use the datasheet's operators"
-            )
+            raise InputError(f"aiconfigurator has no measurements of {BACKEND} on {system}; use the datasheet's operators")
         database = perf_database.get_database(system, BACKEND, database_version)
         if wide:
             settings.moe_comm_backend, settings.num_gpus_per_node = WIDE, NODE

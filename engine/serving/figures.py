@@ -114,9 +114,7 @@ class ServingFigures:
         }
 
 
-def memory_of(
-    held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep
-) -> Memory:
+def memory_of(held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep) -> Memory:
     """The memory of the GPU with the least left.
 
     held: float64[gpu] bytes of routed experts

@@ -68,9 +68,7 @@ class RooflineOperators:
             core.append(("attention in windows", self._core(step, keys, absorbed), sizes.windowed_layers))
         if sizes.sparse_keys:
             flops = 2.0 * tokens * step.keys * sizes.index_heads * sizes.index_size
-            read = (
-                tokens * (step.keys if step.phase == "decode" else 1) * sizes.index_size * BYTES_PER_KV[step.kv_dtype]
-            )
+            read = tokens * (step.keys if step.phase == "decode" else 1) * sizes.index_size * BYTES_PER_KV[step.kv_dtype]
             core.insert(0, ("index", self._roofline(flops, read, model.dtype), model.layers))
         return [*rows[:-1], *core, rows[-1]]
 

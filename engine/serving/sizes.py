@@ -33,9 +33,7 @@ class TransformerSizes(Frozen):
     sparse_keys: int = Field(default=0, ge=0, le=10_000_000, description="DSA: tokens that a token attends to; 0: all")
     index_heads: int = Field(default=0, ge=0, le=4096, description="DSA: heads that score tokens")
     index_size: int = Field(default=0, ge=0, le=65536, description="DSA: size of such a head; all share their keys")
-    window: int = Field(
-        default=0, ge=0, le=10_000_000, description="tokens that a token sees in layers with a sliding window"
-    )
+    window: int = Field(default=0, ge=0, le=10_000_000, description="tokens that a token sees in layers with a sliding window")
     windowed_layers: int = Field(default=0, ge=0, le=1000, description="layers with a sliding window")
     dense_d_ff: int = Field(ge=1, le=10_000_000, description="inner width of the FFN of dense layers")
     vocabulary: int = Field(ge=1, le=10_000_000)

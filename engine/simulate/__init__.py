@@ -14,11 +14,7 @@ from engine.timeline import Timeline
 
 
 def simulate(
-    plan: Plan,
-    problem: Problem,
-    stop: Stop = never,
-    advance: Advance = unwatched,
-    loads: tuple[Load, ...] | None = None,
+    plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched, loads: tuple[Load, ...] | None = None
 ) -> Timeline:
     """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem.
 

@@ -154,9 +154,7 @@ def colocated_timeline(
     return log.frame()
 
 
-def colocated_bound(
-    compute_a: Compute, compute_b: Compute, traffic_a: Traffic, traffic_b: Traffic, network: Network
-) -> float:
+def colocated_bound(compute_a: Compute, compute_b: Compute, traffic_a: Traffic, traffic_b: Traffic, network: Network) -> float:
     """Seconds below which no send orders of the two models can bring these placements. Arguments as above.
 
     The recursion of table 2, GPU by GPU, with lower bounds of all times. Why each term is one, on any network:

@@ -76,9 +76,7 @@ def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
 def too_many(*traffic: NDArray[np.float64]) -> bool:
     """True if a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: told by the pairs that send,
     known before anything is simulated, so that a timeline has either sends or bundles throughout."""
-    pairs = sum(
-        np.count_nonzero(matrices) - np.count_nonzero(matrices.diagonal(axis1=1, axis2=2)) for matrices in traffic
-    )
+    pairs = sum(np.count_nonzero(matrices) - np.count_nonzero(matrices.diagonal(axis1=1, axis2=2)) for matrices in traffic)
     return bool(pairs > MOST_SENDS)
 
 

@@ -71,9 +71,7 @@ class Fabric:
         if name in self._exchanges:
             raise InputError(f"there already is a collective named {name}")
         if not start >= self.now:
-            raise InputError(
-                f"{name}: starts at {start:g} s, but the network is simulated up to {self.now:g} s already"
-            )
+            raise InputError(f"{name}: starts at {start:g} s, but the network is simulated up to {self.now:g} s already")
         if mode in ("shared", "two-tier"):
             raise InputError(
                 f"{name}: a {mode} order gives every send a constant rate of an otherwise idle network, which two "
@@ -135,9 +133,7 @@ class Fabric:
         awaited.end = self.now
 
 
-def _in_groups(
-    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _in_groups(mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The sends of an all-to-all (int64 src and dst, float64 size, int64 group, ascending, and `listed`, the place in the
     order) and the group that follows each group (int64, -1: none): all in one, one of a sender after the other, or phase
     after phase."""
@@ -196,9 +192,7 @@ class Lockstep:
         schedule: may have been made for other traffic (see `replay`)
         """
         if mode != "joint":
-            raise InputError(
-                f"{name} has a {mode} order, but the other model's is joint; both models need the same one"
-            )
+            raise InputError(f"{name} has a {mode} order, but the other model's is joint; both models need the same one")
         src, dst, size, phase = replay(schedule, off_diagonal(traffic))
         own_last = int(schedule.phase.max()) if schedule.sends else -1
         turn, room = phase - schedule.phases, self.network.gpus + 1

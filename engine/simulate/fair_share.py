@@ -122,9 +122,7 @@ def run(
     total = len(sends.size)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
     pending, waiting = np.zeros(len(follower), dtype=np.int64), np.empty(total, dtype=np.int64)
-    moving = _Moving(
-        np.empty(total, np.uint32), np.empty(total, np.uint32), np.empty(total), np.empty(total), np.empty(total)
-    )
+    moving = _Moving(np.empty(total, np.uint32), np.empty(total, np.uint32), np.empty(total), np.empty(total), np.empty(total))
     rates, counts, sources = np.zeros((4, len(capacity))), np.zeros((5, len(capacity)), np.int64), moving.sink.copy()
     at = _Ports(rates[0], rates[1], rates[2], rates[3], counts[0], counts[1], counts[2], counts[3], counts[4], sources)
     ended = np.empty(total, dtype=np.int64)

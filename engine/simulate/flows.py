@@ -204,13 +204,7 @@ def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.nda
 
 
 def _in_phases(
-    network: Network,
-    src: np.ndarray,
-    dst: np.ndarray,
-    size: np.ndarray,
-    phase: np.ndarray,
-    paced: bool,
-    hurry: np.ndarray,
+    network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, phase: np.ndarray, paced: bool, hurry: np.ndarray
 ) -> Flows:
     """Phases one after another, each until its last send has ended. hurry: see `all_to_all`."""
     if not len(src):

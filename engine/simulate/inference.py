@@ -70,9 +70,7 @@ def exchanges(
             yield awaited(begun.popleft())
 
 
-def simulate_inference(
-    plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched
-) -> Timeline:
+def simulate_inference(plan: Plan, loads: tuple[Load, ...], stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for one model.
 
     loads: see `loads_of`

@@ -42,11 +42,7 @@ class NetworkSchedule:
 
 
 def schedule_network(
-    alltoall: ArrayLike,
-    allreduce: ArrayLike,
-    micro_op: float | None = None,
-    overhead: float = 0.0,
-    policy: str = "priority",
+    alltoall: ArrayLike, allreduce: ArrayLike, micro_op: float | None = None, overhead: float = 0.0, policy: str = "priority"
 ) -> Result[NetworkSchedule]:
     """Operations on one network under a policy of `engine.simulate.streams`; `objective` is the all-to-alls' total waiting.
 
@@ -107,11 +103,7 @@ def _pieces(duration: NDArray[np.float64], micro_op: float | None) -> NDArray[np
 
 
 def _run(
-    alltoall: NDArray[np.float64],
-    allreduce: NDArray[np.float64],
-    pieces: NDArray[np.int64],
-    overhead: float,
-    policy: str,
+    alltoall: NDArray[np.float64], allreduce: NDArray[np.float64], pieces: NDArray[np.int64], overhead: float, policy: str
 ) -> NetworkSchedule:
     by_arrival = np.argsort(alltoall[:, 0], kind="stable")
     piece_of = np.repeat(np.arange(len(pieces)), pieces)

@@ -46,9 +46,7 @@ HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "n
 H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels."""
 
 
-def log_two_batches(
-    log: EventLog, work: Work, dense: float, order: SendOrder, network: Network, stop: Stop = never
-) -> None:
+def log_two_batches(log: EventLog, work: Work, dense: float, order: SendOrder, network: Network, stop: Stop = never) -> None:
     """Log the MoE layers of both batches; `model` of an event is the batch.
 
     work: of one batch

@@ -63,16 +63,12 @@ class Tasks:
             raise InputError(f"seconds: shape {self.seconds.shape}; wanted [task, group] for {count} tasks")
         for name in ("stream", "release", "pair", "holds"):
             if getattr(self, name).shape != (count,):
-                raise InputError(
-                    f"{name}: shape {getattr(self, name).shape}; wanted one value for each of {count} tasks"
-                )
+                raise InputError(f"{name}: shape {getattr(self, name).shape}; wanted one value for each of {count} tasks")
         for name in ("seconds", "release"):
             if not (np.isfinite(getattr(self, name)) & (getattr(self, name) >= 0)).all():
                 raise InputError(f"{name}: every value must be finite and at least 0")
         if not np.isin(self.stream, (COMPUTE, ALL_TO_ALL, ALL_REDUCE)).all():
-            raise InputError(
-                f"stream: wanted {COMPUTE} (compute), {ALL_TO_ALL} (all-to-all) or {ALL_REDUCE} (all-reduce)"
-            )
+            raise InputError(f"stream: wanted {COMPUTE} (compute), {ALL_TO_ALL} (all-to-all) or {ALL_REDUCE} (all-reduce)")
         uneven = np.flatnonzero((self.seconds != self.seconds[:, :1]).any(axis=1) & (self.stream != COMPUTE))
         if len(uneven):
             raise InputError(f"seconds of task {uneven[0]}: a collective takes the same time on all groups")
@@ -263,6 +259,4 @@ class _Run:
         stuck |= {task for task, missing in enumerate(self.missing) if missing}
         named = ", ".join(str(task) for task in sorted(stuck)[:NAMED_IN_ERRORS])
         more = f" and {len(stuck) - NAMED_IN_ERRORS} more" if len(stuck) > NAMED_IN_ERRORS else ""
-        return (
-            f"edges: tasks {named}{more} wait for each other; computations also wait for those before them in the list"
-        )
+        return f"edges: tasks {named}{more} wait for each other; computations also wait for those before them in the list"

@@ -279,9 +279,7 @@ def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOpt
     """The recording of `problem`; raises InputError where it cannot be simulated with this profile and these options."""
     trace = problem.workload
     if not isinstance(trace, RoutingTrace):
-        raise InputError(
-            f"{trace.name}: two-phase scheduling follows tokens from layer to layer; it needs a routing log"
-        )
+        raise InputError(f"{trace.name}: two-phase scheduling follows tokens from layer to layer; it needs a routing log")
     if (trace.layers, trace.num_experts) != (profile.layers, profile.num_experts):
         raise InputError(
             f"{profile.name} has {profile.layers} layers of {profile.num_experts} experts, {trace.name} {trace.layers} "
@@ -289,8 +287,7 @@ def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOpt
         )
     if trace.tokens < options.batch_tokens:
         raise InputError(
-            f"{trace.name} has {trace.tokens} tokens, fewer than the {options.batch_tokens} of one batch; make batches "
-            "smaller"
+            f"{trace.name} has {trace.tokens} tokens, fewer than the {options.batch_tokens} of one batch; make batches smaller"
         )
     if options.top_k > trace.num_experts:
         raise InputError(f"top_k: {options.top_k}; wanted at most the number of experts, {trace.num_experts}")

@@ -13,14 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from engine.cluster import Gpu
-from engine.communication.travel import (
-    places_of,
-    rows_by_chance,
-    rows_of_tokens,
-    rows_to_all,
-    serving_gpus,
-    touched_by_chance,
-)
+from engine.communication.travel import places_of, rows_by_chance, rows_of_tokens, rows_to_all, serving_gpus, touched_by_chance
 from engine.errors import InputError
 from engine.network import Network
 from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
@@ -166,9 +159,7 @@ class Load:
         return Work(self.traffic, self.traffic_back, compute_seconds(self, held, held), unit=self.travel.unit)
 
 
-def work_of(
-    placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None
-) -> Work:
+def work_of(placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None) -> Work:
     """The work of one model. Raises InputError as `Load.work` does.
 
     travel: how tokens travel; None: every copy on its own
@@ -274,9 +265,7 @@ def attention_excess(problem: Problem, tokens: np.ndarray) -> np.ndarray:
     tokens: float64[layer, gpu], the tokens that every GPU carries; those of the first layer are at home
     """
     cost, keys = problem.cost, keys_of_token(problem.workload, problem.model.sequence_length)
-    of_gpu = [
-        cost.attention(gpu, mine, keys, problem.model) for gpu, mine in zip(problem.cluster.gpus, tokens.T, strict=True)
-    ]
+    of_gpu = [cost.attention(gpu, mine, keys, problem.model) for gpu, mine in zip(problem.cluster.gpus, tokens.T, strict=True)]
     seconds = cost.together(np.stack(of_gpu, axis=1))
     between = np.diff(problem.model.moe_layers, prepend=-1)
     return np.maximum(seconds - seconds[0].max(), 0.0) * between[:, None]

@@ -315,9 +315,7 @@ class PriorityInstance(Frozen):
 def _priority(instance: PriorityInstance, options: Options, stop: Stop) -> Answer:
     from engine.simulate.priority import schedule_network
 
-    result = schedule_network(
-        instance.alltoall, instance.allreduce, instance.micro_op, instance.overhead, instance.policy
-    )
+    result = schedule_network(instance.alltoall, instance.allreduce, instance.micro_op, instance.overhead, instance.policy)
     schedule = result.solution
     listed = [("alltoall", index, 0, *times) for index, times in enumerate(schedule.alltoall.tolist())]
     piece = 0  # counted within the all-reduce

@@ -140,9 +140,7 @@ def _engine_of(url: str) -> Engine:
         if parsed.drivername in ("postgres", "postgresql"):  # as hosting services write it
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-            raise InputError(
-                f"{URL} names {parsed.get_backend_name()}; Switchyard keeps its work in SQLite or PostgreSQL"
-            )
+            raise InputError(f"{URL} names {parsed.get_backend_name()}; Switchyard keeps its work in SQLite or PostgreSQL")
         if parsed.get_backend_name() == "sqlite":
             engine = create_engine(parsed, connect_args={"timeout": PATIENCE})
             event.listen(engine, "do_connect", _make_private)
@@ -202,10 +200,7 @@ def _explained(engine: Engine) -> Iterator[None]:
         yield
     except DBAPIError as error:
         # Drivers' errors for a database that is gone, going, full or read-only have many names under these classes.
-        if (
-            not isinstance(error, OperationalError | InterfaceError | InternalError)
-            and type(error) is not DatabaseError
-        ):
+        if not isinstance(error, OperationalError | InterfaceError | InternalError) and type(error) is not DatabaseError:
             raise
         said = " ".join(str(error.orig).split())[:200]
         where = engine.url.render_as_string(hide_password=True)

@@ -32,11 +32,7 @@ def _login() -> Column:
 
 
 workspace = Table(
-    "workspace",
-    metadata,
-    Column("id", String(ID), primary_key=True),
-    Column("name", String(NAME), nullable=False),
-    *_made(),
+    "workspace", metadata, Column("id", String(ID), primary_key=True), Column("name", String(NAME), nullable=False), *_made()
 )
 
 plan = Table(

@@ -266,9 +266,7 @@ def load_plan(db: Database, id: str) -> Plan:
 def children(db: Database, plan: str) -> list[str]:
     """Ids of the saved plans that were derived from a plan."""
     with db.reading() as connection:
-        rows = connection.scalars(
-            select(tables.plan.c.id).where(tables.plan.c.parent == plan).order_by(tables.plan.c.id)
-        )
+        rows = connection.scalars(select(tables.plan.c.id).where(tables.plan.c.parent == plan).order_by(tables.plan.c.id))
         return list(rows)
 
 
@@ -385,11 +383,7 @@ def _saved_plans() -> Select:
 
 def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
     c, saved = tables.review.c, tables.saved_plan.c
-    query = (
-        select(c.id, c.saved, c.question, c.by, c.at, c.login)
-        .join(tables.saved_plan, saved.number == c.saved)
-        .where(which)
-    )
+    query = select(c.id, c.saved, c.question, c.by, c.at, c.login).join(tables.saved_plan, saved.number == c.saved).where(which)
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
     of_plans = _saved_plans().where(saved.number.in_({row.saved for row in rows}))
     plans = {row.number: SavedPlan(*row) for row in connection.execute(of_plans)}

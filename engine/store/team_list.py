@@ -81,14 +81,10 @@ def news_by_review(connection: Connection, reviews: Iterable[str], who: str, nam
     c = tables.review.c
     look = and_(tables.look.c.review == c.id, tables.look.c.who == who)
     looks = select(c.id, c.by, tables.look.c.at).outerjoin(tables.look, look).where(c.id.in_(wanted))
-    counts = [
-        _new(connection, table, who, name) for table in (tables.comment, tables.decision, tables.threshold_change)
-    ]
+    counts = [_new(connection, table, who, name) for table in (tables.comment, tables.decision, tables.threshold_change)]
     news = {}
     for row in connection.execute(looks):
-        news[row.id] = (
-            News(unseen=row.by != name) if row.at is None else News(*(count.get(row.id, 0) for count in counts))
-        )
+        news[row.id] = News(unseen=row.by != name) if row.at is None else News(*(count.get(row.id, 0) for count in counts))
     return {id: new for id, new in news.items() if new}
 
 
@@ -130,9 +126,7 @@ class ListedPlan:
     news: News
 
 
-def listed_plans(
-    db: Database, workspace: str, search: str = "", reader: tuple[str, str] | None = None
-) -> list[ListedPlan]:
+def listed_plans(db: Database, workspace: str, search: str = "", reader: tuple[str, str] | None = None) -> list[ListedPlan]:
     """The plans of a workspace, newest first.
 
     search: a part of name, note, author, cluster, recording or id
@@ -147,9 +141,7 @@ def listed_plans(
     with db.reading() as connection:
         rows = connection.execute(query.order_by(c.at.desc(), c.number.desc())).all()
         of_review = tables.review.c
-        asked = _of_workspace(select(of_review.saved, of_review.id), workspace).order_by(
-            of_review.at, of_review.id.desc()
-        )
+        asked = _of_workspace(select(of_review.saved, of_review.id), workspace).order_by(of_review.at, of_review.id.desc())
         newest = {row.saved: row.id for row in connection.execute(asked)}  # the last one counts
         decided = _last_decisions(connection, workspace)
         comments = _counts(connection, workspace)

@@ -146,8 +146,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     ordered = best_orders(placements, problem, options.order, stop, report)
     notes: Notes = {
         "matching": Note(
-            f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
-            "a heuristic"
+            f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are a heuristic"
         ),
         "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
     }
@@ -299,9 +298,7 @@ def _exchange(
     return rows
 
 
-def _layer_bound(
-    network: Network, sides: list[Side], slots: list[np.ndarray], even: bool, next_gate: np.ndarray
-) -> float:
+def _layer_bound(network: Network, sides: list[Side], slots: list[np.ndarray], even: bool, next_gate: np.ndarray) -> float:
     pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
     quickest = float(pairs.min()) if len(pairs) else 0.0
     slow, fast = np.minimum(network.send, network.receive), np.maximum(network.send, network.receive)

@@ -144,9 +144,7 @@ class AuroraOptions(Options):
 def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Aurora with exact kernels, for both exclusive scenarios."""
     guard = options.guard(stop)
-    gpu_of_expert, bound, notes, _ = assign_layers(
-        problem, options.slots, options.time_limit, options.seed, guard, report
-    )
+    gpu_of_expert, bound, notes, _ = assign_layers(problem, options.slots, options.time_limit, options.seed, guard, report)
     placement = to_placement(gpu_of_expert, problem)
     if problem.travel is not None:
         bound = None  # if one row serves several experts, the bytes of a placement are not the sum over its experts

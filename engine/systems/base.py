@@ -21,9 +21,7 @@ Report = Callable[[float, str, float | None, float | None], None]
 """Called with the share done, a message, the best objective so far and the bound so far."""
 
 
-CUT_SHORT = (
-    "time ran out and cut the search short; on a quieter machine, or with a longer time limit, the plan may be better"
-)
+CUT_SHORT = "time ran out and cut the search short; on a quieter machine, or with a longer time limit, the plan may be better"
 
 
 def silent(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
@@ -48,11 +46,7 @@ def proof_of(result: Result) -> str:
     """The proof of an objective, in words."""
     if result.status is Status.OPTIMAL:
         return "proven optimal"
-    return (
-        f"a heuristic, {share(result.gap)} above its proven bound"
-        if result.bound > 0
-        else "a heuristic without a bound"
-    )
+    return f"a heuristic, {share(result.gap)} above its proven bound" if result.bound > 0 else "a heuristic without a bound"
 
 
 @dataclass(frozen=True)
@@ -161,11 +155,7 @@ def _wrong_goal(system: System, goal: Goal) -> str:
 
 
 def run(
-    system: System,
-    problem: Problem,
-    options: Mapping[str, Value] | None = None,
-    stop: Stop = never,
-    report: Report = silent,
+    system: System, problem: Problem, options: Mapping[str, Value] | None = None, stop: Stop = never, report: Report = silent
 ) -> Outcome:
     """Run a system. The objective is the simulated time in seconds, never the recipe's own estimate."""
     begin = time.perf_counter()

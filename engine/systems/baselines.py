@@ -35,8 +35,7 @@ class SequentialOptions(Options):
     """The options of systems that send to one peer after another."""
 
     placement: Literal["linear", "aurora"] = Field(
-        "linear",
-        description="experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
+        "linear", description="experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)"
     )
     slots: Slots = "even"
     time_limit: PlacementTime = 20.0
@@ -92,11 +91,7 @@ def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placeme
 
 
 def _sequential(
-    problem: Problem,
-    options: SequentialOptions,
-    stop: Stop,
-    report: Report,
-    schedule: Callable[[np.ndarray, int], Schedule],
+    problem: Problem, options: SequentialOptions, stop: Stop, report: Report, schedule: Callable[[np.ndarray, int], Schedule]
 ) -> Draft:
     """schedule: of the bytes float64[src, dst] of an all-to-all, and its place among those of a pass."""
     guard = options.guard(stop)
@@ -203,10 +198,7 @@ SYSTEMS = (
         options=RandomPlacementOptions,
     ),
     _sequence(
-        name="rcs",
-        title="Random order (RCS)",
-        summary="every GPU sends to its peers one by one in a random order",
-        recipe=rcs,
+        name="rcs", title="Random order (RCS)", summary="every GPU sends to its peers one by one in a random order", recipe=rcs
     ),
     _sequence(
         name="sjf",

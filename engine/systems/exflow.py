@@ -61,9 +61,7 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
 
     report(0.05, "placing experts by affinity", None, None)
     guard, staged = options.guard(stop), options.stages == "staged"
-    result = affinity(
-        instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, report=tell, staged=staged
-    )
+    result = affinity(instance, Limits(options.time_limit, wall=math.inf, seed=options.seed), guard, report=tell, staged=staged)
     place = near_the_sources(result.solution, problem) if executed else result.solution
     placement = to_placement(place, problem)
     executions = "vanilla", "context-coherent"

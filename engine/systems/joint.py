@@ -36,13 +36,9 @@ START_SHARE = 0.4
 
 
 class JointOptions(Options):
-    weight: float = Field(
-        0.5, ge=0, le=1, title="Weight of affinity", description="0: balance alone … 1: affinity alone"
-    )
+    weight: float = Field(0.5, ge=0, le=1, title="Weight of affinity", description="0: balance alone … 1: affinity alone")
     over: Literal["worst", "mean"] = Field(
-        "worst",
-        title="Of several recordings",
-        description="with several recordings: count the worst of them, or their mean",
+        "worst", title="Of several recordings", description="with several recordings: count the worst of them, or their mean"
     )
     max_moves: int = Field(
         0,
@@ -105,16 +101,12 @@ def _rows_and_balance(instance: RowsInstance, gpu_of_expert: np.ndarray, problem
     where = {"gpu": "GPUs", "node": "nodes"}[instance.recordings[0].travel]
     saved, possible = rows_saved(instance, gpu_of_expert, problem)
     return {
-        "weighed": Note(
-            f"balance against rows to other {where}: tokens go home after every layer, so hops cost nothing"
-        ),
+        "weighed": Note(f"balance against rows to other {where}: tokens go home after every layer, so hops cost nothing"),
         "rows": Note(
             f"{share(float(saved.min()))} fewer than contiguous blocks send{_in_the_worst(problem)}; "
             f"at most {share(float(possible.min()))} is possible, proven"
         ),
-        "balancedness": Note(
-            f"{digits(balancedness)}{_in_the_worst(problem)}; at most {digits(most)} is possible, proven"
-        ),
+        "balancedness": Note(f"{digits(balancedness)}{_in_the_worst(problem)}; at most {digits(most)} is possible, proven"),
     }
 
 

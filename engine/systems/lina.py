@@ -43,11 +43,7 @@ class LinaOptions(Options):
         description="layers of a token's path that predict its next expert",
     )
     top_k: int = Field(
-        DEFAULT.top_k,
-        ge=1,
-        le=4096,
-        title="Next experts kept",
-        description="likeliest next experts that an estimate keeps",
+        DEFAULT.top_k, ge=1, le=4096, title="Next experts kept", description="likeliest next experts that an estimate keeps"
     )
     packing: Literal["lina", "best"] = Field(
         "lina", description="lina: equation 1 and first-fit decreasing; best: the largest device load least"
@@ -83,8 +79,7 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     cap = device_slots(problem, options.max_experts)
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
-        other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1)
-        for other in (problem.workload, *problem.others)
+        other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1) for other in (problem.workload, *problem.others)
     )
     guard = Guard(stop, GUARD * SECONDS_A_LAYER * len(load))
     for layer, popularity in enumerate(load):

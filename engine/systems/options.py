@@ -82,8 +82,7 @@ Order = Annotated[
     ),
 ]
 Execution = Annotated[
-    Literal["context-coherent", "vanilla"],
-    Field(description="tokens stay where their expert was, or return after every layer"),
+    Literal["context-coherent", "vanilla"], Field(description="tokens stay where their expert was, or return after every layer")
 ]
 TimeLimit = Annotated[float, Field(title="Time limit (s)", ge=0.1, le=3600)]
 """Seconds of work that a system's description names."""

@@ -7,9 +7,7 @@ from engine.problem import Problem
 from engine.systems import FILES
 from engine.systems.base import System
 
-_EVERY: tuple[System, ...] = tuple(
-    system for file in FILES for system in import_module(f"engine.systems.{file}").SYSTEMS
-)
+_EVERY: tuple[System, ...] = tuple(system for file in FILES for system in import_module(f"engine.systems.{file}").SYSTEMS)
 
 SYSTEMS = {system.name: system for system in _EVERY if Goal.TRAINING not in system.goals}
 """Systems by name, for inference of one model or two."""

@@ -107,9 +107,7 @@ def check(archive: zipfile.ZipFile, room: int) -> None:
     if len(members) > MOST_FILES or len(names) < len(members):
         raise InputError("this is no backup of Switchyard: it has too many members, or one of them twice")
     for member in members:
-        ours = member.filename in known or (
-            member.filename.startswith(DATA) and belongs(member.filename.removeprefix(DATA))
-        )
+        ours = member.filename in known or (member.filename.startswith(DATA) and belongs(member.filename.removeprefix(DATA)))
         kind = stat.S_IFMT(member.external_attr >> 16)
         if not ours or kind not in (0, stat.S_IFREG):
             raise InputError(f"this is no backup of Switchyard: it has a member {member.filename[:80]!r}")
@@ -143,9 +141,7 @@ def _write_rows(archive: zipfile.ZipFile, connection: Connection) -> Manifest:
     for table in tables.metadata.sorted_tables:
         with archive.open(ROWS.format(table.name), "w", force_zip64=True) as member:
             rows[table.name] = 0
-            found = connection.execution_options(yield_per=100).execute(
-                select(table).order_by(*table.primary_key.columns)
-            )
+            found = connection.execution_options(yield_per=100).execute(select(table).order_by(*table.primary_key.columns))
             for row in found.mappings():
                 member.write(json.dumps(dict(row)).encode() + b"\n")
                 rows[table.name] += 1

@@ -194,10 +194,7 @@ def _check_joint_layer(schedules: tuple[Schedule, ...], network: Network | None,
     dispatch_a, dispatch_b, combine_a, combine_b = schedules
     if any(not np.array_equal(schedule.duration, dispatch_a.duration) for schedule in schedules):
         raise IllegalError("the dispatches and combines of a joint order have the same phases")
-    for name, combine, waits_for in (
-        ("first", combine_a, (dispatch_a,)),
-        ("second", combine_b, (dispatch_a, dispatch_b)),
-    ):
+    for name, combine, waits_for in (("first", combine_a, (dispatch_a,)), ("second", combine_b, (dispatch_a, dispatch_b))):
         last = max(int(schedule.phase.max(initial=-1)) for schedule in waits_for)
         if combine.sends and combine.phase.min() <= last:
             raise IllegalError(
@@ -218,6 +215,4 @@ def _together(schedules: tuple[Schedule, ...]) -> Sends:
     )
     gpus = int(max(src.max(initial=0), dst.max(initial=0))) + 1
     keys, which = np.unique((phase.astype(np.int64) * gpus + src) * gpus + dst, return_inverse=True)
-    return Sends(
-        keys // gpus % gpus, keys % gpus, np.bincount(which, size, len(keys)), keys // gpus**2, schedules[0].duration
-    )
+    return Sends(keys // gpus % gpus, keys % gpus, np.bincount(which, size, len(keys)), keys // gpus**2, schedules[0].duration)

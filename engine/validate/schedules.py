@@ -84,9 +84,7 @@ def check_names(sends: Sends, network: Network) -> None:
     ends = np.concatenate([sends.src, sends.dst])
     if (other := np.flatnonzero(network.domain[ends] != ends)).size:
         gpu = ends[other[0]]
-        raise IllegalError(
-            f"a two-tier order names nodes by their first GPU, but GPU {gpu} is of GPU {network.domain[gpu]}'s"
-        )
+        raise IllegalError(f"a two-tier order names nodes by their first GPU, but GPU {gpu} is of GPU {network.domain[gpu]}'s")
 
 
 def check_listing(sends: Sends) -> None:
@@ -104,10 +102,7 @@ def check_matching(sends: Sends, ports: Ports | None) -> None:
     """
     most = 2 if ports is None else 1
     out, into = (sends.src, sends.dst) if ports is None else (ports.out, ports.into)
-    for verb, port, gpu, peer in (
-        ("sends to", out, sends.src, sends.dst),
-        ("receives from", into, sends.dst, sends.src),
-    ):
+    for verb, port, gpu, peer in (("sends to", out, sends.src, sends.dst), ("receives from", into, sends.dst, sends.src)):
         key = sends.phase * (port.max(initial=0) + 1) + port
         order = np.argsort(key, kind="stable")
         crowded = np.flatnonzero(key[order][most:] == key[order][:-most])
@@ -130,9 +125,7 @@ def check_bytes(sends: Sends, traffic: np.ndarray) -> None:
     off = np.abs(sent - wanted)
     if off.max(initial=0) > RELATIVE * wanted.max(initial=0):
         src, dst = np.unravel_index(off.argmax(), off.shape)
-        raise IllegalError(
-            f"GPU {src} sends {sent[src, dst]:.12g} bytes to GPU {dst} instead of {wanted[src, dst]:.12g}"
-        )
+        raise IllegalError(f"GPU {src} sends {sent[src, dst]:.12g} bytes to GPU {dst} instead of {wanted[src, dst]:.12g}")
 
 
 def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:

@@ -168,9 +168,7 @@ def with_fields(session: Stored, folder: Path, **fields) -> Stored:
 @pytest.fixture(scope="session")
 def session_of_ana(session_with_two: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Ana's session, with the second plan open."""
-    return with_fields(
-        session_with_two, tmp_path_factory.mktemp("ana") / "data", plan=session_with_two[2][1].id, person="Ana"
-    )
+    return with_fields(session_with_two, tmp_path_factory.mktemp("ana") / "data", plan=session_with_two[2][1].id, person="Ana")
 
 
 @pytest.fixture(scope="session")
@@ -195,9 +193,7 @@ def session_without_plans(session_with_two: Stored, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def planned_session(
-    session_without_plans: Stored, warm_process: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Stored:
+def planned_session(session_without_plans: Stored, warm_process: Path, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """The sample planned with the default systems by a job."""
     folder = tmp_path_factory.mktemp("planned") / "data"
     shutil.copytree(session_without_plans[0], folder)

@@ -37,9 +37,7 @@ def test_grouping_moves_what_stays_into_framed_blocks() -> None:
     framed = [shape for shape in figure.layout.shapes if shape.type == "rect"]
     inside = 0.0
     for frame in framed:
-        down, across = (
-            slice(int(low + 0.5), int(high + 0.5)) for low, high in ((frame.y0, frame.y1), (frame.x0, frame.x1))
-        )
+        down, across = (slice(int(low + 0.5), int(high + 0.5)) for low, high in ((frame.y0, frame.y1), (frame.x0, frame.x1)))
         inside += figure.data[0].z[down, across].sum()
     stays = sum(COUNTS[i, j] for i in range(4) for j in range(4) if rows[i] == columns[j])
     assert len(framed) == 2 and inside == stays
@@ -74,9 +72,7 @@ def test_paths_are_capped_say_so_and_tell_what_stays() -> None:
     gpu = [int(text.rsplit(" ", 1)[1]) for text in node.customdata]
     for source, target, colour in zip(link.source, link.target, link.color, strict=True):
         assert (gpu[source] == gpu[target]) == ("0,137,123" in colour)
-    assert all(
-        text.startswith(f"expert {label}") for text, label in zip(node.customdata, node.label, strict=True) if label
-    )
+    assert all(text.startswith(f"expert {label}") for text, label in zip(node.customdata, node.label, strict=True) if label)
     assert all(0 < height < 1 for height in node.y) and node.customdata[0].endswith(f"GPU {min(gpu)}")
 
 
@@ -142,10 +138,7 @@ def test_a_matrix_that_is_not_full_or_keeps_nothing_can_be_drawn(view: str, kept
 
 def test_colours_begin_at_nothing() -> None:
     """Plotly ignores one end of a scale unless the other is given too."""
-    for figure in (
-        charts.heatmap(COUNTS + 5, (0, 1), False),
-        charts.out_of_distribution(moved(((0.4, 0.3), (0.3, 0.4)))),
-    ):
+    for figure in (charts.heatmap(COUNTS + 5, (0, 1), False), charts.out_of_distribution(moved(((0.4, 0.3), (0.3, 0.4))))):
         assert figure.data[0].zmin == 0 and figure.data[0].zmax == pytest.approx(np.max(figure.data[0].z))
 
 
@@ -162,8 +155,4 @@ def test_one_cell_far_above_the_others_does_not_hide_them() -> None:
     assert charts.heatmap(counts, (0, 1), False).data[0].zmax == counts.max()
     counts[3, 5] = 1e5
     (heatmap,) = charts.heatmap(counts, (0, 1), False).data
-    assert (
-        heatmap.zmax < 110
-        and heatmap.z.max() == 1e5
-        and heatmap.colorbar.title.text == "tokens, 109 and more in one colour"
-    )
+    assert heatmap.zmax < 110 and heatmap.z.max() == 1e5 and heatmap.colorbar.title.text == "tokens, 109 and more in one colour"

@@ -137,9 +137,7 @@ def test_choices_sorted_by_id_all_count_unless_a_person_insists(app: AppTest) ->
 
 
 def test_a_study_runs_with_samples_and_is_not_shown_for_other_recordings(app: AppTest) -> None:
-    open_recording(
-        app, sample_of("alpha-code").spread(250), alone=True
-    )  # few tokens, so that few samples are planned from
+    open_recording(app, sample_of("alpha-code").spread(250), alone=True)  # few tokens, so that few samples are planned from
     visit(app, "affinity")
     options = app.multiselect(key="affinity-others").options
     assert "Alpha on prose (sample)" in options and not any("Beta" in option for option in options)

@@ -55,8 +55,7 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(problem: Problem, pl
     linear, ours = plans
     brief = with_risks(brief_of(ours, problem), [*others, small])
     gains = {
-        other.name: simulate(linear, problem.with_workload(other)).total
-        / simulate(ours, problem.with_workload(other)).total
+        other.name: simulate(linear, problem.with_workload(other)).total / simulate(ours, problem.with_workload(other)).total
         for other in others
     }
     assert [(risk.recording, risk.gain) for risk in brief.risks] == [
@@ -130,24 +129,18 @@ def test_times_beside_each_other_name_the_faster_one() -> None:
 
 def test_every_part_of_a_plan_has_its_sentence() -> None:
     twice = Placement(experts=2, experts_of_gpu=(((0, 1), (1,)),), model_layers=(0,))
-    base = Plan(
-        name="x", placement=twice, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="x")
-    )
+    base = Plan(name="x", placement=twice, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="x"))
     assert "1 of 2 with replicas (up to 2 copies); each GPU holds 1 to 2 experts per layer" in words(base, None)[0]
     assert "a plain all-to-all" in words(base, None)[1]
     phased = Schedule(src=(0,), dst=(1,), bytes=(1.0,), phase=(0,), duration=(1.0,))
     for mode in set(get_args(OrderMode)) - {"concurrent"}:
         order = SendOrder(mode=mode, dispatch=(phased,), combine=(phased,))
-        assert words(base.model_copy(update={"send_order": order}), None)[1].startswith(
-            "Sends the bytes of every dispatch"
-        )
+        assert words(base.model_copy(update={"send_order": order}), None)[1].startswith("Sends the bytes of every dispatch")
     step = base.model_copy(
         update={
             "priority": Priority(policy="priority", micro_op=3e7),
             "pipeline": Pipeline(forward=(2,), backward=(4,)),
-            "overlap": Overlap(
-                ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True
-            ),
+            "overlap": Overlap(ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True),
         }
     )
     text = " ".join(words(step, None))
@@ -306,9 +299,7 @@ def test_a_verdict_that_held_nothing_out(dossier: Dossier) -> None:
 
 def test_only_two_scripts_run_and_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
     assert len(page.scripts["code"]) == 2 and set(page.scripts) == {"code", "application/json"}
-    policy = next(
-        attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes
-    )
+    policy = next(attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes)
     digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts["code"]}
     assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
     assert "default-src 'none'" in policy and "http" not in policy
@@ -325,9 +316,7 @@ def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
     *charts, config = [json.loads(text) for text in page.scripts["application/json"]]
     assert len(charts) == 3 and config["displaylogo"] is False
     for chart in charts:
-        assert (
-            chart["data"] and chart["layout"]["width"] == report.WIDTH and chart["layout"]["paper_bgcolor"] == "#FFFFFF"
-        )
+        assert chart["data"] and chart["layout"]["width"] == report.WIDTH and chart["layout"]["paper_bgcolor"] == "#FFFFFF"
         assert "<img" not in json.dumps(chart) and "<script" not in json.dumps(chart)
     for text in page.scripts["application/json"]:
         assert "<" not in text and "\u2028" not in text

@@ -158,9 +158,7 @@ def beside() -> Iterator[None]:
 
 def two_models() -> Problem:
     problem = small()
-    return make_problem(
-        problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
-    )
+    return make_problem(problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model))
 
 
 def same(mine: Outlook, other: Outlook) -> bool:

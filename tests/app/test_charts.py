@@ -189,11 +189,7 @@ def test_the_contrast_of_black_and_white_is_21():
 @pytest.mark.parametrize("name", TOKENS)
 def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
     tokens = TOKENS[name]
-    for page in (
-        tokens["backgroundColor"],
-        tokens["secondaryBackgroundColor"],
-        tokens["dataframeHeaderBackgroundColor"],
-    ):
+    for page in (tokens["backgroundColor"], tokens["secondaryBackgroundColor"], tokens["dataframeHeaderBackgroundColor"]):
         texts = {token: colour for token, colour in tokens.items() if token.endswith("TextColor")}
         texts |= {token: tokens[token] for token in ("textColor", "linkColor")}
         for token in ("textColor", "codeTextColor"):
@@ -268,9 +264,7 @@ def test_the_wordmark_needs_no_font():
 
 @pytest.mark.parametrize(("entry", "lines"), [("a" * stacks.ENTRY, 2), ("a" * (stacks.ENTRY + 1), 3)])
 def test_the_legend_takes_nothing_from_the_bars(entry: str, lines: int) -> None:
-    figure = go.Figure(
-        [go.Bar(name=name) for name in ("one", "two", entry)] + [go.Bar(name="not in it", showlegend=False)]
-    )
+    figure = go.Figure([go.Bar(name=name) for name in ("one", "two", entry)] + [go.Bar(name="not in it", showlegend=False)])
     layout = stacks.arrange(figure, "title", ["plan", "other"], [0, 1], False).layout
     assert layout.margin.b == stacks.AXIS + lines * stacks.ENTRIES
     assert layout.height - layout.margin.b - layout.margin.t == pytest.approx(2.2 * stacks.ROW, abs=1)
@@ -317,9 +311,7 @@ def test_names_stand_above_their_bars_and_leave_them_the_whole_width():
     assert [(note.xref, note.x, note.y) for note in names] == [("paper", 0, top) for top in tops]
     for name in ("Bound", "Deployed"):
         ends = [y for y in trace(figure, name).y if y is not None]
-        assert all(any(abs(y - top - charts.BAR / 2) < 0.3 for top in tops) for y in ends), (
-            "no line runs through a name"
-        )
+        assert all(any(abs(y - top - charts.BAR / 2) < 0.3 for top in tops) for y in ends), "no line runs through a name"
 
 
 def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_through_all():

@@ -87,10 +87,7 @@ TITLE = "Measured pairs"
 
 
 def set_of_logs(**options) -> dict[str, str]:
-    return {
-        f"{number}.log": pair_log(ends, two_nodes(*ends), **options)
-        for number, ends in enumerate(combinations(NODES, 2))
-    }
+    return {f"{number}.log": pair_log(ends, two_nodes(*ends), **options) for number, ends in enumerate(combinations(NODES, 2))}
 
 
 def drop(app: AppTest, files: dict[str, str | bytes], key: str = "cluster-file") -> AppTest:
@@ -169,9 +166,7 @@ def test_a_damaged_log_is_named_once_and_without_it_the_others_are_drawn(app):
 def test_a_type_that_no_log_names_is_asked_for(app):
     logs = set_of_logs(device="AMD Instinct MI300X")
     drop(app, logs, "recordings")
-    assert (
-        "choose the nearest GPU type on the Cluster page" in complaints(app)[0] and app.session_state["cluster"] is None
-    )
+    assert "choose the nearest GPU type on the Cluster page" in complaints(app)[0] and app.session_state["cluster"] is None
     drop(visit(app, "cluster"), logs)
     assert "'AMD Instinct MI300X' is not in the catalogue" in complaints(app)[0] and gpus(app) is None
     enter(app, TYPE, "H200")
@@ -201,8 +196,7 @@ def test_the_three_matrices():
     measured[1, 3] = measured[3, 1] = np.nan
     figure = pair_rates(pairs_of(2, 2, measured), dark=False)
     assert (
-        figure.layout.title.text
-        == "1 of 5 pairs is more than 10 % off, GPU 0 with GPU 2 most: 80 Gb/s measured, 40 Gb/s drawn"
+        figure.layout.title.text == "1 of 5 pairs is more than 10 % off, GPU 0 with GPU 2 most: 80 Gb/s measured, 40 Gb/s drawn"
     )
     was, drawn, difference = (trace for trace in figure.select_traces({"type": "heatmap"}))
     assert was.z[0, 2] == pytest.approx(10) and drawn.z[0, 2] == pytest.approx(np.log10(5e9))

@@ -179,9 +179,7 @@ LINKED = Cluster(
         ({(1, "send"): 7.0}, {"a": 450e9, "b": None, "c": 300e9}, True),
     ],
 )
-def test_links_belong_to_the_node_whichever_row_they_are_typed_into(
-    edits: dict, links: dict, still_shown: bool
-) -> None:
+def test_links_belong_to_the_node_whichever_row_they_are_typed_into(edits: dict, links: dict, still_shown: bool) -> None:
     base = to_frame(LINKED)
     frame = base.copy()
     for (row, column), value in edits.items():
@@ -209,15 +207,11 @@ def test_a_row_added_to_a_linked_node_has_its_links_and_a_renamed_one_keeps_what
 
 
 def rows(*cells: tuple[str, str]) -> list[dict]:
-    return [
-        {**dict.fromkeys(to_frame(PRESETS["mixed-8"].cluster), np.nan), "node": node, "type": kind}
-        for node, kind in cells
-    ]
+    return [{**dict.fromkeys(to_frame(PRESETS["mixed-8"].cluster), np.nan), "node": node, "type": kind} for node, kind in cells]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "link"),
-    [(("H100", "H100"), 450e9), (("L40S", "L40S"), None), (("H100", "A100-80"), None), (("H100",), None)],
+    ("kinds", "link"), [(("H100", "H100"), 450e9), (("L40S", "L40S"), None), (("H100", "A100-80"), None), (("H100",), None)]
 )
 def test_a_new_node_has_the_links_that_its_gpus_come_with(kinds: tuple[str, ...], link: float | None) -> None:
     cluster = PRESETS["mixed-8"].cluster

@@ -117,9 +117,7 @@ def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[n
     for token, source in enumerate(trace.source_rank):
         for layer in layers:
             for expert in trace.experts[token, layer]:
-                homes = [
-                    gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for slot in slots if slot == expert
-                ]
+                homes = [gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for slot in slots if slot == expert]
                 for gpu in homes:
                     served[gpu] += 1 / len(homes)
                     sent[source, gpu] += 1 / len(homes)
@@ -179,9 +177,7 @@ def test_experts_are_named_layer_by_layer() -> None:
     plan = plan_of(Placement(experts=EXPERTS, experts_of_gpu=rows, model_layers=(0, 2, 4)))
     overlay = board.overlay_of(plan, small_problem())
     assert overlay.gpus[0].layers == ("layer 0: 0 1", "layer 2: 5", "layer 4: none")
-    assert [gpu.text for gpu in overlay.gpus] == [
-        *("1 expert", "1 expert", "1.33 experts", "1.33 experts", "1.67 experts")
-    ]
+    assert [gpu.text for gpu in overlay.gpus] == [*("1 expert", "1 expert", "1.33 experts", "1.33 experts", "1.67 experts")]
     of_layer = board.overlay_of(plan, small_problem(), 1)
     assert [gpu.text for gpu in of_layer.gpus] == ["E 5", "E 4", "E 3 3", "E 2", "E 0 1"]
 

@@ -64,9 +64,7 @@ def test_everything_at_once_in_any_order(app: AppTest) -> None:
         "opened the model tiny-moe-alpha",
         "opened trace",
     ]
-    assert complaints(app) == [
-        "nonsense.bin: is a binary file that Switchyard cannot read; docs/formats.md lists what is read"
-    ]
+    assert complaints(app) == ["nonsense.bin: is a binary file that Switchyard cannot read; docs/formats.md lists what is read"]
     deployed = app.session_state["in_use"]
     assert list(app.session_state["imported"]) == [deployed]
     visit(app, "optimise")
@@ -138,9 +136,7 @@ def test_of_a_traffic_matrix_it_is_said_what_of_the_model_counts(sample: AppTest
 
 
 def test_measured_times_go_to_the_costs(app: AppTest) -> None:
-    drop(
-        open_sample(app), times__csv=b"operation,ranks,bytes,seconds\nall_to_all,8,1000,1e-5\nall_to_all,8,2000,2e-5\n"
-    )
+    drop(open_sample(app), times__csv=b"operation,ranks,bytes,seconds\nall_to_all,8,1000,1e-5\nall_to_all,8,2000,2e-5\n")
     assert answers(app) == ["read times: choose it for computation or for the network on the Cluster page"]
     assert list(app.session_state["sources"]) == ["times"]
 
@@ -236,9 +232,7 @@ def test_a_recording_that_fits_no_model_and_several_in_a_table(app: AppTest) -> 
     assert [row["Open"].endswith(" (open)") for row in rows.values()].count(True) == 1
 
 
-@pytest.mark.parametrize(
-    ("phase", "said"), [([0, 0], "prefill"), ([1, 1], "decode"), ([0, 1], "50 % decode"), (None, "—")]
-)
+@pytest.mark.parametrize(("phase", "said"), [([0, 0], "prefill"), ([1, 1], "decode"), ([0, 1], "50 % decode"), (None, "—")])
 def test_the_phase_where_it_is_known(phase: list[int] | None, said: str) -> None:
     trace = RoutingTrace("t", np.zeros((2, 1, 1), np.int16), 1, phase=phase and np.array(phase, np.int8))
     assert workload._phase(trace) == said

@@ -113,9 +113,7 @@ def test_the_files_hold_the_plan(app: AppTest) -> None:
     assert set(with_mtp) == {*layers, model.layers}
 
 
-def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced_where_there_is_one(
-    app: AppTest,
-) -> None:
+def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced_where_there_is_one(app: AppTest) -> None:
     codes = len(visit(app, "launch").code)
     take(open_uneven(app), "SGLang, JSON")
     refusal = app.error[-1].value.replace("\\", "")

@@ -99,9 +99,7 @@ def test_the_older_of_two_tabs_is_told_and_overwrites_nothing_by_itself(choice: 
     assert stored_cluster() == "mixed-8"
 
 
-@pytest.mark.parametrize(
-    "names", [("result.json",), ("pid", "error.json", "exit", "progress.jsonl"), ("request.json",)]
-)
+@pytest.mark.parametrize("names", [("result.json",), ("pid", "error.json", "exit", "progress.jsonl"), ("request.json",)])
 def test_damaged_files_of_a_job_cost_no_page(ana: AppTest, names: tuple[str, ...]) -> None:
     ana.run()
     folder = store.data_folder() / "jobs" / JOB
@@ -236,9 +234,7 @@ def fail(*arguments, **options) -> None:
     raise RuntimeError(f"{SECRET} is gone")
 
 
-def test_a_page_that_fails_keeps_the_session_and_offers_ways_out(
-    ana: AppTest, apologising, monkeypatch, caplog
-) -> None:
+def test_a_page_that_fails_keeps_the_session_and_offers_ways_out(ana: AppTest, apologising, monkeypatch, caplog) -> None:
     visit(ana, "optimise").run()
     token, plan = ana.query_params["session"], ana.session_state["plan"]
     whole = header.show

@@ -77,9 +77,7 @@ def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job)
 
 def test_a_study_that_another_of_its_kind_follows_stays_in_sight(own_data_folder, job):
     page = AppTest.from_string(
-        PAGE.replace(
-            "running.show()", f"[state.set_study_job('sweep', id) for id in ('{job.id}', 'gone')]; running.show()"
-        )
+        PAGE.replace("running.show()", f"[state.set_study_job('sweep', id) for id in ('{job.id}', 'gone')]; running.show()")
     )
     assert [text.split(" · ")[0] for text in texts(page.run())] == ["**count**"]
     page.run()
@@ -153,13 +151,10 @@ def test_it_starts_what_was_asked_for_and_is_used_as_far_as_it_fits(cluster_page
     press(cluster_page, "Calibrate")
     assert started == [{"ranks": 3, "quick": True, "type": None}]
     table = cluster_page.dataframe[-1].value
-    assert list(table["Operation"]) == [
-        *("GEMM bf16 H200", "memory H200", "all-to-all", "all-reduce", "exchange with a peer")
-    ]
+    assert list(table["Operation"]) == [*("GEMM bf16 H200", "memory H200", "all-to-all", "all-reduce", "exchange with a peer")]
     assert "1,000 GFLOP/s" in set(table["Rate 1/β"])
     assert any(
-        "3 held-out shapes" in text.value and "mean error **15 %**, worst 25 %" in text.value
-        for text in cluster_page.markdown
+        "3 held-out shapes" in text.value and "mean error **15 %**, worst 25 %" in text.value for text in cluster_page.markdown
     )
     assert "roofline" in in_use(cluster_page), "nothing is used before it is asked for"
     three = Cluster(name="three", nodes=(*PAIR.nodes, Node(name="m", gpus=(gpu("H200"),))))

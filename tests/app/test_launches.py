@@ -48,9 +48,7 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
     table = app.dataframe[0].value
     assert list(table["State"]) == ["failed", "done"] and list(table["Tokens"]) == ["64", "32"]
     first, second = app.plans
-    assert list(table["Plans"]) == [second.name, f"{first.name} · {second.name}"] and set(table["Where"]) == {
-        "this machine"
-    }
+    assert list(table["Plans"]) == [second.name, f"{first.name} · {second.name}"] and set(table["Where"]) == {"this machine"}
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
     for text, count in {
         "": 2,

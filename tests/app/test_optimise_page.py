@@ -87,9 +87,7 @@ def test_a_second_model_that_does_not_fit_is_refused_with_a_way_out(app: AppTest
     assert not app.error
 
 
-def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_in_use(
-    planned: AppTest, monkeypatch
-) -> None:
+def test_plans_are_in_the_table_as_they_are_found_and_moves_count_from_the_plan_in_use(planned: AppTest, monkeypatch) -> None:
     job = runner.jobs(store.data_folder(), "optimise")[0]
     everything = job.result
     some = everything | {"candidates": everything["candidates"][1:2]}

@@ -98,9 +98,7 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     assert app.header[0].value == "Workload"
 
 
-@pytest.mark.parametrize(
-    ("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")]
-)
+@pytest.mark.parametrize(("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")])
 def test_a_login_counts_for_so_many_hours(hours: float, setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     configure_team(monkeypatch)
     if setting is not None:
@@ -125,12 +123,7 @@ def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty
 def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(people.SWITCH, "required")
     app = studio()
-    app.secrets["auth"] = {
-        "redirect_uri": "x",
-        "cookie_secret": "x",
-        "acme": {"client_id": "a"},
-        "okta": {"client_id": "b"},
-    }
+    app.secrets["auth"] = {"redirect_uri": "x", "cookie_secret": "x", "acme": {"client_id": "a"}, "okta": {"client_id": "b"}}
     visitor(monkeypatch, is_logged_in=False)
     app.run()
     assert [button.label for button in app.button] == ["Log in with acme", "Log in with okta"]

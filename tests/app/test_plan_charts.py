@@ -31,10 +31,7 @@ EVENTS = [
     (1, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
     (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
 ]
-LABELS = (
-    *("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"),
-    "dx.0.qkv",
-)
+LABELS = (*("0.qkv", "<b>0.dispatch</b>", "dx.0.qkv", "all_reduce.0.qkv", "dw.1.qkv", "0.qkv", "<b>0.dispatch</b>"), "dx.0.qkv")
 
 
 @pytest.fixture
@@ -64,9 +61,7 @@ def bars(figure, name: str) -> list:
 
 
 def drawn(figure, title: str) -> list[tuple[float, float]]:
-    return [
-        (base, base + length) for trace in bars(figure, title) for base, length in zip(trace.base, trace.x, strict=True)
-    ]
+    return [(base, base + length) for trace in bars(figure, title) for base, length in zip(trace.base, trace.x, strict=True)]
 
 
 def test_bars_of_a_plan_add_up_to_its_time_with_its_bound_and_the_title_says_what_was_hidden(plans) -> None:
@@ -116,9 +111,7 @@ def test_what_was_predicted_is_outlined_and_all_is_opaque(timeline: Timeline) ->
     assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
 
 
-def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(
-    timeline: Timeline,
-) -> None:
+def test_hover_names_operator_and_bytes_without_markup_and_bound_and_backward_pass_are_lines(timeline: Timeline) -> None:
     part = step_charts.stretch(timeline)
     figure = step_charts.step_gantt({"<i>p</i>": timeline}, {"<i>p</i>": part}, "title", {"<i>p</i>": 6.0})
     text = bars(figure, "Dispatch all-to-all")[0].customdata[0]
@@ -176,10 +169,7 @@ def test_a_front_runs_from_balance_to_affinity_in_any_order():
 
 
 def test_a_front_of_rows_has_few_rows_to_the_right():
-    points = [
-        {"rows": rows, "balancedness": balance, "weight": 0.5, "seconds": 1e-3}
-        for rows, balance in ((2, 0.6), (3, 0.9))
-    ]
+    points = [{"rows": rows, "balancedness": balance, "weight": 0.5, "seconds": 1e-3} for rows, balance in ((2, 0.6), (3, 0.9))]
     figure = plan_charts.front(points, {"Linear": (3.54321, 0.7)}, across=plan_charts.ROWS)
     front, others = figure.data
     assert list(front.x) == [3, 2] and list(others.x) == [3.543]
@@ -235,9 +225,7 @@ def test_lina_says_who_wins(baseline: float, lina: float, said: str) -> None:
 
 def test_accuracy_names_the_best_path_length():
     runs = [
-        SimpleNamespace(
-            options=SimpleNamespace(path_length=length), accuracy=right, accuracy_of_layer=(None, right, right)
-        )
+        SimpleNamespace(options=SimpleNamespace(path_length=length), accuracy=right, accuracy_of_layer=(None, right, right))
         for length, right in ((1, 0.25), (3, 0.75))
     ]
     figure = plan_charts.accuracy(runs)

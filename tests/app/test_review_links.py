@@ -115,16 +115,12 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
 def test_plans_of_steps_and_of_two_models_are_reviewed_too(unreviewed: AppTest, kind: str) -> None:
     problem = problem_of(unreviewed)
     if kind == "step":
-        problem = make_problem(
-            problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8)
-        )
+        problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8))
         plan = run(TRAINING["lina"], problem, {}).result.solution
     else:
         second = RoutingTrace("second", problem.workload.experts[::-1].copy(), problem.workload.num_experts)
         store.save_workload(second)
-        problem = make_problem(
-            problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model)
-        )
+        problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model))
         plan = run(SYSTEMS["packing"], problem, {}).result.solution
     inputs = problem_arguments(problem) | {review_store.NAMES: {}}
     room = team.workspaces(database())[0]

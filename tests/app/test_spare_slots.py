@@ -74,9 +74,7 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
     assert field(app, "Spare slots per GPU").value == number
 
 
-def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(
-    app: AppTest,
-) -> None:
+def test_loads_are_judged_in_sample_and_a_curve_of_another_cluster_or_without_intervals_asks_for_another(app: AppTest) -> None:
     open_recording(app, ExpertLoad("loads", np.tile([40.0, 40.0, *[5.0] * 14], (2, 1)), (0, 1)), alone=True)
     visit(app, "optimise")
     enter(app, "Show", "Spare slots")

@@ -125,8 +125,6 @@ def test_every_table_and_file_of_the_pages_goes_through_here():
     wrote = [
         path.relative_to(root).as_posix()
         for path in (*(root / "app").rglob("*.py"), *(root / "pages").rglob("*.py"))
-        if re.search(
-            r"\bst\.(dataframe|table)\(|\.to_csv\(|csv\.(writer|DictWriter)\(", path.read_text(encoding="utf-8")
-        )
+        if re.search(r"\bst\.(dataframe|table)\(|\.to_csv\(|csv\.(writer|DictWriter)\(", path.read_text(encoding="utf-8"))
     ]
     assert wrote == ["app/tables.py"]

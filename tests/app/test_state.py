@@ -148,9 +148,7 @@ def test_only_the_field_that_is_broken_is_left_out_and_named(name: str) -> None:
         assert left_out.count(";") == len(lost) - 1 and "\n" not in left_out
 
 
-@pytest.mark.parametrize(
-    "name", ["colour", "", "digest", "model_fields", "__class__", "<b>x</b>", "x" * 10_000], ids=short
-)
+@pytest.mark.parametrize("name", ["colour", "", "digest", "model_fields", "__class__", "<b>x</b>", "x" * 10_000], ids=short)
 def test_a_field_that_is_not_known_is_left_out_and_named(name: str) -> None:
     session, left_out = read(stored(**{name: "red"}))
     assert session == read(FULL)[0]
@@ -166,9 +164,7 @@ def test_a_session_of_a_later_version_opens_with_what_fits() -> None:
     assert read(stored(version=VERSION + 1)) == (read(FULL)[0], None)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "null", "[1]", '"text"', "\0", "{}{}", "[" * 100_000, "1" * 10_000], ids=short
-)
+@pytest.mark.parametrize("text", ["", "{", "null", "[1]", '"text"', "\0", "{}{}", "[" * 100_000, "1" * 10_000], ids=short)
 def test_what_is_no_session_opens_an_empty_one_and_says_so(text: str) -> None:
     session, left_out = read(text)
     assert session == Session()
@@ -292,11 +288,7 @@ def test_an_open_session_that_is_deleted_is_stored_again_with_the_next_change() 
 
 
 PAGE_CHOICES: dict[str, dict[str, Any]] = {
-    "optimise": {
-        f"use-{goal.ONE}-eplb": True,
-        f"option-{goal.ONE}-aurora-time_limit": 7.0,
-        f"use-{goal.ONE}-rcs": False,
-    },
+    "optimise": {f"use-{goal.ONE}-eplb": True, f"option-{goal.ONE}-aurora-time_limit": 7.0, f"use-{goal.ONE}-rcs": False},
     "timeline": {"timeline-beside": [], "timeline-layers": (2, 3)},
     "what_if": {"what-if-compute": 2, "what-if-dtype": "fp8", "what-if-noise": 20, "what-if-study": "capacity"},
     "affinity": {"affinity-values": "Counts", "affinity-order": "Grouped by GPU"},
@@ -364,9 +356,7 @@ def test_the_same_contents_under_two_names_keep_the_name_of_each_session() -> No
     for page in ("workload", "optimise", "affinity", "launch"):
         for app, own, other in ((mine, "mine", "yours"), (yours, "yours", "mine")):
             visit(app, page)
-            shown = [button.label for button in app.button] + [
-                popover.proto.popover.label for popover in app.get("popover")
-            ]
+            shown = [button.label for button in app.button] + [popover.proto.popover.label for popover in app.get("popover")]
             shown += [block.value for block in (*app.caption, *app.markdown, *app.info)]
             assert any(own in text.split() or own == text for text in shown), page
             assert not any(other in text.split() for text in shown), page

@@ -121,9 +121,7 @@ def test_changing_the_goal_loses_neither_plans_nor_the_step_and_closes_what_is_o
 def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(sample: AppTest) -> None:
     press(visit(sample, "optimise"), "Training step")
     enter(sample, "Capacity factor", 0.5)
-    assert "capacity_factor below 1 drops tokens" in said(sample.error) and "last valid step stays" in said(
-        sample.error
-    )
+    assert "capacity_factor below 1 drops tokens" in said(sample.error) and "last valid step stays" in said(sample.error)
     assert sample.session_state["step"].capacity_factor == 1
     enter(sample, "Capacity factor", 1.25)
     assert not sample.error
@@ -190,10 +188,7 @@ BAD_GRAPHS = {
         "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0}],
         "dependencies": [{"before": "a", "after": "b"}],
     },
-    "needs no operator": {
-        "name": "x",
-        "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}],
-    },
+    "needs no operator": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}]},
 }
 
 
@@ -224,9 +219,7 @@ def test_an_imported_graph_counts_and_can_be_removed_and_another_model_has_a_ste
             {"name": "b", "kind": "qkv", "phase": "dw", "layer": 0, "seconds": 0.25},
         ],
     }
-    app.session_state["graph"] = store.save_document(
-        step_form._read_graph("mine.json", json.dumps(small).encode(), problem())
-    )
+    app.session_state["graph"] = store.save_document(step_form._read_graph("mine.json", json.dumps(small).encode(), problem()))
     app.run()
     assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
     press(app, "Remove the imported graph")
@@ -254,9 +247,7 @@ needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-co
 def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
     enter(app, "Computation", measuring.SILICON)
-    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "Still in use: datasheet" in said(
-        app.error
-    )
+    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "Still in use: datasheet" in said(app.error)
     assert app.session_state["cost"] == {"source": "datasheet"}
 
 

@@ -94,9 +94,7 @@ def test_a_placement_is_held_against_orders_with_relays(sample: AppTest, order: 
 def large() -> tuple[Timeline, Timeline]:
     """40 layers on 48 GPUs, with bundles and with every send."""
     cluster = cluster_presets()["mixed-8"].cluster
-    nodes = tuple(
-        node.model_copy(update={"name": f"{node.name} {turn}"}) for turn, node in product(range(6), cluster.nodes)
-    )
+    nodes = tuple(node.model_copy(update={"name": f"{node.name} {turn}"}) for turn, node in product(range(6), cluster.nodes))
     cluster = cluster.model_copy(update={"nodes": nodes})
     gpus = len(cluster.gpus)
     experts = np.random.default_rng(2).integers(0, gpus, (2000, LAYERS, 1)).astype(np.int16)

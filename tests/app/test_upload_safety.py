@@ -133,9 +133,7 @@ def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with uploads.as_file(name, b"content") as path:
         folder = path.resolve().parent
-        assert (
-            folder.parent.parent == data.resolve() and folder.name == "0" and folder.parent.name.startswith("reading-")
-        )
+        assert folder.parent.parent == data.resolve() and folder.name == "0" and folder.parent.name.startswith("reading-")
         assert path.read_bytes() == b"content" and path.name.isprintable()
         assert path.suffix == (".npz" if name.endswith(".npz") else "")
     assert not folder.exists() and not outside(tmp_path)
@@ -207,9 +205,7 @@ def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
         for gpu in node["gpus"]:
             gpu["type"] = short
     known = json.loads(app.session_state["model"].to_json())
-    experts = np.random.default_rng(0).integers(
-        0, known["experts"], (64, len(app.session_state["model"].moe_layers), 1)
-    )
+    experts = np.random.default_rng(0).integers(0, known["experts"], (64, len(app.session_state["model"].moe_layers), 1))
     files = {
         "c.json": json.dumps(cluster),
         "m.json": json.dumps(known | {"name": HOSTILE}),

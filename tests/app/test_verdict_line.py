@@ -93,9 +93,7 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
 @pytest.mark.parametrize("gain", ["Against what is deployed", "Gain over Linear placement", None])
 def test_a_narrow_window_shows_plan_time_and_gain(gain: str | None) -> None:
     """Streamlit sets the width of all columns together, which neither a long name nor a long title may take."""
-    text = pd.DataFrame(
-        {"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["2×"]} if gain else {})
-    )
+    text = pd.DataFrame({"": ["▸"], "Plan": ["a"], "Time per token, ms (simulated)": ["1"]} | ({gain: ["2×"]} if gain else {}))
     first = columns_in_sight(text.assign(**{"Bound, ms": "1"}))
     assert list(first) == list(text.columns)
     assert sum(column["width"] for column in first.values()) <= 330
@@ -132,12 +130,7 @@ def test_other_recordings_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "words"),
-    [
-        (1.38, "1.38× as fast as it"),
-        (1.004, "as fast as it"),
-        (0.996, "as fast as it"),
-        (0.5, "slower than it: 2× its time"),
-    ],
+    [(1.38, "1.38× as fast as it"), (1.004, "as fast as it"), (0.996, "as fast as it"), (0.5, "slower than it: 2× its time")],
 )
 def test_gains_in_words(gain: float, words: str) -> None:
     assert gain_in_words(gain, "it") == words

@@ -171,14 +171,7 @@ def test_a_changed_threshold_decides_again_at_once_for_everybody_but_who_may_onl
 
 
 def criterion(**more) -> Criterion:
-    usual = {
-        "name": "gain",
-        "title": "gain held out",
-        "value": 0.1,
-        "threshold": 0.05,
-        "unit": "share",
-        "at_least": True,
-    }
+    usual = {"name": "gain", "title": "gain held out", "value": 0.1, "threshold": 0.05, "unit": "share", "at_least": True}
     return Criterion(**usual | {"passed": True} | more)
 
 
@@ -190,9 +183,7 @@ def criterion(**more) -> Criterion:
         (criterion(value=0.0497, passed=False), "4.97 %", "at least 5.0 %"),
         (criterion(name="replica_gain", value=None, infinite=True), "none", "at least 5.0 %"),
         (
-            criterion(
-                name="break_even_minutes", value=None, infinite=True, at_least=False, unit="minutes", passed=False
-            ),
+            criterion(name="break_even_minutes", value=None, infinite=True, at_least=False, unit="minutes", passed=False),
             "never",
             "at most 3 s",
         ),
@@ -212,14 +203,7 @@ def test_a_criterion_in_words(shown: Criterion, value: str, threshold: str) -> N
 
 @pytest.fixture(scope="module")
 def verdict() -> Callable[..., Verdict]:
-    part = {
-        "by": "recording",
-        "tokens": 1e4,
-        "planned_on": "now",
-        "seconds_deployed": 1.2,
-        "seconds": 1.0,
-        "error": 0.01,
-    }
+    part = {"by": "recording", "tokens": 1e4, "planned_on": "now", "seconds_deployed": 1.2, "seconds": 1.0, "error": 0.01}
     usual = {
         "verdict": "do-it",
         "plan": "new",

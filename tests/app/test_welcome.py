@@ -114,9 +114,7 @@ def test_each_step_has_its_words_and_leads_to_the_next_and_the_end_is_kept(sampl
 
 
 PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")
-ELSEWHERE = (
-    "balancedness contention critical_path gap held_out overload_factor persistence rank roofline slot two-tier_order"
-)
+ELSEWHERE = "balancedness contention critical_path gap held_out overload_factor persistence rank roofline slot two-tier_order"
 ELSEWHERE = {word.replace("_", " ") for word in ELSEWHERE.split()}
 """Words that none of the five papers has."""
 SHOWN = {"Optimise": "systems", "Cluster": "costs"}

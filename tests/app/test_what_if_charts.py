@@ -249,8 +249,7 @@ def test_steps_are_each_on_their_own() -> None:
 )
 def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -> None:
     points = [
-        ContentionPoint(value, {"concurrent": 1 + value, "matched": matched, "two-tier": 4.0})
-        for value in (0.0, 0.1, 1.0)
+        ContentionPoint(value, {"concurrent": 1 + value, "matched": matched, "two-tier": 4.0}) for value in (0.0, 0.1, 1.0)
     ]
     figure = live.contention(points, pays_from)
     assert figure.layout.title.text == finding
@@ -263,9 +262,7 @@ def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -
     assert live.contention([], None, False).layout.title.text == "No points yet"
 
 
-def point(
-    value: float | None, total: float, series: str = "one", forward: float = 0.03, bound: float = 0.05
-) -> SweepPoint:
+def point(value: float | None, total: float, series: str = "one", forward: float = 0.03, bound: float = 0.05) -> SweepPoint:
     parts = {"communication": total / 4, "computation": total / 2, "overlapped": total / 4, "idle": 0.0}
     return SweepPoint(series, value, total, bound, forward, parts, 10, 0.001, 2, f"plan-{series}-{value}")
 

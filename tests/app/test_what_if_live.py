@@ -17,19 +17,7 @@ from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.units import seconds
-from tests.cases.pages import (
-    button,
-    field,
-    offered_plans,
-    open_sample,
-    pick,
-    press,
-    run_the_job,
-    said,
-    studio,
-    titles,
-    visit,
-)
+from tests.cases.pages import button, field, offered_plans, open_sample, pick, press, run_the_job, said, studio, titles, visit
 from tests.cases.problems import small
 from tests.cases.samples import linear_plan
 from tests.cases.sessions import open_plan
@@ -139,9 +127,7 @@ def test_earlier_searches_for_the_same_target_are_told_and_a_damaged_one_is_not(
     monkeypatch.setattr(capacity.cached, "jobs", lambda _: past)
     monkeypatch.setattr(capacity.cached, "result_of", result_of)
     result = SimpleNamespace(title="4 × A", target=target)
-    assert capacity._answers_of_other_parts(problem, result, {}) == [
-        "Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."
-    ]
+    assert capacity._answers_of_other_parts(problem, result, {}) == ["Earlier search, 8 × B: 8 GPUs meet this target (1.5 s)."]
     nodes = problem.cluster.nodes
     monkeypatch.setattr(capacity, "parts_of", lambda _: {"8 × B": nodes[:1]})
     paid = capacity._answers_of_other_parts(problem, result, {gpu.type: 4.0 for gpu in nodes[0].gpus})
@@ -215,9 +201,7 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
         assert len(page.session_state["cluster"].gpus) == 8 and not page.exception
 
 
-def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(
-    page: AppTest,
-) -> None:
+def test_a_synthetic_workload_is_previewed_opened_and_called_so_and_suits_a_model_without_a_recording(page: AppTest) -> None:
     pick(page, "what-if-study", "synthetic")
     flat = float(next(metric.value for metric in page.metric if metric.label == "Worst skew").removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
@@ -252,9 +236,7 @@ def test_two_models(page: AppTest) -> None:
     page.run()
     assert not page.exception and not page.error
     page.select_slider(key="what-if-network").set_value(4.0).run()
-    together = make_problem(
-        problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
-    )
+    together = make_problem(problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model))
     assert together.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
 
 
@@ -294,9 +276,7 @@ def test_bounds_of_two_scopes_have_names_of_their_own_and_the_file_has_the_table
         CapacityPoint(4, 16, 1.0, 1.0, "order"),
     ]
     table = capacity.as_text(points, 2.0)
-    assert list(table.columns) == [
-        *("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")
-    ]
+    assert list(table.columns) == [*("GPUs", "Time, s", "Bound for this placement, s", "Bound for any placement, s", "Result")]
     assert table["Bound for this placement, s"].tolist() == ["—", "2.5", "—", "1"]
     assert table["Bound for any placement, s"].tolist() == ["—", "—", "2.2", "—"]
     assert "might" in table["Result"][1] and table["Result"][2].startswith("cannot")

@@ -74,9 +74,7 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
         (candidate["point"] for candidate in job.result["candidates"] if candidate["point"]["value"]),
         key=lambda point: point["forward"],
     )
-    assert any(
-        f"This plan: degree {best['value']:.0f}" in caption.value.replace("\\", "") for caption in training.caption
-    )
+    assert any(f"This plan: degree {best['value']:.0f}" in caption.value.replace("\\", "") for caption in training.caption)
     press(training, "Open this plan")
     assert training.session_state["plan"] == best["plan_id"]
     assert button(training, "Open this plan").disabled

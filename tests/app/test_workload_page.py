@@ -59,9 +59,7 @@ def test_profile_rows_are_cut_by_a_button_and_a_clean_recording_is_saved_as_a_fi
 def test_a_remedy_that_is_not_known_here_has_no_button(app: AppTest) -> None:
     trace = sample("alpha-code")
     finding = Finding(severity="warning", code="of-tomorrow", message="Tomorrow's fault.", remedy="mend-of-tomorrow")
-    opened(
-        app, RoutingTrace("newer", trace.experts, trace.num_experts, origin=Origin(format="npz", findings=(finding,)))
-    )
+    opened(app, RoutingTrace("newer", trace.experts, trace.num_experts, origin=Origin(format="npz", findings=(finding,))))
     assert "Tomorrow" in said(app.warning)
     assert not remedies(app)
 
@@ -113,9 +111,7 @@ def test_on_every_page_of_a_plan(compared: AppTest) -> None:
     assert f"Overload factor: {mean} on average over layers; {over}" in said(compared.markdown)
 
     visit(compared, "launch")
-    assert not compared.exception and f"Linear placement: {mean} on average over layers; {over}" in said(
-        compared.caption
-    )
+    assert not compared.exception and f"Linear placement: {mean} on average over layers; {over}" in said(compared.caption)
 
     visit(compared, "review")
     save(compared, "ours")

@@ -137,14 +137,7 @@ def equal_gpus() -> None:
 
 def mixed_gpus(instances: int) -> None:
     formats = {"costs": "22", "n": "3", "decoupled, mean": "+15.1%", "max": "+7.1%", "local search, mean": "+18.2%"}
-    formats |= {
-        "largest": "+7.2%",
-        "s": "6.2f",
-        "exact, proven": "13",
-        "mean s": "7.2f",
-        "max s": "6.2f",
-        "gap": "6.2%",
-    }
+    formats |= {"largest": "+7.2%", "s": "6.2f", "exact, proven": "13", "mean s": "7.2f", "max s": "6.2f", "gap": "6.2%"}
     row = columns(formats, "two models a GPU of several types")
     kinds = {
         "timeline, 4 types": lambda n, seed: timeline(n, seed, True),

@@ -73,16 +73,12 @@ def recorded(path: Path, seconds: float) -> None:
         for travel, per_node in (("gpu", None), ("node", 2)):
             for outside in (True, False):
                 for cap, port_weight in ((None, 0.0), (1.1, 0.0), (1.1, PORT_WEIGHT))[:: 1 if outside else 2]:
-                    for label, *figures in compare(
-                        experts, (GPUS, per_node, travel, cap), outside, port_weight, seconds
-                    ):
+                    for label, *figures in compare(experts, (GPUS, per_node, travel, cap), outside, port_weight, seconds):
                         label = label or f"{name}, {travel}, {'outside' if outside else 'GPUs'}"
                         row(label, cap or "-", port_weight, *figures)
 
 
-def compare(
-    experts: np.ndarray, shape: tuple, outside: bool, port_weight: float, seconds: float
-) -> Iterator[tuple[str, ...]]:
+def compare(experts: np.ndarray, shape: tuple, outside: bool, port_weight: float, seconds: float) -> Iterator[tuple[str, ...]]:
     """The figures of plans of three seeds for the first half of the tokens, scored on the second; with a weight of the busiest
     port also those with a spare slot."""
     half = experts.shape[1] // 2
@@ -128,9 +124,7 @@ def production() -> None:
             instance = CoactivationInstance(experts, np.arange(8192) % 32, 32, 8, travel, cap, 256)
             for seconds in (0.5, 2.0, 10.0):
                 start = time.process_time()
-                result = coactivation(
-                    instance, Limits(seconds * layers, wall=PATIENCE * seconds * layers, exact=seconds > 2)
-                )
+                result = coactivation(instance, Limits(seconds * layers, wall=PATIENCE * seconds * layers, exact=seconds > 2))
                 took = (time.process_time() - start) / layers
                 rows, _ = check_coactivation(result.solution, experts, instance.source_gpu, 32, 8, travel)
                 rows_saved = 1 - sum(rows) / instance.rows(blocks(instance)).sum()

@@ -20,16 +20,7 @@ from tests.benchmarks.recordings import LOADS, ROUTING, Recording
 from tests.benchmarks.shared import columns
 
 RECORDINGS = {recording.name: recording for recording in (*ROUTING, *LOADS)}
-COLUMNS = {
-    "": "26",
-    "rows": "11",
-    "files": "9",
-    "read": "10",
-    "CPU": "10",
-    "rows/s": "12",
-    "then checks": "13",
-    "memory": "9",
-}
+COLUMNS = {"": "26", "rows": "11", "files": "9", "read": "10", "CPU": "10", "rows/s": "12", "then checks": "13", "memory": "9"}
 
 
 def peak() -> int:

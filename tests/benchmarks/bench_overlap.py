@@ -170,9 +170,7 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
 
 def one_model_for_the_other(only_runnable: bool) -> None:
     """The cost of the exact degree for one number of network streams under the other."""
-    with_one_stream, with_two_streams = (
-        [table_iv(gpus, only_runnable, streams) for gpus in GPUS] for streams in (1, 2)
-    )
+    with_one_stream, with_two_streams = ([table_iv(gpus, only_runnable, streams) for gpus in GPUS] for streams in (1, 2))
     for name, chosen, other in (
         ("one stream, timed on two", with_one_stream, with_two_streams),
         ("two streams, timed on one", with_two_streams, with_one_stream),

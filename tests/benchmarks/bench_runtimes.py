@@ -43,9 +43,7 @@ OF_MIXED = ((8, 16, 8), (16, 64, 16), (58, 256, 32))
 AGAIN = 3
 
 
-def problem_of(
-    goal: Goal, layers: int, experts: int, gpus: int, travel: Travel | None = None, mixed: bool = False
-) -> Problem:
+def problem_of(goal: Goal, layers: int, experts: int, gpus: int, travel: Travel | None = None, mixed: bool = False) -> Problem:
     sizes = {"layers": layers, "experts": experts, "experts_per_token": 2 if experts < 256 else 8}
     model = MoEModel(name=f"{layers} × {experts}", **sizes, d_model=2048, d_ff=1024)
     cluster, recording = (mixed_cluster if mixed else cluster_of)(gpus), RECIPE.draw(model)
@@ -94,9 +92,7 @@ def main() -> int:
                     print(goal, size, system.name, f"refused: {error}", flush=True)
     if output is not None:
         about = {"machine": machine(), "measured": time.strftime("%Y-%m")}
-        rows = [
-            run.model_dump(mode="json", exclude={"machine"}) | {"seconds": float(f"{run.seconds:.3g}")} for run in runs
-        ]
+        rows = [run.model_dump(mode="json", exclude={"machine"}) | {"seconds": float(f"{run.seconds:.3g}")} for run in runs]
         lines = ",\n".join(map(json.dumps, rows))
         write_atomically(output, f'{json.dumps(about)[:-1]}, "runs": [\n{lines}\n]}}\n')
     return 0

@@ -46,19 +46,11 @@ class Session:
     session names unless it is the first."""
 
     def __init__(
-        self,
-        port: int,
-        number: int,
-        open: ExitStack,
-        query: str = "",
-        page: str = "",
-        pages: dict[str, str] | None = None,
+        self, port: int, number: int, open: ExitStack, query: str = "", page: str = "", pages: dict[str, str] | None = None
     ) -> None:
         self.number, self.server = number, f"http://127.0.0.1:{port}"
         address = f"ws://127.0.0.1:{port}/_stcore/stream"
-        self.socket = open.enter_context(
-            connect(address, subprotocols=["streamlit"], max_size=None, open_timeout=LIMIT)
-        )
+        self.socket = open.enter_context(connect(address, subprotocols=["streamlit"], max_size=None, open_timeout=LIMIT))
         self.http = requests.Session()
         self.pages = dict(pages or {})
         self.widgets: dict[str, str] = {}

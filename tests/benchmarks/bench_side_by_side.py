@@ -51,9 +51,7 @@ def main() -> None:
         return
     with (
         tempfile.TemporaryDirectory() as folder,
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder
-        ) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder) as cluster,
     ):
         os.environ[parallel.ADDRESS] = cluster.scheduler_address
         there, seconds = swept(problem, trials, default)

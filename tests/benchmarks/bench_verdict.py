@@ -63,9 +63,7 @@ class R1:
     def verdict(self, name: str, deployed: str | None = None) -> Verdict:
         """On the plan made of one recording, judged on the other three; deployed: the plan of another, or contiguous blocks."""
         now = None if deployed is None else self.plan(deployed)
-        return verdict_of(
-            self.plan(name), self.problem(name), list(self.recordings.values()), now, serving=self.serving
-        )
+        return verdict_of(self.plan(name), self.problem(name), list(self.recordings.values()), now, serving=self.serving)
 
     def in_sample(self, name: str) -> float:
         judge, problem = Judge(self.problem(name), self.serving), self.problem(name)

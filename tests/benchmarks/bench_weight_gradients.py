@@ -53,9 +53,7 @@ def scattered(layers: int, seed: int) -> WeightGradientInstance:
     return WeightGradientInstance(nested.alltoall, nested.dw, allowed)
 
 
-def figures_of(
-    name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT
-) -> Iterator[str | float]:
+def figures_of(name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT) -> Iterator[str | float]:
     """The line of the table for some instances of one kind."""
     figures = []
     for instance in instances:

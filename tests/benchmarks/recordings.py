@@ -106,9 +106,7 @@ def answer(value: object) -> dict:
     return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "usage": USAGE}
 
 
-def answers(
-    folder: Path, rows: int, form: Callable[[np.ndarray], object], separators: tuple[str, str] | None = None
-) -> None:
+def answers(folder: Path, rows: int, form: Callable[[np.ndarray], object], separators: tuple[str, str] | None = None) -> None:
     write_lines(folder, "answers", (answer(form(experts)) for experts in requests(rows)), separators)
 
 
@@ -156,8 +154,7 @@ def save_dump(folder: Path, records: list[dict]) -> None:
     import torch
 
     records = [
-        {"forward_pass_id": number, "rank": 0, "gatherer_key": "primary"} | record
-        for number, record in enumerate(records)
+        {"forward_pass_id": number, "rank": 0, "gatherer_key": "primary"} | record for number, record in enumerate(records)
     ]
     content = {"records": records, "last_physical_to_logical_map": torch.arange(EXPERTS).repeat(LAYERS, 1)}
     torch.save(content, folder / "expert_distribution_recorder_1764000000.25_0.pt")
@@ -230,9 +227,7 @@ def sglang_passes(folder: Path, rows: int) -> None:
 def sglang_csv(folder: Path, rows: int) -> None:
     """Each rank's counts of all layers, at most as many ranks as there are."""
     for rank, step in enumerate(counts(rows)):
-        lines = (
-            f"{layer},{expert},{count}" for layer, row in enumerate(step.tolist()) for expert, count in enumerate(row)
-        )
+        lines = (f"{layer},{expert},{count}" for layer, row in enumerate(step.tolist()) for expert, count in enumerate(row))
         path = folder / f"expert_distribution_rank{rank}_timestamp1764000000.25.csv"
         path.write_text("\n".join(["layer_id,expert_id,count", *lines]))
 

@@ -67,8 +67,7 @@ def cluster_of(gpus: int) -> Cluster:
     card = gpu("H100", 50e9)
     card = card.model_copy(update={"memory": card.memory * ROOM})
     nodes = tuple(
-        Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6)
-        for index in range(gpus // 8)
+        Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6) for index in range(gpus // 8)
     )
     return Cluster(name=f"{gpus} H100", nodes=nodes, latency=5e-6)
 

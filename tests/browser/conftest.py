@@ -112,9 +112,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             if CHROMIUM is None:
                 item.add_marker(
-                    pytest.mark.skip(
-                        reason="no Chromium on this machine (Debian: apt-get install chromium-headless-shell)"
-                    )
+                    pytest.mark.skip(reason="no Chromium on this machine (Debian: apt-get install chromium-headless-shell)")
                 )
 
 
@@ -369,9 +367,7 @@ class Clicks:
 def wear(page: Page, theme: str) -> None:
     """Show a page as in a browser that prefers a theme, `light` or `dark`."""
     page.emulate_media(color_scheme=theme)
-    page.wait_for_function(
-        "theme => getComputedStyle(document.querySelector('.stApp')).colorScheme === theme", arg=theme
-    )
+    page.wait_for_function("theme => getComputedStyle(document.querySelector('.stApp')).colorScheme === theme", arg=theme)
     settle(page)
 
 

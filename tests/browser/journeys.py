@@ -170,9 +170,7 @@ def engineer(journey: Journey, folder: Path) -> None:
             with page.expect_download() as file:
                 click(download)
         content = json.loads(file.value.path().read_bytes())
-        print(
-            f"  {file.value.suggested_filename}: {', '.join(content)} of {len(content['physical_to_logical_map'])} layers"
-        )
+        print(f"  {file.value.suggested_filename}: {', '.join(content)} of {len(content['physical_to_logical_map'])} layers")
 
 
 def planner(journey: Journey, folder: Path) -> None:

@@ -74,9 +74,7 @@ class Camera:
         clip = {"x": 0, "y": top, "width": VIEWPORT["width"], "height": bottom - top}
         picture = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
         file = PICTURES / f"{name}.png"
-        picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(
-            file, optimize=True
-        )
+        picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(file, optimize=True)
         print(f"{file.relative_to(ROOT)}: {picture.width} × {picture.height}, {file.stat().st_size / 1000:.0f} kB")
 
     def visit(self, title: str) -> None:
@@ -139,9 +137,7 @@ def board(camera: Camera) -> None:
     page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
         position={"x": 20, "y": 14}
     )
-    camera.shoot(
-        "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Line width is bandwidth")
-    )
+    camera.shoot("board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Line width is bandwidth"))
 
 
 def what_if(camera: Camera) -> None:
@@ -217,9 +213,7 @@ def launch(camera: Camera) -> None:
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
     settle(page)
     camera.shoot(
-        "measured",
-        first=page.get_by_role("heading", name=re.compile("^Measured: ")),
-        last=page.locator(".js-plotly-plot").last,
+        "measured", first=page.get_by_role("heading", name=re.compile("^Measured: ")), last=page.locator(".js-plotly-plot").last
     )
 
 
@@ -262,11 +256,7 @@ def main() -> None:
     ):
         address = start("--sample")
         begin(page, address)
-        usual = [
-            (sys.executable, ".venv/bin/python"),
-            (f"{folder}/data", ".switchyard"),
-            (address, "http://127.0.0.1:8501"),
-        ]
+        usual = [(sys.executable, ".venv/bin/python"), (f"{folder}/data", ".switchyard"), (address, "http://127.0.0.1:8501")]
         for photograph in SERIES:
             photograph(Camera(page, usual))
 

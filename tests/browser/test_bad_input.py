@@ -48,9 +48,7 @@ MORE_CASES = {
 """More of the same, for `make everything`: the readers' own tests hold them without a browser."""
 
 
-def test_a_bad_file_is_answered_and_loses_nothing_and_names_are_shown_as_text(
-    page: Page, studio: str, tmp_path: Path
-) -> None:
+def test_a_bad_file_is_answered_and_loses_nothing_and_names_are_shown_as_text(page: Page, studio: str, tmp_path: Path) -> None:
     open_sample(page, studio)
     expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
     page.get_by_text("Add a recording").click()

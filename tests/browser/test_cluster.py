@@ -70,8 +70,7 @@ def middle(locator: Locator) -> tuple[float, float]:
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     """True if two boxes of the page overlap."""
     apart = (
-        one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at]
-        for at, size in (("x", "width"), ("y", "height"))
+        one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at] for at, size in (("x", "width"), ("y", "height"))
     )
     return not any(apart)
 

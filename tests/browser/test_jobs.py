@@ -36,9 +36,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     trace = tmp_path / "long.npz"
     np.savez(trace, experts=experts, num_experts=64)
     model = tmp_path / "model.json"
-    model.write_text(
-        '{"name": "long", "layers": 26, "experts": 64, "experts_per_token": 1, "d_model": 2048, "d_ff": 1408}'
-    )
+    model.write_text('{"name": "long", "layers": 26, "experts": 64, "experts_per_token": 1, "d_model": 2048, "d_ff": 1408}')
     page.goto(start_studio("--sample"))
     settle(page)
     page.locator('input[type="file"]').set_input_files([trace, model])

@@ -79,9 +79,7 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
         assert "pass 3 of 3, Shortest job first" in log_of(done.folder / "run", rank).read_text()
     expect(page.get_by_text("time of one pass").first).to_be_visible(timeout=SOON)
     page.get_by_role("radio", name="Shortest job first (SJF)").click()
-    expect(page.get_by_text("Predicted, its bars with a darker outline, above measured").first).to_be_visible(
-        timeout=SOON
-    )
+    expect(page.get_by_text("Predicted, its bars with a darker outline, above measured").first).to_be_visible(timeout=SOON)
     settle(page)
     shoot(page, "launch-2-done")
     assert begins_at(page, 1440, 900) < 300

@@ -34,9 +34,7 @@ STYLE = re.compile(rb"<link\b.*?/>", re.DOTALL)
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a provider that believes everybody; its pages do without the style that they fetch from outside."""
     monkeypatch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")
-    claims = [
-        oidc_provider_mock.User(sub=email, claims={"email": email, "name": email[:3].title()}) for email in (ANA, EVE)
-    ]
+    claims = [oidc_provider_mock.User(sub=email, claims={"email": email, "name": email[:3].title()}) for email in (ANA, EVE)]
     app = oidc_provider_mock.app(user_claims=claims)
 
     @app.after_request

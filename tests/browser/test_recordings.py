@@ -47,11 +47,7 @@ def test_the_form_folds_once_an_upload_is_open_though_it_was_unfolded(page: Page
 def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, studio: str) -> None:
     page.goto(studio)
     settle(page)
-    files = [
-        SAMPLES / "tiny-moe" / "alpha-code.npz",
-        SAMPLES / "tiny-moe" / "alpha-prose.npz",
-        SAMPLES / "traffic-8.csv",
-    ]
+    files = [SAMPLES / "tiny-moe" / "alpha-code.npz", SAMPLES / "tiny-moe" / "alpha-prose.npz", SAMPLES / "traffic-8.csv"]
     page.locator('input[type="file"]').set_input_files(files)
     table = page.get_by_test_id("stDataFrame").first
     expect(names(table)).to_have_text(["alpha-code", "alpha-prose", "traffic-8 (open)"])

@@ -42,9 +42,7 @@ def other(browser: Browser) -> Iterator[Page]:
         yield page
 
 
-def test_save_discuss_and_decide_in_two_browsers(
-    page: Page, other: Page, studio: str, planned: str, tmp_path: Path
-) -> None:
+def test_save_discuss_and_decide_in_two_browsers(page: Page, other: Page, studio: str, planned: str, tmp_path: Path) -> None:
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     page.goto(f"{studio}/review?session={planned}")
     settle(page)
@@ -142,9 +140,7 @@ def hold_report(page: Page, path: Path) -> None:
 def hold_comparison(page: Page) -> None:
     """The plan is compared with another one."""
     page.get_by_role("button", name="Compare", exact=True).click()
-    page.wait_for_url(
-        lambda address: "plan=" not in address
-    )  # a page that refreshes itself rests before the click counts
+    page.wait_for_url(lambda address: "plan=" not in address)  # a page that refreshes itself rests before the click counts
     settle(page)
     expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
     expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=SOON)

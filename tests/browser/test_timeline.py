@@ -46,9 +46,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     last = events[events["layer"] == problem.workload.layers - 1]
     length = last["end"].max() - last["start"].min()
     drawn = page.locator(".annotation-text").all_text_contents()
-    assert any(
-        text.startswith("Linear placement (deployed now) · ") and f"{length * 1e6:.3g}" in text for text in drawn
-    ), drawn
+    assert any(text.startswith("Linear placement (deployed now) · ") and f"{length * 1e6:.3g}" in text for text in drawn), drawn
 
     with page.expect_download() as saved:
         page.get_by_role("button", name="Download Perfetto trace").click()

@@ -26,10 +26,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     page.get_by_text("Operator graph", exact=True).click()
     drop(page, 0, tmp_path / "graph.json", json.dumps({"name": "x", "operators": [{"name": "a"}]}))
     expect(page.get_by_test_id("stAlert").filter(has_text="graph.json")).to_be_visible()
-    graph = {
-        "name": "only one",
-        "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 1}],
-    }
+    graph = {"name": "only one", "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 1}]}
     drop(page, 0, tmp_path / "one.json", json.dumps(graph))
     expect(page.get_by_text("1 operator ·")).to_be_visible()
     page.get_by_role("button", name="Remove the imported graph").click()

@@ -33,9 +33,7 @@ def other(browser: Browser, start_studio) -> Iterator[Page]:
         yield page
 
 
-def test_sessions_jobs_and_links_work_from_each(
-    page: Page, other: Page, start_studio, session: str, data_folder: Path
-) -> None:
+def test_sessions_jobs_and_links_work_from_each(page: Page, other: Page, start_studio, session: str, data_folder: Path) -> None:
     first, second = start_studio(), start_studio()
 
     # A saved plan's link, and a comment on it.

@@ -50,9 +50,7 @@ def tensorrt_llm(content: bytes, moe_layers: tuple[int, ...], experts: int, gpus
 def vllm(content: bytes, layers: int, experts: int, gpus: int) -> Held:
     (line,) = content.decode().splitlines()
     record = json.loads(line)
-    assert set(record) == {
-        *("record_type", "version", "num_redundant_experts", "num_slots", "initial_global_assignments")
-    }
+    assert set(record) == {*("record_type", "version", "num_redundant_experts", "num_slots", "initial_global_assignments")}
     assert (record["record_type"], record["version"]) == ("eplb_initial_mapping", 1)
     assert record["num_redundant_experts"] == record["num_slots"] - experts
     rows = record["initial_global_assignments"]

@@ -46,11 +46,7 @@ def shared_folder(at: Path) -> Path:
 def hold_results(run, launch) -> None:
     """Assert that the results are those of this launch and its output that of one process."""
     (measured_plan,) = run.runs
-    assert (
-        measured_plan.plan == launch.plans[0]
-        and measured_plan.difference.error < 1e-5
-        and len(measured_plan.totals) == 2
-    )
+    assert measured_plan.plan == launch.plans[0] and measured_plan.difference.error < 1e-5 and len(measured_plan.totals) == 2
     assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
     assert measured_plan.measured.resources == measured_plan.predicted.resources == ("rank 0", "rank 1")
     size = launch.instructions.model.bytes_per_token
@@ -58,7 +54,5 @@ def hold_results(run, launch) -> None:
     events = measured_plan.measured.events
     for layer in range(2):
         sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
-        across = {
-            (src, dst): bytes for src, dst, bytes in zip(sent["resource"], sent["peer"], sent["bytes"], strict=True)
-        }
+        across = {(src, dst): bytes for src, dst, bytes in zip(sent["resource"], sent["peer"], sent["bytes"], strict=True)}
         assert across == {(src, 1 - src): traffic[layer][src, 1 - src] * size for src in (0, 1)}

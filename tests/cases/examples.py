@@ -22,9 +22,7 @@ def examples(full: int, fewest: int = FEWEST) -> int:
     return min(full, max(fewest, full // 5))
 
 
-def tried(
-    full: int, *drawn: SearchStrategy, fewest: int = FEWEST, **named: SearchStrategy
-) -> Callable[[Callable], Callable]:
+def tried(full: int, *drawn: SearchStrategy, fewest: int = FEWEST, **named: SearchStrategy) -> Callable[[Callable], Callable]:
     """A property test without a deadline, of examples drawn from these strategies.
 
     full, fewest: as of `examples`

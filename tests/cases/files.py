@@ -125,9 +125,7 @@ def nccl_test_log(
     for size, time in rows:
         rate = size / time / 1e3 if time else 0.0
         cells = f"{time:8.2f} {rate * 100:7.2f} {rate * 100 * share:7.2f}"
-        lines.append(
-            f"{size:12} {size // 4:13} float {redop:>7} {root} {cells}      0 {time * 9:8.2f}    1.00    1.00    N/A"
-        )
+        lines.append(f"{size:12} {size // 4:13} float {redop:>7} {root} {cells}      0 {time * 9:8.2f}    1.00    1.00    N/A")
     lines += ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 12.3", "#"]
     return "\n".join(lines) + "\n"
 
@@ -155,9 +153,7 @@ def pair_log(ends, rate: float, binary="sendrecv_perf", device="NVIDIA H100 80GB
     ]
     for size in sizes:
         micros = (ALPHA + sent * size / rate) * 1e6
-        lines.append(
-            f"{size:12} {size // 8:8} double none -1 {micros:.4f} {size / micros / 1e3:.2f} 1.00 0 7.0 1.0 1.0 N/A"
-        )
+        lines.append(f"{size:12} {size // 8:8} double none -1 {micros:.4f} {size / micros / 1e3:.2f} 1.00 0 7.0 1.0 1.0 N/A")
     return "\n".join([*lines, "# Avg bus bandwidth    : 13.4", f"# Collective test concluded: {binary}"]) + "\n"
 
 
@@ -333,6 +329,5 @@ def balance_lines(rows: bool = True, **more: object) -> list[dict]:
     """Return lines ordered by layer, as a converter that goes through layers first writes them."""
     by_layer = sorted(BALANCE_CHOICES.items(), key=lambda item: -item[0][1])
     return [
-        balance_line(layer, batch, experts, BALANCE_ROWS[batch] if rows else [], **more)
-        for (batch, layer), experts in by_layer
+        balance_line(layer, batch, experts, BALANCE_ROWS[batch] if rows else [], **more) for (batch, layer), experts in by_layer
     ]

@@ -33,8 +33,6 @@ def by_hand(root: Path) -> Job:
 
 
 def in_another_process(code: str, *arguments: object) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=runner.PROJECT, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=runner.PROJECT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

@@ -108,26 +108,7 @@ INSTANCES: dict[str, dict[str, Any]] = {
         "devices": 2,
     },
 }
-EXTREMES = (
-    0,
-    1,
-    -1,
-    0.5,
-    1e-9,
-    1e9,
-    1e18,
-    1e-30,
-    1e30,
-    5e-324,
-    1e-300,
-    1e300,
-    1.7e308,
-    2**31,
-    2**63,
-    10**30,
-    True,
-    None,
-)
+EXTREMES = (0, 1, -1, 0.5, 1e-9, 1e9, 1e18, 1e-30, 1e30, 5e-324, 1e-300, 1e300, 1.7e308, 2**31, 2**63, 10**30, True, None)
 """Numbers that no machine has."""
 
 
@@ -237,9 +218,7 @@ def instances(draw: st.DrawFn, kernel: str) -> dict[str, Any]:
             several = draw(st.booleans())
             layers = draw(st.integers(1, 3))
             slots = experts + gpus * draw(st.integers(0, 3))
-            load = (
-                {"loads": [table(layers, experts) for _ in range(2)]} if several else {"load": table(layers, experts)}
-            )
+            load = {"loads": [table(layers, experts) for _ in range(2)]} if several else {"load": table(layers, experts)}
             split = draw(st.sampled_from(("equal", "free")))
             speed = {"speed": table(gpus, least=0.5)} if draw(st.booleans()) else {}
             return load | {"slots": slots, "gpus": gpus, "split": split} | speed

@@ -24,9 +24,7 @@ def simulated(launch: PreparedLaunch, factor: float) -> Run:
     longer, and the last pass 1.1 times that. The ranks are H100s that meet on a fabric."""
     gpu = cluster_presets()["mixed-8"].cluster.gpus[0]
     nodes = tuple(Node(name=f"rank {rank}", gpus=(gpu,)) for rank in range(launch.instructions.ranks))
-    problem = make_problem(
-        launch.workloads[0], Cluster(name="here", nodes=nodes), launch.instructions.model, Datasheet()
-    )
+    problem = make_problem(launch.workloads[0], Cluster(name="here", nodes=nodes), launch.instructions.model, Datasheet())
     runs = []
     for number, (launched_plan, plan) in enumerate(zip(launch.plans, launch.instructions.plans, strict=True)):
         predicted, longer = simulate(plan, problem), factor * (1 + 0.1 * number)
@@ -46,9 +44,7 @@ def request_of(launch: Launch, root: Path, moment: float | None = None) -> Job:
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(moment))}{int(moment % 1 * 1e6):06d}-0123abcd"
     job = Job(name, root / "jobs" / name)
     job.folder.mkdir(parents=True)
-    write_atomically(
-        job.folder / REQUEST, Request(kind="launch", arguments=launch.to_arguments(), created=moment).to_json()
-    )
+    write_atomically(job.folder / REQUEST, Request(kind="launch", arguments=launch.to_arguments(), created=moment).to_json())
     (job.folder / "pid").write_text('{"pid": 4194305, "start": 0}')  # of nobody: the job has ended
     return job
 

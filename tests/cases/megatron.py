@@ -36,9 +36,7 @@ def choices(seed: int, tokens: int) -> list[list[int]]:
     return [rng.choice(8, 2, replace=False).tolist() for _ in range(tokens)]
 
 
-def run(
-    layers: list[int], rank: int, seed: int, steps: int = 2, tokens: int = 40, micro_batches: int = 1
-) -> list[dict]:
+def run(layers: list[int], rank: int, seed: int, steps: int = 2, tokens: int = 40, micro_batches: int = 1) -> list[dict]:
     """Records of these layers by one rank; every seed stands for other choices."""
     return [
         record(step, layer, rank, choices(1000 * seed + 100 * step + 10 * batch + layer, tokens))

@@ -75,18 +75,7 @@ def mutated(draw: st.DrawFn, structure: object, values: st.SearchStrategy = VALU
 
 
 _NUMBER, _KEY = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?"), re.compile(r'("[^"\\]*"): ')
-_ODD_NUMBERS = (
-    "9" * 5000,
-    "1e999",
-    "-0",
-    "1E-400",
-    "NaN",
-    "0" * 9,
-    "[" * 5000,
-    '{"a":' * 5000,
-    '"\\ud800"',
-    '"\\u0000"',
-)
+_ODD_NUMBERS = ("9" * 5000, "1e999", "-0", "1E-400", "NaN", "0" * 9, "[" * 5000, '{"a":' * 5000, '"\\ud800"', '"\\u0000"')
 
 
 @st.composite
@@ -205,9 +194,7 @@ def npy_files(draw: st.DrawFn, array: np.ndarray) -> bytes:
     version = draw(st.sampled_from((1, 1, 2, 3, 9)))
     size = len(header) + draw(st.sampled_from((0, 0, 0, 1, -1, 30_000)))
     data = array.tobytes() if array.dtype != object else b""
-    return (
-        b"\x93NUMPY" + bytes((version, 0)) + max(size, 0).to_bytes(2 if version == 1 else 4, "little") + header + data
-    )
+    return b"\x93NUMPY" + bytes((version, 0)) + max(size, 0).to_bytes(2 if version == 1 else 4, "little") + header + data
 
 
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)

@@ -43,9 +43,7 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
-    return [
-        process for server in servers() for process in server.children() if process.status() != psutil.STATUS_ZOMBIE
-    ]
+    return [process for server in servers() for process in server.children() if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def servers() -> list[psutil.Process]:

@@ -18,9 +18,7 @@ def sample(name: str = "beta-man") -> RoutingTrace:
     return read_workload(SAMPLES / f"{name}.npz")
 
 
-def random_trace(
-    seed: int = 0, tokens: int = 200, layers: int = 6, experts: int = 16, k: int = 2, **columns
-) -> RoutingTrace:
+def random_trace(seed: int = 0, tokens: int = 200, layers: int = 6, experts: int = 16, k: int = 2, **columns) -> RoutingTrace:
     """Return a trace with k random different experts for each token."""
     scores = np.random.default_rng(seed).random((tokens, layers, experts))
     return RoutingTrace("random", np.argsort(scores, axis=2)[:, :, :k].astype(np.int16), experts, **columns)

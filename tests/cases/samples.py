@@ -75,8 +75,7 @@ def chained(seed: int, tokens: int, layers: int, experts: int, strength: float, 
 def in_nodes(gpus: int, size: int, link: float | None, send: float = 1e6) -> Cluster:
     """Equal GPUs in equal nodes with links of `link` bytes/s."""
     nodes = tuple(
-        Node(name=f"node-{index}", gpus=(make_gpu(send=send),) * size, link_bandwidth=link)
-        for index in range(gpus // size)
+        Node(name=f"node-{index}", gpus=(make_gpu(send=send),) * size, link_bandwidth=link) for index in range(gpus // size)
     )
     return Cluster(name="nodes", nodes=nodes)
 
@@ -143,9 +142,7 @@ def with_memory(problem: Problem, slots: list[int]) -> Problem:
     gpus = iter(slots)
     nodes = tuple(
         node.model_copy(
-            update={
-                "gpus": tuple(gpu.model_copy(update={"memory": (next(gpus) + 0.5) * per_slot}) for gpu in node.gpus)
-            }
+            update={"gpus": tuple(gpu.model_copy(update={"memory": (next(gpus) + 0.5) * per_slot}) for gpu in node.gpus)}
         )
         for node in problem.cluster.nodes
     )

@@ -17,18 +17,9 @@ from engine.training import TrainingStep, balanced_load
 from tests.cases.launch_plans import plan_with
 
 RANKS = 4
-MODEL = MoEModel(
-    name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32"
-)
+MODEL = MoEModel(name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32")
 STEP = TrainingStep(
-    batch=4,
-    sequence_length=6,
-    heads=4,
-    dense_d_ff=40,
-    vocabulary=50,
-    gate="top-k",
-    capacity_factor=1.0,
-    routing="recorded",
+    batch=4, sequence_length=6, heads=4, dense_d_ff=40, vocabulary=50, gate="top-k", capacity_factor=1.0, routing="recorded"
 )
 MICRO_OPS = Priority(policy="priority", micro_op=3e3)
 

@@ -80,13 +80,9 @@ with socket.create_connection((sys.argv[1], 5001)) as stream:
 
 def rate_between(testbed: Testbed, src: int, dst: int, size: float) -> float:
     """Bytes/s of one TCP stream of `size` bytes."""
-    with subprocess.Popen(
-        testbed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
-    ) as receiver:
+    with subprocess.Popen(testbed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout.readline() == "ready\n"
-        subprocess.run(
-            testbed.inside(src, [sys.executable, "-c", SEND, testbed.address(dst), str(int(size))]), check=True
-        )
+        subprocess.run(testbed.inside(src, [sys.executable, "-c", SEND, testbed.address(dst), str(int(size))]), check=True)
         return float(receiver.stdout.read())
 
 
@@ -99,9 +95,7 @@ def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
     )
     traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
     rate = np.ones(gpus)
-    schedules = (
-        [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
-    )
+    schedules = [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
     send_order = SendOrder(mode=mode, dispatch=[out for out, _ in schedules], combine=[back for _, back in schedules])
     return plan_with(where, name=mode, send_order=send_order)
 

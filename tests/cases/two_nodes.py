@@ -80,8 +80,7 @@ def hold_bytes(launch: PreparedLaunch, runs: Sequence[MeasuredPlan], nodes: Clus
                     wanted = np.where(np.eye(instructions.ranks, dtype=bool), 0.0, wanted)
                     assert wanted.any()
                     measured, predicted = (
-                        sent(timeline, kind, layer, instructions.ranks, number)
-                        for timeline in (run.measured, run.predicted)
+                        sent(timeline, kind, layer, instructions.ranks, number) for timeline in (run.measured, run.predicted)
                     )
                     np.testing.assert_array_equal(measured, wanted)
                     np.testing.assert_allclose(predicted, wanted, rtol=1e-9)

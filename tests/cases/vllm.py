@@ -22,14 +22,7 @@ MOVED = [[0, 1, 2, 0], [2, 1, 0, 2]]
 
 
 def stats(step: int, load: list, placed: list = MAP, **more: object) -> dict:
-    return {
-        "record_type": "eplb_load_stats",
-        "version": 1,
-        "step": step,
-        "expert_load": load,
-        "p2l_map": placed,
-        **more,
-    }
+    return {"record_type": "eplb_load_stats", "version": 1, "step": step, "expert_load": load, "p2l_map": placed, **more}
 
 
 FIRST, SECOND = [[10, 1, 5, 2], [2, 8, 1, 3]], [[1, 0, 0, 4], [0, 0, 7, 5]]
@@ -46,9 +39,7 @@ def npy(rows: list, descr: str = "|u1", code: str = "B") -> str:
     header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {array.shape}, }}".encode()
     header += b" " * (118 - len(header) - 1) + b"\n"
     numbers = array.ravel().tolist()
-    data = (
-        b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(numbers)}{code}", *numbers)
-    )
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(numbers)}{code}", *numbers)
     return base64.b64encode(data).decode()
 
 

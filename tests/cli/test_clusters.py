@@ -27,9 +27,7 @@ def shared(tmp_path) -> Path:
 
 
 def test_the_command_line_shows_what_would_be_submitted(engine, saved, shared):
-    code, out, errors = engine(
-        "launch", saved, "--on", "slurm", "--shared", shared, "--partition", "gpu", "--tokens", 64
-    )
+    code, out, errors = engine("launch", saved, "--on", "slurm", "--shared", shared, "--partition", "gpu", "--tokens", 64)
     assert code == 0 and out.startswith("#!/bin/bash\n")
     subprocess.run(["bash", "-n"], input=out, text=True, check=True)
     (folder,) = shared.iterdir()

@@ -214,10 +214,7 @@ REFUSED = {
         lambda at: ["inspect", traffic_file(at / "negative.csv", lambda rows: rows[1].__setitem__(4, "-7"))],
         ["negative.csv", "-7"],
     ),
-    "not square": (
-        lambda at: ["inspect", traffic_file(at / "oblong.csv", lambda rows: rows.pop())],
-        ["oblong.csv", "square"],
-    ),
+    "not square": (lambda at: ["inspect", traffic_file(at / "oblong.csv", lambda rows: rows.pop())], ["oblong.csv", "square"]),
     "expert out of range": (expert_out_of_range, ["wild.npz", "16", "token 17", "layer 3"]),
     "notes named npz": (lambda at: ["inspect", written(at / "notes.npz", "what a fine day")], ["notes.npz", "npz"]),
     "pickle in npy": (pickle_in_npy, ["trap.npy"]),

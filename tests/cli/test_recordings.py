@@ -20,9 +20,7 @@ def profiled(tmp_path):
     parts = dict(np.load(BETA))
     rows = np.zeros(8448, np.int64)
     sequence = np.concatenate([rows, parts["sequence"] + 1])
-    np.savez(
-        tmp_path / "run.npz", experts=parts["experts"][np.r_[rows + 4000, 0:12288]], num_experts=16, sequence=sequence
-    )
+    np.savez(tmp_path / "run.npz", experts=parts["experts"][np.r_[rows + 4000, 0:12288]], num_experts=16, sequence=sequence)
     return tmp_path / "run.npz"
 
 

@@ -89,9 +89,7 @@ def test_a_name_of_the_catalogue_needs_no_file(engine, tmp_path):
     assert read_cluster(Path("hgx-h100-4-nodes")) == cluster_presets()["hgx-h100-4-nodes"].cluster
     assert read_model(Path("DeepSeek-R1")).moe_layers == tuple(range(3, 61))
     for read, kind in ((read_cluster, "cluster"), (read_model, "model")):
-        with pytest.raises(
-            InputError, match=f"hgx-h100-5: there is no such file, and no {kind} of this name in the catalogue"
-        ):
+        with pytest.raises(InputError, match=f"hgx-h100-5: there is no such file, and no {kind} of this name in the catalogue"):
             read(Path("hgx-h100-5"))
     (tmp_path / "DeepSeek-R1").mkdir()
     with pytest.raises(InputError, match="is a folder"):

@@ -28,14 +28,7 @@ class Files:
         for name in ("alpha", "beta"):
             model = json.loads((SAMPLES / f"tiny-moe-{name}.json").read_text()) | {"layers": 2}
             (folder / f"{name}.json").write_text(json.dumps(model))
-        self.first = [
-            "--workload",
-            self.recording("alpha-code"),
-            "--cluster",
-            CLUSTER,
-            "--model",
-            folder / "alpha.json",
-        ]
+        self.first = ["--workload", self.recording("alpha-code"), "--cluster", CLUSTER, "--model", folder / "alpha.json"]
         self.second = ["--workload-b", self.recording("beta-man"), "--model-b", folder / "beta.json"]
 
     def recording(self, name: str) -> Path:
@@ -165,9 +158,7 @@ def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
         assert also == ({"workload_also_0", "workload_also_1"} if more else set())
         own = engine.json("simulate", path)["metrics"]
         assert own == row["metrics"] and own["bound"] is not None
-        kept[name] = [
-            engine.json("simulate", path, "--workload", other)["metrics"]["balancedness"] for other in also_served
-        ]
+        kept[name] = [engine.json("simulate", path, "--workload", other)["metrics"]["balancedness"] for other in also_served]
     assert min(kept["robust"]) > min(kept["alone"])
 
 

@@ -37,9 +37,7 @@ def test_rows_agree_with_a_reading_token_by_token(case, unit):
     for layer in range(problem.workload.layers):
         hosts = placement.hosts(layer, problem.workload.experts[:, layer])
         rows = rows_of_tokens(hosts, source, problem.stops, unit)
-        np.testing.assert_array_equal(
-            rows, rows_of_layer(placement, problem, layer, Travel(unit=unit), source.tolist())
-        )
+        np.testing.assert_array_equal(rows, rows_of_layer(placement, problem, layer, Travel(unit=unit), source.tolist()))
 
 
 @tried(200, placed())
@@ -65,8 +63,7 @@ def test_one_token_by_hand():
     hosts, source = np.array([[2, 0, 3, 2]]), np.array([1])
     by_unit = {unit: rows_of_tokens(hosts, source, stops, unit) for unit in UNITS}
     as_pairs = {
-        unit: {(int(a), int(b)): rows[a, b] for a, b in zip(*np.nonzero(rows), strict=True)}
-        for unit, rows in by_unit.items()
+        unit: {(int(a), int(b)): rows[a, b] for a, b in zip(*np.nonzero(rows), strict=True)} for unit, rows in by_unit.items()
     }
     assert as_pairs == {
         "copies": {(1, 2): 2, (1, 0): 1, (1, 3): 1},
@@ -92,10 +89,7 @@ def test_by_chance_is_certain_where_it_is(case, unit):
     problem, placement = case
     trace = problem.workload
     first = RoutingTrace("first", trace.experts[:, :, :1], trace.num_experts, source_rank=trace.source_rank)
-    gpus, single = (
-        len(problem.cluster.gpus),
-        Placement.from_gpu_of_expert(placement.gpu_of_expert, placement.gpus, (1,)),
-    )
+    gpus, single = (len(problem.cluster.gpus), Placement.from_gpu_of_expert(placement.gpu_of_expert, placement.gpus, (1,)))
     demand = first.demand(gpus)[0]
     tokens = demand.sum(axis=1)
     likely = demand / np.where(tokens > 0, tokens, 1.0)[:, None] @ single.share[0]
@@ -151,9 +145,7 @@ def by_enumeration(weight: np.ndarray, k: int, share: np.ndarray) -> tuple[np.nd
     sets = list(combinations(range(len(weight)), k))
     chance = np.array([prod(weight[expert] for expert in chosen) for chosen in sets])
     chance /= chance.sum()
-    present = np.array(
-        [sum(p for p, chosen in zip(chance, sets, strict=True) if e in chosen) for e in range(len(weight))]
-    )
+    present = np.array([sum(p for p, chosen in zip(chance, sets, strict=True) if e in chosen) for e in range(len(weight))])
     missed = np.array([prod(1 - share[expert] for expert in chosen) for chosen in sets])
     return present, 1 - chance @ missed
 

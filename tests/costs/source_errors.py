@@ -49,11 +49,7 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
     for kind in gpus:
         table, card = gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype]), gpu(kind)
         learned = Profiled(MeasuredTimes(name="every second size", origin=kind, gemm=(_half_of(table, kind, dtype),)))
-        sources = {
-            "α–β": AlphaBeta(fit_profile(learned.measured, dtype)),
-            "profiled": learned,
-            "datasheet": Datasheet(),
-        }
+        sources = {"α–β": AlphaBeta(fit_profile(learned.measured, dtype)), "profiled": learned, "datasheet": Datasheet()}
         for name, relative_errors in _gemm_errors(table, card, dtype, sources).items():
             rows.append([kind, "GEMM", name, *_summary(relative_errors)])
         for name, relative_errors in _moe_errors(card, dtype, sources | {"silicon": Silicon()}).items():

@@ -51,9 +51,7 @@ def h100s(nodes: int, **changes) -> Cluster:
 
 def exchange_of(nodes: int, kind: str, unit: str = "node"):
     return next(
-        series
-        for series in measured_exchanges(FOLDER)
-        if (series.nodes, series.kind, series.unit) == (nodes, kind, unit)
+        series for series in measured_exchanges(FOLDER) if (series.nodes, series.kind, series.unit) == (nodes, kind, unit)
     )
 
 

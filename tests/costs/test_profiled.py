@@ -197,10 +197,7 @@ def test_an_all_reduce_without_times_runs_on_the_measured_network():
     [
         ({"gemm": [], "memory": [], "collectives": []}, "no times in it"),
         ({"extra": 1}, "extra"),
-        (
-            {"memory": [{"gpu": "a", "points": [[1, 0]]}]},
-            "memory → 0 → points → 0 → 1: Input should be greater than or equal",
-        ),
+        ({"memory": [{"gpu": "a", "points": [[1, 0]]}]}, "memory → 0 → points → 0 → 1: Input should be greater than or equal"),
         ({"memory": [{"gpu": "a", "points": []}]}, "memory → 0 → points"),
         ({"memory": [{"gpu": "a", "points": [[1, 1]]}] * 2}, "two entries for memory a; put their points together"),
         ({"gemm": [{"gpu": "a", "dtype": "int4", "points": [[1, 1, 1, 1]]}]}, "dtype"),

@@ -41,14 +41,7 @@ GEMMS = GemmTimes(gpu="type-0", dtype="bf16", points=[(1, 64, 64, 1e-3), (100, 6
 EXCHANGES = CollectiveTimes(operation="all_to_all", ranks=2, points=[(1e3, 1e-2), (1e6, 2e-2)])
 COMPUTATION = Profiled(MeasuredTimes(name="gemms", origin="a test", gemm=(GEMMS,)))
 NETWORK = Profiled(MeasuredTimes(name="net", origin="a test", collectives=(EXCHANGES,)))
-SOURCES = [
-    Datasheet(),
-    Datasheet(launch=1e-6),
-    AlphaBeta(PROFILE),
-    COMPUTATION,
-    NETWORK,
-    Combined(AlphaBeta(PROFILE), NETWORK),
-]
+SOURCES = [Datasheet(), Datasheet(launch=1e-6), AlphaBeta(PROFILE), COMPUTATION, NETWORK, Combined(AlphaBeta(PROFILE), NETWORK)]
 
 
 # Two sources as one

@@ -62,15 +62,10 @@ def test_slots_are_folded_back_with_the_plan_that_ran(seed):
 
 @pytest.mark.parametrize(
     ("sizes", "says"),
-    [
-        ({"spare": 0}, "slots go up to 19, the plan that ran has 16"),
-        ({"layers": 5}, "has 6 layers, the plan that ran 5"),
-    ],
+    [({"spare": 0}, "slots go up to 19, the plan that ran has 16"), ({"layers": 5}, "has 6 layers, the plan that ran 5")],
 )
 def test_another_plan_does_not_fold(sizes, says):
-    assert says in refusal(
-        REMEDIES["fold-slots"].apply, in_slots(random_trace(), placement(0), 0), placement(0, **sizes)
-    )
+    assert says in refusal(REMEDIES["fold-slots"].apply, in_slots(random_trace(), placement(0), 0), placement(0, **sizes))
 
 
 @pytest.mark.parametrize("copies", [2, 3, 8])
@@ -108,9 +103,7 @@ def test_one_of_the_r1_statistics_was_rounded_by_deepep():
 def test_ranks_blocks_and_sources_of_the_same_tokens():
     trace = random_trace(tokens=300)
     ranks = np.repeat(np.arange(3, dtype=np.int32), 100)
-    both = replace(
-        trace.part(np.r_[0:300, 0:300]), source_rank=np.concatenate([ranks * 2, ranks * 2 + 1]).astype(np.int32)
-    )
+    both = replace(trace.part(np.r_[0:300, 0:300]), source_rank=np.concatenate([ranks * 2, ranks * 2 + 1]).astype(np.int32))
     finding = finding_of(both, "copies")
     assert finding.remedy == "drop-copies" and "Ranks 0 and 1" in finding.message and "3 such groups" in finding.message
     mended = REMEDIES["drop-copies"].apply(both)
@@ -123,9 +116,7 @@ def test_ranks_blocks_and_sources_of_the_same_tokens():
     assert finding_of(trace.part(np.arange(290) % 100), "copies") is None
     assert finding_of(random_trace(tokens=50).part(np.arange(100) % 50), "copies") is None  # few tokens may come twice
     counts = np.stack([random_load(seed).load for seed in (1, 1, 2, 2)])
-    loads = ExpertLoad(
-        "l", counts.sum(axis=0), tuple(range(6)), by_source=counts, by_step=np.stack([counts.sum(axis=0)])
-    )
+    loads = ExpertLoad("l", counts.sum(axis=0), tuple(range(6)), by_source=counts, by_step=np.stack([counts.sum(axis=0)]))
     assert finding_of(loads, "copies").remedy == "drop-copies"
     mended = REMEDIES["drop-copies"].apply(loads)
     np.testing.assert_array_equal(mended.load, counts[0] + counts[2])
@@ -208,9 +199,7 @@ def test_several_stretches_and_side_by_side_ones():
     np.testing.assert_array_equal(mended.phase, np.arange(1000) % 2)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rows", "seen"), [(20000, 64, False), (20000, 66, True), (400, 19, False), (400, 23, True)]
-)
+@pytest.mark.parametrize(("tokens", "rows", "seen"), [(20000, 64, False), (20000, 66, True), (400, 19, False), (400, 23, True)])
 def test_longer_than_64_or_than_5_percent(tokens, rows, seen):
     profiled = with_rows(random_trace(tokens=tokens), (10, rows), row=300)
     assert (finding_of(profiled, "profile-rows") is not None) == seen
@@ -263,9 +252,7 @@ def damaged():
     """A recording with a dense layer, an MTP layer, profile rows and a second copy; and the sound one."""
     trace = random_trace(tokens=500, layers=6)
     order = np.r_[np.zeros(100, np.int64), 1:500]
-    layers = np.stack(
-        [np.zeros_like(trace.experts[:, 0]), *trace.experts.transpose(1, 0, 2), trace.experts[:, 5]], axis=1
-    )
+    layers = np.stack([np.zeros_like(trace.experts[:, 0]), *trace.experts.transpose(1, 0, 2), trace.experts[:, 5]], axis=1)
     bad = replace(trace, experts=layers[order], model_layers=tuple(range(1, 9)))
     return bad.part(np.r_[0:599, 0:599]), trace.part(np.arange(1, 500))
 
@@ -339,8 +326,7 @@ def test_findings_that_a_remedy_settles():
 
 @pytest.mark.parametrize("name", [name for name, remedy in REMEDIES.items() if not remedy.needs_placement])
 @pytest.mark.parametrize(
-    "workload",
-    [random_trace(layers=1), ExpertLoad("l", np.ones((1, 3)), (0,)), TrafficMatrix("m", np.ones((1, 2, 2)), 1.0)],
+    "workload", [random_trace(layers=1), ExpertLoad("l", np.ones((1, 3)), (0,)), TrafficMatrix("m", np.ones((1, 2, 2)), 1.0)]
 )
 def test_what_has_no_such_fault_cannot_be_mended(workload, name):
     assert refusal(REMEDIES[name].apply, workload).startswith(f"{workload.name}: ")

@@ -189,14 +189,7 @@ def test_totals_of_layers():
 @pytest.mark.parametrize("make", [random_trace, random_load])
 @pytest.mark.parametrize(
     ("layers", "code"),
-    [
-        (6, None),
-        (7, "with-mtp-layer"),
-        (3, "local-layers"),
-        (2, "local-layers"),
-        (5, "other-layers"),
-        (9, "other-layers"),
-    ],
+    [(6, None), (7, "with-mtp-layer"), (3, "local-layers"), (2, "local-layers"), (5, "other-layers"), (9, "other-layers")],
 )
 def test_layers_against_the_models(make, layers, code):
     assert doubts(make(layers=layers), MODEL) == ([code] if code else [])

@@ -35,10 +35,7 @@ GPU = {"type": "H100", "memory": 8e10, "memory_bandwidth": 3e12, "flops_fp32": 6
 GPU |= {"send_bandwidth": 5e10, "receive_bandwidth": 5e10}
 CLUSTER = {
     "name": "two",
-    "nodes": [
-        {"name": "a", "gpus": [GPU, GPU], "link_bandwidth": 4e11},
-        {"name": "b", "gpus": [GPU], "link_latency": 1e-6},
-    ],
+    "nodes": [{"name": "a", "gpus": [GPU, GPU], "link_bandwidth": 4e11}, {"name": "b", "gpus": [GPU], "link_latency": 1e-6}],
     "latency": 1e-5,
     "efficiency": {"fabric": [[1, 1.0], [8, 0.5]], "links": [[1, 0.9]], "origin": "measured"},
 }
@@ -116,9 +113,7 @@ NESTED = [
 SIZES = {"num_attention_heads": 128, "num_key_value_heads": 8, "kv_lora_rank": 512, "q_lora_rank": 1536}
 SIZES |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280}
 SIZES |= {"tie_word_embeddings": False}
-texts = values_with(
-    "moe", "dense", "E", "0,1,2", "fp8", "float8_e4m3fn", "torch.bfloat16", "sliding_attention", "mixtral"
-)
+texts = values_with("moe", "dense", "E", "0,1,2", "fp8", "float8_e4m3fn", "torch.bfloat16", "sliding_attention", "mixtral")
 
 
 @given(

@@ -104,9 +104,7 @@ a_map = torch.tensor
 
 
 TOKENS = [
-    sglang.token_record(
-        number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])]
-    )
+    sglang.token_record(number, 0, mode, positions, [[[]] * 2, [[0, 1], [2, 3]]], extended, [sglang.traffic_entry(1, [1, 2])])
     for number, mode, positions, extended in (
         (1, sglang.EXTEND, [0, 1], [2]),
         (2, sglang.DECODE, [2, 0], None),
@@ -177,14 +175,10 @@ def test_any_counts_in_csv(tmp_path, rows, data):
     workload_or_one_line(tmp_path)
 
 
-ODD = st.sampled_from(
-    [-1, 0, 1, 2**31, 2**70, 1.5, float("nan"), True, None, "0", "mtp", [], {}, [[1, 2]], [[]], [[[1]]]]
-)
+ODD = st.sampled_from([-1, 0, 1, 2**31, 2**70, 1.5, float("nan"), True, None, "0", "mtp", [], {}, [[1, 2]], [[]], [[[1]]]])
 NAMES = ("step", "layer", "rank", "block", "num_tokens", "topk", "top_indices", "mtp_idx", "hs_offset")
 CHOSEN = st.lists(st.lists(st.integers(-2, 9), min_size=2, max_size=2), max_size=4)
-CHANGES = st.lists(
-    st.tuples(st.integers(0, 30), st.sampled_from(NAMES), st.one_of(ODD, st.integers(0, 3), CHOSEN)), max_size=3
-)
+CHANGES = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(NAMES), st.one_of(ODD, st.integers(0, 3), CHOSEN)), max_size=3)
 
 
 @given(

@@ -23,9 +23,7 @@ from tests.cases.fuzzing import answer_or_one_line, any_input, workload_or_one_l
 from tests.cases.mutations import PIECES, VALUES, changed_text, damaged, json_texts, mutated, npy, npy_files, zips
 
 saved = saver("trace.npz")
-LINES = json_lines(
-    {"layer": layer, "batch_id": 0, "origin_rows": [], "topk_experts": [[0, 1], [2, 3]]} for layer in (0, 1)
-)
+LINES = json_lines({"layer": layer, "batch_id": 0, "origin_rows": [], "topk_experts": [[0, 1], [2, 3]]} for layer in (0, 1))
 FILES = {
     "README.md": b"What this is",
     "loads.json": json.dumps({"logical_count": [[0, 0], [1, 2]]}).encode(),
@@ -33,12 +31,7 @@ FILES = {
     "batches.jsonl": LINES.encode(),
     "request-1.npz": b"PK\x05\x06" + bytes(18),
 }
-ODD_NAMES = (
-    *("../outside.json", "/absolute.json", "a\\b.json", ".hidden", ".", "..", "a/"),
-    "x" * 300,
-    "é\n.json",
-    "a\x00b",
-)
+ODD_NAMES = (*("../outside.json", "/absolute.json", "a\\b.json", ".hidden", ".", "..", "a/"), "x" * 300, "é\n.json", "a\x00b")
 NAMES = st.sampled_from((*FILES, *ODD_NAMES))
 
 
@@ -65,9 +58,7 @@ def packed(draw: st.DrawFn, files: dict[str, bytes], form: str) -> bytes:
 @given(data=st.data(), names=st.sets(NAMES, max_size=3))
 @any_input
 def test_any_archive(form, data, names):
-    files = {
-        name: data.draw(st.sampled_from(sorted(FILES.values()))) if name not in FILES else FILES[name] for name in names
-    }
+    files = {name: data.draw(st.sampled_from(sorted(FILES.values()))) if name not in FILES else FILES[name] for name in names}
     with TemporaryDirectory() as folder:
         path, scratch, again = Path(folder, "packed"), Path(folder, "scratch"), Path(folder, "again")
         for into in (scratch, again):
@@ -104,9 +95,7 @@ def test_finds(tmp_path):
     assert isinstance(workload_or_one_line(saved(tmp_path, data[:60] + bytes(20) + data[80:])), str)
 
 
-EXPERTS = np.array(
-    [[[0, 3], [1, 2], [4, 7]], [[5, 1], [0, 2], [6, 7]], [[3, 2], [1, 0], [5, 4]], [[0, 1], [2, 3], [4, 5]]]
-)
+EXPERTS = np.array([[[0, 3], [1, 2], [4, 7]], [[5, 1], [0, 2], [6, 7]], [[3, 2], [1, 0], [5, 4]], [[0, 1], [2, 3], [4, 5]]])
 LOAD = np.array([[4.0, 0, 2, 1], [0, 0, 0, 0], [1, 1, 3, 2]])
 FINDINGS = [{"severity": "warning", "code": "profile-rows", "message": "two rows are alike", "rows": [0, 2]}]
 SEEDS = {
@@ -147,9 +136,7 @@ def test_any_archive_of_arrays(tmp_path, kind, data, num_experts):
     for name in data.draw(st.sets(st.sampled_from(sorted(arrays)), max_size=2)):
         del arrays[name]
     changed = data.draw(st.sets(st.sampled_from(sorted(arrays)), max_size=2)) if arrays else ()
-    files = {
-        f"{name}.npy": data.draw(npy_files(array)) if name in changed else npy(array) for name, array in arrays.items()
-    }
+    files = {f"{name}.npy": data.draw(npy_files(array)) if name in changed else npy(array) for name, array in arrays.items()}
     read_all(saved(tmp_path, data.draw(zips(files or {"notes.txt": b""}))), num_experts=num_experts)
 
 
@@ -162,12 +149,7 @@ def test_any_array(tmp_path, data, array):
     read_all(saved(tmp_path, data.draw(damaged(data.draw(npy_files(array)))), "array.npy"))
 
 
-@given(
-    data=st.data(),
-    form=st.sampled_from(["npy", "int32", "lists", "text"]),
-    layers=st.integers(0, 4),
-    k=st.integers(0, 3),
-)
+@given(data=st.data(), form=st.sampled_from(["npy", "int32", "lists", "text"]), layers=st.integers(0, 4), k=st.integers(0, 3))
 @any_input
 def test_any_routed_experts(data, form, layers, k):
     ids = EXPERTS.astype(data.draw(st.sampled_from(["u1", "<i4", ">i2", "<i8"])))

@@ -16,17 +16,7 @@ from engine.costs import AlphaBeta, CostProfile, MeasuredTimes, Profiled
 from engine.costs.pair_cluster import draw_pairs
 from engine.formats import findings_of_times, read_costs
 from engine.formats.measured.nccl_pairs import pairs_in, read_pairs
-from tests.cases.files import (
-    SLOW_WAITS,
-    STEADY_WAITS,
-    TIMES_TABLE,
-    collective,
-    kernel,
-    operator,
-    pair_log,
-    saver,
-    waits_log,
-)
+from tests.cases.files import SLOW_WAITS, STEADY_WAITS, TIMES_TABLE, collective, kernel, operator, pair_log, saver, waits_log
 from tests.cases.files import nccl_test_log as printed
 from tests.cases.fuzzing import answer_or_one_line, any_input
 from tests.cases.mutations import PIECES, changed_text, damaged
@@ -73,10 +63,7 @@ def test_logs_of_deepxtrace(tmp_path, data, windows, bare):
     read_all(saved(tmp_path, data.draw(changed_text("".join(waits_log("Dispatch", rows, bare) for rows in windows)))))
 
 
-WORDS = (
-    *PIECES,
-    *("gemm", "all_reduce", "send_receive", "operation", "seconds", "ranks", "fp8", "4.0", "1e-300", "1e300"),
-)
+WORDS = (*PIECES, *("gemm", "all_reduce", "send_receive", "operation", "seconds", "ranks", "fp8", "4.0", "1e-300", "1e300"))
 
 
 @given(st.data())
@@ -136,10 +123,7 @@ COLUMNS = {
     "dispatch_avg_t_us": [1.0, 2.0, 3.0],
     "combine_avg_t_us": [1.0, 2.0, 3.0],
 }
-GEMM, NCCL = (
-    ("gemm_dtype", "m", "n", "k", "latency"),
-    ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"),
-)
+GEMM, NCCL = (("gemm_dtype", "m", "n", "k", "latency"), ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
 cells = st.sampled_from([None, float("nan"), float("inf"), -1.0, 0.0, 1e308, 5.0])
 
 
@@ -163,8 +147,6 @@ def test_tables_of_aiconfigurator(tmp_path, needed, more, other, flip, damage):
     read_all(saved(tmp_path, bytes(content), "perf.parquet"))
 
 
-@pytest.mark.parametrize(
-    "text", [b"# Collective test starting:", b'{"traceEvents": [', b"#  Rank  0 ", b"PAR1", b"\x1f\x8b"]
-)
+@pytest.mark.parametrize("text", [b"# Collective test starting:", b'{"traceEvents": [', b"#  Rank  0 ", b"PAR1", b"\x1f\x8b"])
 def test_bare_beginnings(tmp_path, text):
     read_all(saved(tmp_path, text))

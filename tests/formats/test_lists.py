@@ -104,10 +104,7 @@ def test_what_becomes_an_array_and_what_does_not(monkeypatch):
     [
         (b"[[0.5, 1e-3], [-0, 2.25E+10]]", True),
         (b"[1, [2, [3]]]", True),
-        *(
-            (b"[%b]" % number, False)
-            for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")
-        ),
+        *((b"[%b]" % number, False) for number in (b"1.", b".5", b"1e", b"1e+", b"0x1", b"NaN", b"", b"1.5.2", b"[[[1]]]")),
     ],
 )
 def test_what_nobody_reads_is_checked_alone(weights, numbers):
@@ -115,16 +112,12 @@ def test_what_nobody_reads_is_checked_alone(weights, numbers):
     assert loads(text, MANY) == ({"topk_weights": None, "layer": 3} if numbers else None)
 
 
-NUMBERS = st.one_of(
-    st.integers(-3, 300), st.sampled_from([2**31, -(2**31), 2**70, 1.5, 1e300, None, True, "7", "-Infinity"])
-)
+NUMBERS = st.one_of(st.integers(-3, 300), st.sampled_from([2**31, -(2**31), 2**70, 1.5, 1e300, None, True, "7", "-Infinity"]))
 LISTS = st.one_of(
     *(st.lists(st.integers(-1, 40000), min_size=1, max_size=4) for _ in range(2)),
     st.integers(1, 3).flatmap(
         lambda k: st.lists(
-            st.lists(st.lists(st.integers(0, 255), min_size=k, max_size=k), min_size=2, max_size=2),
-            min_size=1,
-            max_size=3,
+            st.lists(st.lists(st.integers(0, 255), min_size=k, max_size=k), min_size=2, max_size=2), min_size=1, max_size=3
         )
     ),
     st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=3), max_leaves=8),
@@ -136,9 +129,7 @@ DOCUMENTS = st.recursive(
     max_leaves=4,
 )
 EDITS = st.lists(
-    st.tuples(
-        st.integers(0, 10**4), st.sampled_from([b"", b",", b"[", b"]", b"0", b"-", b" ", b'"', b"\\", b".", b"\x0c"])
-    ),
+    st.tuples(st.integers(0, 10**4), st.sampled_from([b"", b",", b"[", b"]", b"0", b"-", b" ", b'"', b"\\", b".", b"\x0c"])),
     max_size=2,
 )
 
@@ -358,10 +349,7 @@ def test_columns_whichever_parser_reads_them(tmp_path, odd):
     """pyarrow refuses a key that stands twice."""
     text = f'\n{{"at": 1, "ids": [3, 4]{odd}}}\n\n{{"name": "x", "ids": null, "w": [NaN]}}\n'
     path = written(tmp_path, text)
-    assert columns(path, SCHEMA).to_pylist() == [
-        {"name": None, "at": 1, "ids": [3, 4]},
-        {"name": "x", "at": None, "ids": None},
-    ]
+    assert columns(path, SCHEMA).to_pylist() == [{"name": None, "at": 1, "ids": [3, 4]}, {"name": "x", "at": None, "ids": None}]
     assert [line_of_row(path, row) for row in (0, 1)] == ["line 2", "line 4"]
 
 

@@ -206,10 +206,7 @@ def test_a_table_is_read(tmp_path):
         (TIMES_TABLE + "memory,type-0,,,,,12,,0,\n", ("line 13", "column 'seconds' is '0', not a number above 0")),
         (TIMES_TABLE + "memory,type-0,,,,,inf,,1,\n", ("line 13", "'inf'")),
         (TIMES_TABLE + "memory,type-0,,,,,x,,1,\n", ("line 13", "column 'bytes' is 'x'")),
-        (
-            TIMES_TABLE + "all_reduce,,,,,,10,1,1,\n",
-            ("line 13", "column 'ranks' is '1', not a whole number of 2 or more"),
-        ),
+        (TIMES_TABLE + "all_reduce,,,,,,10,1,1,\n", ("line 13", "column 'ranks' is '1', not a whole number of 2 or more")),
         (TIMES_TABLE + "all_reduce,,,,,,10,2.5,1,\n", ("'2.5'",)),
         (TIMES_TABLE + "memory\n", ("line 13",)),
     ],

@@ -260,9 +260,7 @@ def test_stages_on_the_command_line(tmp_path, capsys):
 
 
 def lines_of(*choices: list, separators: tuple[str, str] | None = None) -> list[tuple[int, bytes]]:
-    return [
-        (at, json.dumps(record(0, at, 0, rows), separators=separators).encode()) for at, rows in enumerate(choices, 1)
-    ]
+    return [(at, json.dumps(record(0, at, 0, rows), separators=separators).encode()) for at, rows in enumerate(choices, 1)]
 
 
 @pytest.mark.parametrize("separators", [None, (",", ":")])
@@ -276,10 +274,7 @@ def test_lines_as_they_are_written(separators):
     ("before", "after"),
     [
         *((b"[[1, 2]]", b"[[%b]]" % broken) for broken in (b"01, 2", b"1 2", b"1, 2, 3", b"1, 2.0", b"1, 40000", b"1")),
-        *(
-            (b"[[1, 2]]", broken)
-            for broken in (b"[[]12, 2]", b"[[1, 2],]", b"[[1, 2]", b"[1, 2]]", b"[1, 2]", b"[[[1, 2]]]")
-        ),
+        *((b"[[1, 2]]", broken) for broken in (b"[[]12, 2]", b"[[1, 2],]", b"[[1, 2]", b"[1, 2]]", b"[1, 2]", b"[[[1, 2]]]")),
         (b'"num_tokens": 1', b'"num_tokens": 2'),
         (b'"top_indices"', b'"indices"'),
     ],
@@ -297,9 +292,7 @@ def test_lines_that_only_together_are_whole():
 
 @given(
     st.lists(st.lists(st.lists(st.integers(-1, 300), min_size=2, max_size=2), max_size=3), min_size=1, max_size=3),
-    st.lists(
-        st.tuples(st.integers(0, 10**4), st.sampled_from([b"", b",", b"[", b"]", b"0", b" ", b"}", b'"'])), max_size=2
-    ),
+    st.lists(st.tuples(st.integers(0, 10**4), st.sampled_from([b"", b",", b"[", b"]", b"0", b" ", b"}", b'"'])), max_size=2),
     st.sampled_from([None, (",", ":")]),
 )
 @settings(max_examples=examples(2) * EXAMPLES, deadline=None)

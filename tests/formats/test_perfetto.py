@@ -61,9 +61,7 @@ def test_prediction_and_measurement_are_two_groups_of_processes():
     records = trace["traceEvents"]
     names = {record["pid"]: record["args"]["name"] for record in records if record["name"] == "process_name"}
     assert list(names.values()) == ["simulated · GPU 0", "simulated · GPU 1", "measured · rank 0", "measured · rank 1"]
-    order = {
-        record["pid"]: record["args"]["sort_index"] for record in records if record["name"] == "process_sort_index"
-    }
+    order = {record["pid"]: record["args"]["sort_index"] for record in records if record["name"] == "process_sort_index"}
     assert sorted(names, key=order.__getitem__) == list(names)
     slices = [record for record in records if record["ph"] == "X"]
     assert len(slices) == 2 * len(EVENTS) and {record["pid"] for record in slices} == set(names)

@@ -29,18 +29,7 @@ from tests.cases import checkers
 from tests.cases import plan_files as golden
 from tests.cases.examples import examples
 from tests.cases.files import refused, saver
-from tests.cases.plan_files import (
-    EVEN,
-    NAMES,
-    SINGLE,
-    TINY,
-    check,
-    even_cases,
-    held_by,
-    model_of,
-    placed,
-    saved_tensors,
-)
+from tests.cases.plan_files import EVEN, NAMES, SINGLE, TINY, check, even_cases, held_by, model_of, placed, saved_tensors
 from tests.cases.refusals import refusal
 
 WITH_REPLICAS = {
@@ -98,9 +87,7 @@ def test_exflow_and_a_permutation():
 
 
 def test_a_plan_of_the_studio(tmp_path):
-    plan = Plan(
-        name="p", placement=EVEN, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test")
-    )
+    plan = Plan(name="p", placement=EVEN, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test"))
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     assert open_plan_file(path).plan == plan

@@ -85,10 +85,7 @@ LAYER_2 = f", {MAP}, layer 2: "
         (sglang_with("[3, 2, 0, 2, 1, -1]"), LAYER_2 + "slot 5 holds expert '-1'; the experts of tiny are 0 … 3"),
         (sglang_with("[3, 2, 0, 2, 2, 3]"), LAYER_2 + "expert 1 is in no slot; every expert needs one in every layer"),
         (sglang_with("[3, 2, 0, 1]"), LAYER_2 + "has 4 slots, the first MoE layer 6; all need as many"),
-        (
-            SGLANG.replace(f"[{ZEROS}", "[[0, 1, 2, 3]"),
-            f", {MAP}, layer 0: this dense layer has another number of slots",
-        ),
+        (SGLANG.replace(f"[{ZEROS}", "[[0, 1, 2, 3]"), f", {MAP}, layer 0: this dense layer has another number of slots"),
         (sglang_with("[3, 2, 0, 2, 1, true]"), LAYER_2 + "slot 5 is 'True', not an expert id (a whole number)"),
         (sglang_with("7"), LAYER_2 + "a list of expert ids is needed"),
         (SGLANG.replace("}", ', "version": 1}'), f": SGLang takes no other key beside '{MAP}'"),
@@ -123,10 +120,7 @@ LAYER_2 = f", {MAP}, layer 2: "
             TENSORRT_LLM.replace("  1:", "  0:"),
             ", initial_global_assignments: there is no model layer 1; tiny has the MoE layers 1 … 2",
         ),
-        (
-            TENSORRT_LLM + "  7: [0]\n",
-            ", initial_global_assignments: layer 7 is no MoE layer of tiny, nor its MTP layer",
-        ),
+        (TENSORRT_LLM + "  7: [0]\n", ", initial_global_assignments: layer 7 is no MoE layer of tiny, nor its MTP layer"),
         (TENSORRT_LLM.replace("num_slots: 6", "num_slots: 5"), ": num_slots is '5', but the layers list 6"),
         (TENSORRT_LLM + "ep_size: 2\n", ": TensorRT-LLM knows no field 'ep_size' here"),
         (
@@ -217,9 +211,8 @@ def test_uneven_layers_and_gpus_are_named_in_runs():
     model = model_of(6, (), 4)
     even, uneven = [[0], [1], [2], [3]], [[0, 1], [2], [3], []]
     placement = placed(even, uneven, uneven, uneven, even, uneven, model=model)
-    assert (
-        "layer 1 (model layer 1) has 2 on GPU 0; 1 on GPUs 1, 2; 0 on GPU 3; also uneven: layers 2, 3, 5;"
-        in advice_of("sglang", placement, model)
+    assert "layer 1 (model layer 1) has 2 on GPU 0; 1 on GPUs 1, 2; 0 on GPU 3; also uneven: layers 2, 3, 5;" in advice_of(
+        "sglang", placement, model
     )
 
 

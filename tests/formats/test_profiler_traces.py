@@ -242,9 +242,7 @@ def test_a_trace_says_how_often_and_how_long_but_not_how_much(tmp_path):
 
 PATH = Path("trace.json")
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
-values = st.recursive(
-    scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3)
-)
+values = st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3))
 
 
 def members(text: str, most: int = 10**6) -> list[tuple[str, object]]:
@@ -252,10 +250,7 @@ def members(text: str, most: int = 10**6) -> list[tuple[str, object]]:
 
 
 @given(
-    st.dictionaries(st.text(max_size=5), values, max_size=3),
-    st.lists(values, max_size=6),
-    st.integers(1, 40),
-    st.booleans(),
+    st.dictionaries(st.text(max_size=5), values, max_size=3), st.lists(values, max_size=6), st.integers(1, 40), st.booleans()
 )
 @settings(max_examples=examples(25), deadline=None)
 def test_members_and_elements_are_those_of_the_whole(other, events, piece, spaced):

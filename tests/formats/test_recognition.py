@@ -167,12 +167,7 @@ def test_files_of_one_recording_are_read_together(tmp_path, monkeypatch):
         return read_workload(recording(tmp_path / "joined.npz"), name=f"{sources[0].name} of {len(sources)}")
 
     ranks = Format(
-        "ranks",
-        "ranks",
-        "routing",
-        lambda glance: b"rank" in glance.head,
-        read,
-        lambda path: path.stem.rsplit("_", 1)[0],
+        "ranks", "ranks", "routing", lambda glance: b"rank" in glance.head, read, lambda path: path.stem.rsplit("_", 1)[0]
     )
     monkeypatch.setattr("engine.formats.recognition.FORMATS", (ranks, *FORMATS))
     files = [written(tmp_path, "rank", f"{run}_{rank}.txt") for run in ("first", "second") for rank in (0, 1)]

@@ -9,18 +9,7 @@ from engine.workload import DECODE as DECODED
 from engine.workload import PREFILL, TrafficMatrix
 from tests.cases.files import refused
 from tests.cases.refusals import refusal
-from tests.cases.sglang import (
-    DECODE,
-    EXTEND,
-    IDLE,
-    MIXED,
-    VERIFY,
-    codes,
-    dump,
-    pass_record,
-    token_record,
-    traffic_entry,
-)
+from tests.cases.sglang import DECODE, EXTEND, IDLE, MIXED, VERIFY, codes, dump, pass_record, token_record, traffic_entry
 
 # Four experts, the first of which has a replica in slot 4; the first layer is dense.
 SLOTS = [[0, 1, 2, 3, 0], [3, 2, 1, 0, 0]]

@@ -149,9 +149,7 @@ def number_tables(draw):
     """float64[row, column] of at least two columns, and the table as a text in one of the ways that people save it."""
     rows, columns = draw(st.integers(1, 6)), draw(st.integers(2, 6))
     table = [[draw(CELLS) for _ in range(columns)] for _ in range(rows)]
-    separator, end, space = draw(
-        st.tuples(st.sampled_from(",\t"), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", " "]))
-    )
+    separator, end, space = draw(st.tuples(st.sampled_from(",\t"), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", " "])))
     write = draw(st.sampled_from([str, lambda cell: f"{cell:.6e}", lambda cell: f'"{cell}"', lambda cell: f"+{cell}"]))
     space = space if '"' not in write(0) else ""  # else the quotes were part of the cell
     text = "".join(separator.join(space + write(cell) for cell in row) + end for row in table)

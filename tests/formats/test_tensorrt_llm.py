@@ -178,9 +178,7 @@ def test_files_that_are_cut_short_alone_or_there_twice(tmp_path):
 
 
 def test_layers_of_r1_without_its_mtp_layer(tmp_path):
-    model = MoEModel(
-        name="R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=64, d_ff=64
-    )
+    model = MoEModel(name="R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=64, d_ff=64)
     counts = {f"{iteration}_{layer}": list(range(256)) for iteration in range(2) for layer in range(3, 62)}
     folder = recording(tmp_path / "run", [counts | {"0_3": [rank] * 256} for rank in range(4)], experts=256)
     (folder / "meta_info.json").write_text('{"num_experts": 256, "num_experts_per_token": 8}')
@@ -243,9 +241,7 @@ def test_as_many_slots_as_experts(tmp_path, row):
     counted = read_workload(folder, model=MODEL).load
     np.testing.assert_array_equal(counted[0], [10, 2, 3, 4])
     plan = folder / "moe.yaml"
-    plan.write_text(
-        f"num_slots: 4\nlayer_updates_per_iter: 0\ninitial_global_assignments: {{1: {row}, 2: {row}, 3: {row}}}\n"
-    )
+    plan.write_text(f"num_slots: 4\nlayer_updates_per_iter: 0\ninitial_global_assignments: {{1: {row}, 2: {row}, 3: {row}}}\n")
     if row == [0, 1, 2, 3]:  # which moves none
         np.testing.assert_array_equal(read_workload(folder, model=MODEL).load, counted)
     else:

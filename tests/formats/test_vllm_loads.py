@@ -210,9 +210,7 @@ def test_routes_of_layers_together_in_one_file_and_of_other_passes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dense", "numbers"),
-    [((0, 1, 2), (3,)), ((0,), (1, 4)), ((), (0, 3))],
-    ids=["decoder layers", "MoE layers", "none dense"],
+    ("dense", "numbers"), [((0, 1, 2), (3,)), ((0,), (1, 4)), ((), (0, 3))], ids=["decoder layers", "MoE layers", "none dense"]
 )
 def test_numbers_of_layers(tmp_path, dense, numbers):
     """A number beyond the MoE layers, or of a dense one, shows how layers were counted."""

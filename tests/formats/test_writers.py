@@ -24,9 +24,7 @@ from tests.cases.refusals import refusal
 
 seeds = st.integers(0, 2**32 - 1)
 
-FINDINGS = (
-    Finding(severity="warning", code="ring-order", message="Steps are „not“ in order.", layers=(0,), rows=(3, 9)),
-)
+FINDINGS = (Finding(severity="warning", code="ring-order", message="Steps are „not“ in order.", layers=(0,), rows=(3, 9)),)
 
 
 @st.composite
@@ -163,14 +161,7 @@ def test_any_damage_to_an_archive_is_one_clear_line(workload, data):
             arrays = dict(archive)
         name = data.draw(st.sampled_from(sorted(arrays)))
         array = arrays.pop(name)
-        other = [
-            array.reshape(-1),
-            array[None],
-            array.astype(np.float32) - 0.5,
-            array.reshape(-1)[:0],
-            np.flip(array),
-            None,
-        ]
+        other = [array.reshape(-1), array[None], array.astype(np.float32) - 0.5, array.reshape(-1)[:0], np.flip(array), None]
         other.append(array.astype(np.int64) * 10**9)
         if (changed := data.draw(st.sampled_from(other))) is not None:
             arrays[name] = changed

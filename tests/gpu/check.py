@@ -88,9 +88,7 @@ def environment(**variables: str) -> Iterator[None]:
 def main(arguments: Sequence[str] = ()) -> int:
     """Run every check, whatever becomes of the others; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.check")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where the table is kept (default: in the data folder)"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the table is kept (default: in the data folder)")
     kept = parser.parse_args(arguments).json or data_folder() / "gpu.json"
     if not os.access(kept.parent, os.W_OK):  # which is better known before than after half an hour
         parser.error(f"the folder {kept.parent} is not there, or cannot be written")

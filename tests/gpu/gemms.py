@@ -110,6 +110,4 @@ def seconds_of_gemm(m: int, n: int, k: int, dtype: torch.dtype, device: torch.de
 
 def stood_for(kind: str) -> Gpu:
     """A GPU of a type of which nothing else is read."""
-    return Gpu(
-        type=kind, memory=1, memory_bandwidth=1, flops_fp32=1, flops_fp16=1, send_bandwidth=1, receive_bandwidth=1
-    )
+    return Gpu(type=kind, memory=1, memory_bandwidth=1, flops_fp32=1, flops_fp16=1, send_bandwidth=1, receive_bandwidth=1)

@@ -67,9 +67,7 @@ def two_models(ranks: int, sizes: Sizes) -> Launch:
     trace, second = skewed(sizes.tokens, model), skewed(sizes.tokens // 2, other, padding=0.2)
     where = blocks(model, _gpus(ranks))
     plans = [
-        beside(plan_in(mode, trace, where, model), plan_in(mode, second, where, other))
-        for mode in MODES
-        if mode != "shared"
+        beside(plan_in(mode, trace, where, model), plan_in(mode, second, where, other)) for mode in MODES if mode != "shared"
     ]
     return Launch(tuple(plans), trace, model, second=(second, other), ranks=ranks, repeats=sizes.repeats)
 
@@ -78,8 +76,7 @@ def policies(ranks: int, sizes: Sizes) -> Launch:
     """A training step in pipelines, its all-reduces under every policy."""
     plan, launch = _step("pipemoe", ranks, sizes)
     plans = [
-        plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=MICRO_OP)})
-        for policy in POLICIES
+        plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=MICRO_OP)}) for policy in POLICIES
     ]
     return launch(tuple(plans))
 

@@ -135,10 +135,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         return 0
     if sys.version_info < OLDEST:
-        print(
-            f"{sys.executable} is Python {here()}; Switchyard needs {'.'.join(map(str, OLDEST))} or newer",
-            file=sys.stderr,
-        )
+        print(f"{sys.executable} is Python {here()}; Switchyard needs {'.'.join(map(str, OLDEST))} or newer", file=sys.stderr)
         return 1
     absent = lacking()
     if missing := [name for name in absent if not wheels_of(name)]:

@@ -35,9 +35,7 @@ def problem(own_data_folder: Path) -> Problem:
     model = read_model(SAMPLES / "tiny-moe-alpha.json")
     rng = np.random.default_rng(0)
     experts = rng.choice(16, (1024, len(model.moe_layers), 1), p=[0.3, 0.3, *[0.4 / 14] * 14]).astype(np.int16)
-    problem = make_problem(
-        RoutingTrace("lop-sided", experts, 16), cluster_presets()["mixed-8"].cluster, model, Datasheet()
-    )
+    problem = make_problem(RoutingTrace("lop-sided", experts, 16), cluster_presets()["mixed-8"].cluster, model, Datasheet())
     save_recordings(problem)
     return problem
 
@@ -109,8 +107,6 @@ def test_spare_slots_point_by_point(problem: Problem, tmp_path: Path) -> None:
     result = redundancy_study(arguments, Context(tmp_path))
     points = [RedundancyPoint(**point) for point in result["points"]]
     assert len(points) == result["of"] and points[0].slots == 16 and points[0].gain == 0
-    assert all(point.slots % 8 == 0 for point in points) and result["knee"]["slots"] in [
-        point.slots for point in points
-    ]
+    assert all(point.slots % 8 == 0 for point in points) and result["knee"]["slots"] in [point.slots for point in points]
     assert result["held_out"] and result["planned_on"] != result["judged_on"][0]
     assert store.load_workload(problem.workload.digest).name == "lop-sided"

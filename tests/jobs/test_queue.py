@@ -32,9 +32,7 @@ def waiting(*jobs: Job) -> bool:
     return all(job.state is State.WAITING for job in jobs)
 
 
-def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(
-    start, warm_python
-):
+def test_jobs_wait_their_turn_in_the_order_in_which_they_came_but_not_for_one_that_watches_work_elsewhere(start, warm_python):
     watching = start("count", LONG, queued=False)
     until(lambda: running(watching))
     first = start("count", LONG)

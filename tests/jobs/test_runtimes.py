@@ -68,8 +68,7 @@ def test_at_a_measured_size_the_measured_time_is_said_and_larger_problems_take_l
     for name in ("linear", "aurora-printed", "lina"):
         law = runtimes.law_of((Goal.INFERENCE, name, False, False))
         times = [
-            law.seconds(Run(goal="inference", system=name, layers=a, experts=b, gpus=c, seconds=1), None)
-            for a, b, c in sizes
+            law.seconds(Run(goal="inference", system=name, layers=a, experts=b, gpus=c, seconds=1), None) for a, b, c in sizes
         ]
         assert times == sorted(times) and all(math.isfinite(seconds) for seconds in times)
 
@@ -144,9 +143,7 @@ def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(pro
     assert made == list(names), "they are listed as they were asked for"
     began = [run.system for run in noted()]
     assert set(began[:2]) == {"rcs", "linear"} and began[2:] == ["aurora-printed", "exflow"]
-    reports = [
-        Progress.model_validate_json(line) for line in (own_data_folder / "progress.jsonl").read_text().splitlines()
-    ]
+    reports = [Progress.model_validate_json(line) for line in (own_data_folder / "progress.jsonl").read_text().splitlines()]
     assert all(report.expected and report.expected > 0 for report in reports)
     shares = [report.done for report in reports if report.message.startswith("ExFlow")]
     assert min(shares) < 0.3, "what takes longest is the largest part"

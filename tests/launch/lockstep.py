@@ -33,15 +33,11 @@ class NoWay:
         pass
 
 
-def ranks_of(
-    instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers, hops: bool = False
-) -> list[Layers]:
+def ranks_of(instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers, hops: bool = False) -> list[Layers]:
     """The first model of the first plan on every rank. hops: its exchanges pass rows on, which takes a process group, of one
     rank, to make them."""
     kind = type("Lockstep", (kind,), {} if hops else {"_way": lambda *what: NoWay()})
-    return [
-        kind(context, instructions.plans[0], Communicator(context)) for context in contexts_of(instructions, tokens)
-    ]
+    return [kind(context, instructions.plans[0], Communicator(context)) for context in contexts_of(instructions, tokens)]
 
 
 def run(ranks: list[Layers]) -> None:

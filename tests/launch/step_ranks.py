@@ -149,8 +149,7 @@ def execute(case: Case, rank: int) -> Outcome:
     repeated = all(torch.equal(weight.gradient, first[name]) for name, weight in executor.weights.items())
     updated = all(
         torch.equal(
-            weight.value,
-            before[name].to(weight.parameter.master).add(weight.gradient, alpha=-LEARNING_RATE).to(weight.value),
+            weight.value, before[name].to(weight.parameter.master).add(weight.gradient, alpha=-LEARNING_RATE).to(weight.value)
         )
         for name, weight in executor.weights.items()
     )
@@ -170,9 +169,7 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
 
     def look(task: int) -> None:
         if probed and executor.program.labels[task] in ("loss", "dx.loss", "dx.head", "dx.2.experts_up"):
-            storages = [
-                get_object.untyped_storage() for get_object in gc.get_objects() if type(get_object) is torch.Tensor
-            ]
+            storages = [get_object.untyped_storage() for get_object in gc.get_objects() if type(get_object) is torch.Tensor]
             most.append(float(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())))
         finish(task)
 
@@ -182,9 +179,7 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
     return max(most)
 
 
-def run(
-    cases: Sequence[Case], folder: Path, environment: dict[str, str], limit: float = 150.0
-) -> dict[str, list[Outcome]]:
+def run(cases: Sequence[Case], folder: Path, environment: dict[str, str], limit: float = 150.0) -> dict[str, list[Outcome]]:
     """The outcomes of all ranks by case, from processes of their own: they fork before PyTorch has any thread."""
     (folder / CASES).write_bytes(TypeAdapter(list[Case]).dump_json(list(cases), exclude_none=True))
     command = [str(warm.PYTHON), "-m", "tests.launch.step_ranks", str(folder)]

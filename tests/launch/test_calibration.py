@@ -133,10 +133,7 @@ def test_devices_are_called_what_a_cluster_calls_them():
 
 def test_what_the_ranks_found_becomes_times_fits_and_errors():
     calibration = read_measured(readings_of("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
-    assert (
-        calibration.on == "the testbed of x"
-        and "on the testbed of x, Gloo, PyTorch 2.13" in calibration.measured.origin
-    )
+    assert calibration.on == "the testbed of x" and "on the testbed of x, Gloo, PyTorch 2.13" in calibration.measured.origin
     assert calibration.versions == {"PyTorch": "2.13"}
     assert calibration.exchange[-1] == (16384.0, 8e-5)
     spread = {fit.operation: fit.spread for fit in calibration.fits}
@@ -244,9 +241,7 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     path = tmp_path / "profile.json"
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
     assert code == 0, errors
-    for part in (
-        *("2 × CPU", "GEMM fp32 CPU", "all-to-all", "exchange", "all-reduce", "held-out shapes", f"--cost {path}"),
-    ):
+    for part in (*("2 × CPU", "GEMM fp32 CPU", "all-to-all", "exchange", "all-reduce", "held-out shapes", f"--cost {path}"),):
         assert part in out
     cost, card = Profiled(read_costs(path)), make_gpu().model_copy(update={"type": "CPU"})
     m, n, k, seconds = cost.measured.gemm[0].points[-1]
@@ -296,9 +291,7 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
         def environment(self, rank: int) -> dict[str, str]:
             return {"RANK": str(rank)}
 
-    calibration = calibrate.calibrate(
-        plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated()
-    )
+    calibration = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated())
     own = [sys.executable, "-m", "engine.launch.calibration.sweep_rank", str(tmp_path / "run")]
     assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
     assert calibration.on == "the testbed of x"
@@ -308,9 +301,7 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
 
 
 def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
-    )
+    monkeypatch.setattr(calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn'))
     with pytest.raises(InputError, match=r"measured\.json cannot be read") as caught:
         calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
     assert "\n" not in str(caught.value)
@@ -325,9 +316,7 @@ def test_a_job_says_what_it_measured(monkeypatch):
     monkeypatch.setattr(launches, "attached", lambda: HOST)
     monkeypatch.setattr(launches, "calibrate", lambda *arguments: asked.append(arguments) or planted.device_profile())
     context = protocol.Context(store.data_folder())
-    answer = in_json(launches.calibrate_devices)(
-        {"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context
-    )
+    answer = in_json(launches.calibrate_devices)({"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context)
     ((sweep, folder, _, _, kind),) = asked
     assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibrate.QUICK, "H200")
     assert folder.parent == context.folder

@@ -53,12 +53,7 @@ def written(scheduler: str, shared: Path, **more):
 def finish(command: list[str], **more) -> None:
     """Run a command to its good end. Nothing of it is left when it has none: ranks leave with their torchrun."""
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        **more,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **more
     )
     try:
         said, _ = process.communicate(timeout=150)
@@ -187,11 +182,7 @@ short|30:00|9|16|64000|(null)
         ({"partition": "night"}, 2161, "night lets a job run for 2160 minutes, and this one has a limit of 2161"),
         ({"partition": "short", "nodes": 9}, 30, None),
         ({"partition": "short,night", "nodes": 9}, 31, None),
-        (
-            {"partition": "short,main", "nodes": 9},
-            31,
-            r"short lets a job run for 30 .*; the partition main has 3 nodes",
-        ),
+        ({"partition": "short,main", "nodes": 9}, 31, r"short lets a job run for 30 .*; the partition main has 3 nodes"),
         ({"partition": "hidden", "nodes": 900}, 600, None),  # left to Slurm
     ],
 )
@@ -244,10 +235,7 @@ def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
         clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None
     monkeypatch.setenv("PATH", str(shared))
-    for ask, command in (
-        (lambda: clusters.submit(launch, folder), "sinfo"),
-        (lambda: clusters.status(HANDLE), "squeue"),
-    ):
+    for ask, command in ((lambda: clusters.submit(launch, folder), "sinfo"), (lambda: clusters.status(HANDLE), "squeue")):
         with pytest.raises(InputError, match=f"^{command}, a command of Slurm, is not on this machine"):
             ask()
     assert dry_run(launch, folder)  # takes none of it

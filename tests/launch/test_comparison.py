@@ -220,9 +220,7 @@ def test_of_what_is_allowed():
     assert relative(torch.zeros(2), torch.zeros(2)) == 0 and relative(torch.ones(2), torch.zeros(2)) == float("inf")
     assert relative(torch.tensor([float("nan"), 0.0]), torch.ones(2)) == float("inf")
     assert in_words("fp32", "fp8", "the largest") == ", to a relative tolerance of 0.05 of the largest"
-    assert in_words("bf16", "bf16", "it").endswith(
-        "3 times as far from that as an unplanned one in bf16 is, or 0.01 of it"
-    )
+    assert in_words("bf16", "bf16", "it").endswith("3 times as far from that as an unplanned one in bf16 is, or 0.01 of it")
 
 
 # Preference.
@@ -238,9 +236,7 @@ def timed(name: str, totals: tuple[float, ...], predicted: float = 1.0) -> Simpl
 
 
 def test_plans_are_ranked_by_their_median_and_compared_two_by_two():
-    preference = prefer(
-        [timed("slow", (3.0, 3.1, 3.2)), timed("quick", (1.0, 1.1, 9.0)), timed("middle", (2.0, 2.1, 1.9))]
-    )
+    preference = prefer([timed("slow", (3.0, 3.1, 3.2)), timed("quick", (1.0, 1.1, 9.0)), timed("middle", (2.0, 2.1, 1.9))])
     assert preference.order == (1, 2, 0)
     assert [(pair.faster, pair.slower) for pair in preference.pairs] == [(1, 2), (1, 0), (2, 0)]
 

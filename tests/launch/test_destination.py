@@ -143,9 +143,7 @@ CUBE = [(gpu, peer, links) for gpu, peers in enumerate(PEERS) for peer, links in
 
 def pretend_cuda(monkeypatch, names: list[str], first: int = 0) -> None:
     """GPUs for PyTorch. first: which one of the machine's it is shown first"""
-    properties = [
-        SimpleNamespace(name=name, total_memory=80 * GIB, uuid=uuid) for uuid, name in enumerate(names, first)
-    ]
+    properties = [SimpleNamespace(name=name, total_memory=80 * GIB, uuid=uuid) for uuid, name in enumerate(names, first)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
@@ -252,9 +250,7 @@ def test_what_other_processes_have_is_not_free(monkeypatch):
 
 def test_mixed_and_unknown_names_and_none():
     known, other = Accelerator("NVIDIA H100 80GB HBM3", 80 * GIB), Accelerator("NVIDIA A100-SXM-64GB", 64 * GIB)
-    with pytest.raises(
-        InputError, match=r"'NVIDIA A100-SXM-64GB' with 64 GiB is not in the catalogue.*choose.*A100-80"
-    ):
+    with pytest.raises(InputError, match=r"'NVIDIA A100-SXM-64GB' with 64 GiB is not in the catalogue.*choose.*A100-80"):
         cluster_of([known, other])
     drawn = cluster_of([known, other], "A100-80")
     assert [gpu.type for gpu in drawn.cluster.gpus] == ["H100", "A100-80"]

@@ -121,9 +121,7 @@ RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-4}
 def numbers(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     """float32[row, width] of very different sizes."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((rows, width), generator=generator) * 10.0 ** torch.randint(
-        -3, 3, (rows, 1), generator=generator
-    )
+    return torch.randn((rows, width), generator=generator) * 10.0 ** torch.randint(-3, 3, (rows, 1), generator=generator)
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -159,9 +157,7 @@ def test_numbers_come_out_rounded_to_the_nearest(dtype, width):
     torch.testing.assert_close(wire.rounded(came), came, rtol=1e-6, atol=0.0)
     assert torch.equal(wire.rounded(sent), came)
     none = torch.empty(0, width)
-    assert (
-        Wire(dtype, width).pack(none).shape == (0, Wire(dtype, width).bytes) and wire.rounded(none).shape == none.shape
-    )
+    assert Wire(dtype, width).pack(none).shape == (0, Wire(dtype, width).bytes) and wire.rounded(none).shape == none.shape
 
 
 def test_a_group_of_zeros_stays_zeros_and_scales_are_each_groups_own():

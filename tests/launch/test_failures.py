@@ -88,9 +88,7 @@ def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], obje
 # Ranks that do not come, or go.
 def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch):
     python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {warm.INTERPRETER} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
-    )
+    python.write_text(f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {warm.INTERPRETER} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(python))
     launch = prepare(ranks=2)

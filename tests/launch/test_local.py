@@ -63,9 +63,7 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 # Before anything runs.
 def test_prepare_says_what_it_checked():
     launch = prepare("matched", 2, tokens=100, repeats=4)
-    assert launch.ready and [check.name for check in launch.checks] == [
-        *("Ranks", "Backend", "Memory", "Tokens", "Numbers")
-    ]
+    assert launch.ready and [check.name for check in launch.checks] == [*("Ranks", "Backend", "Memory", "Tokens", "Numbers")]
     text = {check.name: check.text for check in launch.checks}
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
     assert "Gloo" in text["Backend"] and "100" in text["Tokens"] and "4 timed passes" in text["Tokens"]
@@ -273,9 +271,7 @@ def begin(tmp_path) -> Iterator[Callable[..., Running]]:
 @pytest.mark.clock
 def test_a_stop_ends_everything_within_two_seconds(begin, ranks, monkeypatch):
     """That ranks at work are stopped too is seen of a launch that is a job, below."""
-    monkeypatch.setenv(
-        "PYTHON_EXEC", warm.INTERPRETER
-    )  # ranks that start cold do not notice for long that torchrun is gone
+    monkeypatch.setenv("PYTHON_EXEC", warm.INTERPRETER)  # ranks that start cold do not notice for long that torchrun is gone
     running = begin()
     until(lambda: processes_of(running.folder) and len(ranks_of(running.folder)) >= ranks, 120)
     asked = time.monotonic()

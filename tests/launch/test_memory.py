@@ -250,9 +250,7 @@ def test_ranks_take_what_was_said(name, tmp_path, monkeypatch, warm_python):
     launch = launches()[name]
     of_rank, in_all = gib(launch)
     local.run_here(launch, tmp_path / "run", never, silent)
-    begun, most = zip(
-        *(json.loads((tmp_path / "run" / f"memory-{rank}.json").read_text()) for rank in range(2)), strict=True
-    )
+    begun, most = zip(*(json.loads((tmp_path / "run" / f"memory-{rank}.json").read_text()) for rank in range(2)), strict=True)
     if everything.WANTED:
         assert begun == pytest.approx((IMPORTED, IMPORTED), rel=0.2)
     taken = [(IMPORTED + most[rank] - begun[rank]) / GIB for rank in range(2)]

@@ -59,10 +59,7 @@ def test_two_models_in_every_order(tmp_path, monkeypatch, words):
 @pytest.mark.parametrize("words", ["", "eager,one-queue,uneven"])
 def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
     plan = plan_by("lancet", top_one_problem())
-    plans = [
-        plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=3e3)})
-        for policy in POLICIES
-    ]
+    plans = [plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=3e3)}) for policy in POLICIES]
     degrees = Pipeline(forward=(2, 1), backward=(3, 2), order="dispatch-first")
     piped = plan_by("pipemoe", top_one_problem())
     plans.append(piped.model_copy(update={"name": "own degrees", "pipeline": degrees}))

@@ -96,11 +96,7 @@ def test_a_second_recording_that_does_not_fit():
         (ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS))), OTHER, "loads has no tokens"),
         (RoutingTrace("nothing", TRACE_B.experts[:0], EXPERTS), OTHER, "nothing has no tokens"),
         (TRACE_B, shallow, "other does not fit the recording b"),
-        (
-            RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS),
-            shallow,
-            "3 layers, but the recording short has 8 in 2",
-        ),
+        (RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS), shallow, "3 layers, but the recording short has 8 in 2"),
     ):
         with pytest.raises(InputError, match=message):
             prepare(plan=both(), second=(trace, model))

@@ -6,9 +6,7 @@ from pathlib import Path
 from engine import launch
 
 FOLDER = Path(launch.__file__).parent
-ROOMS = [
-    line.partition(":")[0] for line in launch.__doc__.split("in this list:")[1].split("`worker`")[0].split("\n") if line
-]
+ROOMS = [line.partition(":")[0] for line in launch.__doc__.split("in this list:")[1].split("`worker`")[0].split("\n") if line]
 ABOVE = ("engine.jobs", "engine.cli", "engine.report")
 
 

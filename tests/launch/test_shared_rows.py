@@ -40,9 +40,7 @@ def travelling(draw) -> tuple[RankInstructions, Tokens]:
     travel = travel.model_copy(update={"combine": draw(st.sampled_from(FORMATS))})
     node = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
     tiers = Tiers(node=node, port=(1e6,) * ranks, link=(5e6,) * ranks)
-    return instructions.model_copy(
-        update={"plans": (plan.model_copy(update={"travel": travel}),), "tiers": tiers}
-    ), tokens
+    return instructions.model_copy(update={"plans": (plan.model_copy(update={"travel": travel}),), "tiers": tiers}), tokens
 
 
 def run(launch: tuple[RankInstructions, Tokens]) -> tuple[list[Layers], torch.Tensor]:

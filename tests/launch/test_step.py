@@ -43,10 +43,7 @@ def by_system(name: str, ranks: int = 2) -> Case:
     settings = {"micro_op_mb": 0.01} if name == "lina" else {}
     plan = plan_with(TRAINING[name], planned, settings).result.solution
     return Case(
-        name if ranks == 2 else f"{name}, {ranks} ranks",
-        plan,
-        planned.model.model_copy(update={"dtype": "fp32"}),
-        planned.step,
+        name if ranks == 2 else f"{name}, {ranks} ranks", plan, planned.model.model_copy(update={"dtype": "fp32"}), planned.step
     )
 
 
@@ -217,9 +214,7 @@ def test_a_moved_weight_gradient_runs_under_its_all_to_all(outcomes):
 def test_what_comes_next_in_the_program_waits_for_the_all_to_all(outcomes):
     """Computation and all-to-all of one stretch overlap, and nothing else does."""
     for outcome in outcomes["moved"]:
-        under = [
-            span for span in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if span[2] not in UNDER
-        ]
+        under = [span for span in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if span[2] not in UNDER]
         assert not started_within(under, spans(outcome, "dispatch", "combine"))
     for outcome in outcomes["fair, micro_op"]:
         cut = [span for span in spans(outcome, "dx", "dw") if "part" in span[2]]

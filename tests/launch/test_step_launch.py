@@ -93,9 +93,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(more, says):
 
 def test_plans_for_something_else_are_refused():
     plan = plan_by("raf", top_one_problem())
-    imported = plan.model_copy(
-        update={"provenance": plan.provenance.model_copy(update={"inputs": {"graph": "0" * 64}})}
-    )
+    imported = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"inputs": {"graph": "0" * 64}})})
     with pytest.raises(InputError, match="imported operators"):
         prepare_step(imported)
     inference = plan.model_copy(update={"priority": None, "pipeline": None, "overlap": None})

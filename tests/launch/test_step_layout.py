@@ -238,9 +238,7 @@ def test_flops_are_those_of_the_products():
     st.sampled_from((0.0, 1.0, 1.25)),
     st.sampled_from(("3.qkv", "1.combine")),
 )
-def test_a_shrunk_step_fits_the_budget_or_is_as_small_as_the_plans_allow(
-    digits, parts, forward, backward, factor, last
-):
+def test_a_shrunk_step_fits_the_budget_or_is_as_small_as_the_plans_allow(digits, parts, forward, backward, factor, last):
     step, budget = SIZED_STEP.model_copy(update={"capacity_factor": factor}), 10.0**digits
     piped = plan_of(pipeline=Pipeline(forward=(1, forward), backward=(backward, 2)))
     plans = [plan_of(overlap=cut(parts, last)), piped]

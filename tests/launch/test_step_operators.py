@@ -184,7 +184,5 @@ def test_short_numbers_are_added_up_in_long_ones(dtype):
     total, log = ops.cross_entropy(logits, torch.tensor([3]))
     assert total.dtype == torch.float32 and float(total) == pytest.approx(np.log(50_000), rel=1e-5)
     assert ops.cross_entropy_dx(log, torch.tensor([3]), 1, dtype).dtype == dtype
-    weights, scores = ops.gate(
-        torch.zeros((1, 4), dtype=dtype), torch.zeros((4, 5000), dtype=dtype), torch.tensor([[7]])
-    )
+    weights, scores = ops.gate(torch.zeros((1, 4), dtype=dtype), torch.zeros((4, 5000), dtype=dtype), torch.tensor([[7]]))
     assert scores.dtype == weights.dtype == torch.float32 and float(weights) == pytest.approx(1 / 5000, rel=1e-5)

@@ -156,9 +156,7 @@ def test_without_root_and_elsewhere_than_on_linux_it_says_so(monkeypatch):
     refuse("needs Linux")
 
 
-@pytest.mark.parametrize(
-    "bandwidth", [[], [[1e6]], [1e6, np.nan], [1e6, np.inf], [1e6, 0.0], [1e6, -1.0], [1e6, 100.0]]
-)
+@pytest.mark.parametrize("bandwidth", [[], [[1e6]], [1e6, np.nan], [1e6, np.inf], [1e6, 0.0], [1e6, -1.0], [1e6, 100.0]])
 def test_bandwidths_that_make_no_sense(bandwidth):
     with pytest.raises(InputError, match="testbed"):
         Testbed(np.array(bandwidth))
@@ -272,8 +270,7 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("more", "part"),
-    [(["--scale=10"], "--on testbed"), (["--on=testbed", "--scale=0"], "scale must be a number above 0")],
+    ("more", "part"), [(["--scale=10"], "--on testbed"), (["--on=testbed", "--scale=0"], "scale must be a number above 0")]
 )
 def test_a_scale_that_makes_no_sense_is_refused(command, capsys, more, part):
     assert main([*command, *more]) == 2

@@ -88,9 +88,7 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bo
     return flows.seconds
 
 
-def check_relayed(
-    hops: pd.DataFrame, seconds: np.ndarray, traffic: np.ndarray, network: Network
-) -> tuple[float, float]:
+def check_relayed(hops: pd.DataFrame, seconds: np.ndarray, traffic: np.ndarray, network: Network) -> tuple[float, float]:
     """Check an all-to-all in which GPUs relay inside their nodes, and return (makespan, bound) in seconds, latency left out.
 
     hops: columns step, src, dst, bytes, and origin and target: the sender and the receiver of the bytes
@@ -104,9 +102,7 @@ def check_relayed(
     node here is GPUs that reach each other over links; a GPU without them counts as one.)
     """
     wanted = np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic)
-    step, src, dst, origin, target = (
-        hops[name].to_numpy(np.int64) for name in ("step", "src", "dst", "origin", "target")
-    )
+    step, src, dst, origin, target = (hops[name].to_numpy(np.int64) for name in ("step", "src", "dst", "origin", "target"))
     size = hops["bytes"].to_numpy(np.float64)
     if (fault := np.flatnonzero((src == dst) | (size <= 0))).size:
         raise IllegalError(f"step {step[fault[0]]}: GPU {src[fault[0]]} sends nothing, or to itself")
@@ -127,9 +123,7 @@ def check_relayed(
     for ends in (node[src], node[dst]):
         pairs = np.unique(np.stack([step, ends, node[src], node[dst]])[:, fabric], axis=1)
         if (twice := np.flatnonzero((np.diff(pairs[:2]) == 0).all(axis=0))).size:
-            raise IllegalError(
-                f"step {pairs[0][twice[0]]}: the node of GPU {pairs[1][twice[0]]} serves two nodes at once"
-            )
+            raise IllegalError(f"step {pairs[0][twice[0]]}: the node of GPU {pairs[1][twice[0]]} serves two nodes at once")
     count = len(network.capacity)
     for port, peer in zip(network.ports(src, dst), (dst, src), strict=True):
         moved = np.bincount(step * count + port, size, len(seconds) * count).reshape(-1, count)
@@ -190,9 +184,7 @@ def _relayed_bound(wanted: np.ndarray, network: Network, node: np.ndarray) -> fl
     return float(bound)
 
 
-def carried_at_most(
-    begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def carried_at_most(begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a send of a port begins or ends (float64[time], ascending), and the bytes that the port can have
     carried by then (float64[time]).
 

@@ -38,10 +38,7 @@ def best_order_seconds(stages: Sequence[float], parts: int) -> float:
             # Of parts equally far only the one that is ready first goes on: the others could take its place.
             movable = [part for part in range(parts) if done[part] < len(stages) and done[part] not in done[:part]]
             for part in movable:
-                stream, key = (
-                    done[part] % 2,
-                    tuple(done[other_part] + (other_part == part) for other_part in range(parts)),
-                )
+                stream, key = (done[part] % 2, tuple(done[other_part] + (other_part == part) for other_part in range(parts)))
                 order = sorted(range(parts), key=lambda other_part, key=key: -key[other_part])
                 key = tuple(key[ordered_part] for ordered_part in order)
                 after = following.setdefault(key, set())

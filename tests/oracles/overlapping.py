@@ -24,9 +24,7 @@ def check_pipeline(
     """
     parts = len(dispatch)
     if parts < 1 or len(experts) != parts or len(combine) != parts:
-        raise IllegalError(
-            f"{parts} dispatches, {len(experts)} expert parts and {len(combine)} combines; wanted as many"
-        )
+        raise IllegalError(f"{parts} dispatches, {len(experts)} expert parts and {len(combine)} combines; wanted as many")
     if order == "interleaved":
         sends = [("D", 0)]
         for part in range(parts):
@@ -141,8 +139,6 @@ def check_weight_gradients(
         if not 0 <= under < len(alltoall):
             raise IllegalError(f"weight gradient {gradient} runs under all-to-all {under}, which does not exist")
         if not allowed[gradient][int(under)]:
-            raise IllegalError(
-                f"weight gradient {gradient} runs under all-to-all {under}, which it depends on or needs it"
-            )
+            raise IllegalError(f"weight gradient {gradient} runs under all-to-all {under}, which it depends on or needs it")
         beside[int(under)] += float(dw[gradient])
     return sum(min(float(alltoall[j]), beside[j]) for j in range(len(alltoall)))

@@ -66,12 +66,7 @@ def _hops(gpu_of_expert: np.ndarray, transitions: np.ndarray, gpus_per_node: int
 
 
 def check_assignment(
-    gpu_of_expert: np.ndarray,
-    tokens: np.ndarray,
-    compute: np.ndarray,
-    send: np.ndarray,
-    receive: np.ndarray,
-    slots: np.ndarray,
+    gpu_of_expert: np.ndarray, tokens: np.ndarray, compute: np.ndarray, send: np.ndarray, receive: np.ndarray, slots: np.ndarray
 ) -> float:
     """Check experts on GPUs and return max F + 2 max N in seconds (Aurora, equation 3), summed up GPU by GPU.
 
@@ -136,9 +131,7 @@ def check_coactivation(
         rows.append(sent)
         imbalance.append(max(load) * gpus / sum(load) if sum(load) else 1.0)
         if cap is not None and imbalance[-1] > cap * (1 + 1e-9):
-            raise IllegalError(
-                f"layer {layer}: the most loaded GPU has {imbalance[-1]:.6g} times the mean, above {cap:g}"
-            )
+            raise IllegalError(f"layer {layer}: the most loaded GPU has {imbalance[-1]:.6g} times the mean, above {cap:g}")
     return rows, imbalance
 
 
@@ -219,10 +212,7 @@ def check_popularity(
     followers: dict[tuple[int, ...], dict[int, int]] = {}
     overall: dict[int, int] = {}
     for token in train:
-        path, following = (
-            tuple(int(expert) for expert in token[layer - path_length + 1 : layer + 1]),
-            int(token[layer + 1]),
-        )
+        path, following = (tuple(int(expert) for expert in token[layer - path_length + 1 : layer + 1]), int(token[layer + 1]))
         if following < 0:
             continue
         overall[following] = overall.get(following, 0) + 1
@@ -281,11 +271,7 @@ def check_joint(
     start, max_moves: int[layer, expert] and the most pairs that may be elsewhere
     """
     _check_filled(gpu_of_expert, load.shape, slots)
-    moves = (
-        0
-        if start is None
-        else sum(int(np.sum(row != before)) for row, before in zip(gpu_of_expert, start, strict=True))
-    )
+    moves = 0 if start is None else sum(int(np.sum(row != before)) for row, before in zip(gpu_of_expert, start, strict=True))
     if max_moves is not None and moves > max_moves:
         raise IllegalError(f"{moves} experts moved, at most {max_moves} may")
     kept, inside, outside = _hops(gpu_of_expert, transitions, gpus_per_node)

@@ -160,9 +160,7 @@ def _late_attention(problem: Problem, layer: int, home: list[int], carrier: list
     longest = []
     for place in (home, carrier):
         tokens = Counter(gpu for gpu, counts in zip(place, real, strict=True) if counts)
-        seconds = [
-            float(problem.cost.attention(gpu, tokens[at], keys, model)) for at, gpu in enumerate(problem.cluster.gpus)
-        ]
+        seconds = [float(problem.cost.attention(gpu, tokens[at], keys, model)) for at, gpu in enumerate(problem.cluster.gpus)]
         longest.append(float(problem.cost.together(np.array(seconds)).max()))
     layers = model.moe_layers[layer] - (model.moe_layers[layer - 1] if layer else -1)
     return layers * max(0.0, longest[1] - longest[0])
@@ -243,9 +241,7 @@ def _check_bundles(bundles: Timeline, whole: Timeline, layer: int, slack: float)
         raise IllegalError(f"layer {layer} has other steps than its sends")
     for (model, kind), events in steps[0].items():
         pair = [replace(whole, events=part) for part in (events, steps[1][model, kind])]
-        begin, end = (
-            [step.events[name].agg(pick) for step in pair] for name, pick in (("start", "min"), ("end", "max"))
-        )
+        begin, end = ([step.events[name].agg(pick) for step in pair] for name, pick in (("start", "min"), ("end", "max")))
         busy = [sum(step.busy(stream) for stream in STREAMS) for step in pair]
         sent = [np.bincount(step.events["resource"], step.events["bytes"], len(whole.resources)) for step in pair]
         late = max(abs(begin[0] - begin[1]), abs(end[0] - end[1]), np.abs(busy[0] - busy[1]).max())

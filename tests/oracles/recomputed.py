@@ -63,9 +63,7 @@ def _two_tier(instance: Instance, answer: dict) -> float:
 def _assign(instance: Instance, answer: dict) -> float:
     tokens, rate = np.array(instance["tokens"], float), np.array(instance["bandwidth"], float)
     compute = np.outer(instance["seconds_per_token"], tokens.sum(axis=0))
-    return check_assignment(
-        np.array(answer["gpu_of_expert"]), tokens, compute, rate, rate, np.ones(len(tokens), dtype=int)
-    )
+    return check_assignment(np.array(answer["gpu_of_expert"]), tokens, compute, rate, rate, np.ones(len(tokens), dtype=int))
 
 
 def _colocate(instance: Instance, answer: dict) -> float:
@@ -213,9 +211,7 @@ def _parts(listed: list[dict], held: dict[int, float]) -> dict[int, dict[int, fl
 def _carried_out(answer: dict, traffic: np.ndarray, node: np.ndarray) -> pd.DataFrame:
     """All hops of an answer, with the origin and the target of their bytes."""
     hops = []
-    total = {
-        pair: traffic[np.ix_(node == pair[0], node == pair[1])].sum() for pair in np.ndindex(*[node.max() + 1] * 2)
-    }
+    total = {pair: traffic[np.ix_(node == pair[0], node == pair[1])].sum() for pair in np.ndindex(*[node.max() + 1] * 2)}
     for pair in answer["relays"]:
         a, b = pair["src"], pair["dst"]
         at = {(i, j): {i: traffic[i, j]} for i in np.flatnonzero(node == a) for j in np.flatnonzero(node == b)}

@@ -35,11 +35,7 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         reduced = mine[mine["kind"] == "all_reduce"]
         names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
         _check_gradients(
-            list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)),
-            parts,
-            gradients,
-            graph,
-            slack,
+            list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)), parts, gradients, graph, slack
         )
     _check_whole(ran, wanted, graph)
     return total
@@ -129,11 +125,7 @@ def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple
     ]
     if plan.placement.slots[0].sum() > plan.placement.experts:
         gradients += [
-            (
-                f"all_reduce.{operator.name}",
-                operator.parameters * problem.model.bytes_per_number,
-                [f"dw.{operator.name}"],
-            )
+            (f"all_reduce.{operator.name}", operator.parameters * problem.model.bytes_per_number, [f"dw.{operator.name}"])
             for operator in graph.operators
             if operator.kind == "experts" and operator.phase == "forward"
         ]

@@ -292,9 +292,7 @@ def test_serving_all_first_choices_first_cannot_be_cut_either():
     assert kept(experts, 2, 1, "token").tolist() == [[True, True], [False, False]]
 
 
-@pytest.mark.parametrize(
-    ("experts", "message"), [([0, 1], "token, choice"), ([[0.5]], "integers"), ([[2]], "expert 2 of 2")]
-)
+@pytest.mark.parametrize(("experts", "message"), [([0, 1], "token, choice"), ([[0.5]], "integers"), ([[2]], "expert 2 of 2")])
 def test_bad_input_is_said(experts, message):
     with pytest.raises(InputError, match=message) as refusal:
         kept(np.array(experts), 2, 1)

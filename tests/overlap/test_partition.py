@@ -85,12 +85,7 @@ def test_stage_major_order_waits_for_all_parts_of_the_stage_before():
 def test_a_range_takes_as_long_as_its_replay(instance, data):
     first = data.draw(st.integers(0, instance.ops - 1))
     allowed = int(instance.latest_last[first])
-    for last in {
-        first,
-        instance.ops - 1,
-        min(max(allowed, first), instance.ops - 1),
-        min(allowed + 1, instance.ops - 1),
-    }:
+    for last in {first, instance.ops - 1, min(max(allowed, first), instance.ops - 1), min(allowed + 1, instance.ops - 1)}:
         for parts in range(1, instance.max_parts + 1):
             if last >= first:
                 seconds = range_seconds(instance, first, last, parts)
@@ -116,8 +111,7 @@ def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_
     assert {part_range.first for part_range in result.solution} <= set(starts)
     group = {start: number for number, start in enumerate([*starts, instance.ops])}
     assert all(
-        group[part_range.last + 1] - group[part_range.first] <= (max_range or instance.ops)
-        for part_range in result.solution
+        group[part_range.last + 1] - group[part_range.first] <= (max_range or instance.ops) for part_range in result.solution
     )
     assert result.objective == pytest.approx(worth_of(result, instance), rel=1e-9)
     assert result.objective >= partition(instance).objective * (1 - 1e-12)

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.overlap.operator_axes import (
-    FLOW,
-    GATES,
-    constraint_of,
-    latest_last,
-    range_axes,
-    range_is_valid,
-    range_problem,
-)
+from engine.overlap.operator_axes import FLOW, GATES, constraint_of, latest_last, range_axes, range_is_valid, range_problem
 from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, overlappable, partition_axes
 from engine.result import Status
 from tests.cases.examples import tried
@@ -47,9 +39,7 @@ def problems(draw) -> AxisProblem:
 def legal(problem: AxisProblem, axis_of_tensor: dict) -> bool:
     try:
         check_axes(
-            axis_of_tensor,
-            problem.domains,
-            [(constraint.tensors, constraint.allowed) for constraint in problem.constraints],
+            axis_of_tensor, problem.domains, [(constraint.tensors, constraint.allowed) for constraint in problem.constraints]
         )
     except IllegalError:
         return False
@@ -189,18 +179,14 @@ def test_labels_equal_a_search_per_pair(nodes, density, seed):
     graph = nx.DiGraph()
     names = [f"op{number}" for number in rng.permutation(nodes)]
     graph.add_nodes_from(sorted(names))
-    graph.add_edges_from(
-        (names[i], names[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < density
-    )
+    graph.add_edges_from((names[i], names[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < density)
     chosen = rng.permutation(names).tolist()
     split = rng.integers(0, nodes + 1)
     alltoalls, weight_gradients = chosen[:split], chosen[split:]
     allowed = overlappable(graph, alltoalls, weight_gradients)
     assert allowed.dtype == bool and allowed.shape == (len(weight_gradients), len(alltoalls))
     reached = {node: nx.descendants(graph, node) for node in chosen}
-    assert allowed.tolist() == [
-        [a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients
-    ]
+    assert allowed.tolist() == [[a not in reached[w] and w not in reached[a] for a in alltoalls] for w in weight_gradients]
 
 
 def test_labels_of_a_backward_pass():
@@ -210,9 +196,7 @@ def test_labels_of_a_backward_pass():
     graph.add_edge("combine 2", "dW experts 2")
     graph.add_edge("dispatch 2", "dW attention 2")
     graph.add_edge("combine 1", "dW experts 1")
-    allowed = overlappable(
-        graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"]
-    )
+    allowed = overlappable(graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"])
     assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
     # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
     graph.add_edge("dW experts 2", "combine 1")

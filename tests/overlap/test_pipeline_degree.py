@@ -206,9 +206,7 @@ def test_the_most_parts_of_each_layer_are_kept():
 
 
 def test_a_second_network_never_hurts_and_helps_where_the_network_is_full():
-    with_one_stream, with_two_streams = (
-        pipeline_degree(random_instance(200, 8, 50, streams)).objective for streams in (1, 2)
-    )
+    with_one_stream, with_two_streams = (pipeline_degree(random_instance(200, 8, 50, streams)).objective for streams in (1, 2))
     assert with_two_streams < 0.9 * with_one_stream
 
 
@@ -293,9 +291,7 @@ def test_printed_line_6_believes_in_a_pipeline_that_cannot_be():
     assert result.solution.tolist() == [2] and result.gap == pytest.approx(0.33, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("network", "experts"), [(2.0, 1.0), (1.0, 2.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
-)
+@pytest.mark.parametrize(("network", "experts"), [(2.0, 1.0), (1.0, 2.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
 @pytest.mark.parametrize("alpha", [0.0, 0.1])
 def test_printed_rule_with_equal_start_ups(alpha, network, experts):
     instance = DegreeInstance(alpha, network, 1, alpha, experts, 1, 12)

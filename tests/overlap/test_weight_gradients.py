@@ -305,14 +305,10 @@ def test_without_proofs_there_is_none(monkeypatch):
     assert widths == [kernel.FEW_STATES, kernel.FEW_STATES, kernel.ALL_STATES]
 
 
-@pytest.mark.parametrize(
-    ("above", "status"), [(1e-6, Status.TIME_LIMIT), (4e-8, Status.TIME_LIMIT), (2e-8, Status.OPTIMAL)]
-)
+@pytest.mark.parametrize(("above", "status"), [(1e-6, Status.TIME_LIMIT), (4e-8, Status.TIME_LIMIT), (2e-8, Status.OPTIMAL)])
 def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     """CP-SAT's limit for three all-to-alls and four dW may be 4 x 7 / 2^30 = 2.6e-8 too high."""
-    monkeypatch.setattr(
-        kernel, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
-    )
+    monkeypatch.setattr(kernel, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above)))
     result = schedule_weight_gradients(CROSSING)
     assert result.status is status
     assert result.bound == pytest.approx(22 * (1 + above), rel=1e-12)

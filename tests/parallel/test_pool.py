@@ -108,8 +108,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("end", "by"),
-    [("pool.answers([pools.Question(points.leave_note, small=('/', '', 60))])", signal.SIGKILL), ("pass", None)],
+    ("end", "by"), [("pool.answers([pools.Question(points.leave_note, small=('/', '', 60))])", signal.SIGKILL), ("pass", None)]
 )
 def test_workers_end_with_the_process_they_work_for(tmp_path, end, by):
     (tmp_path / "studio.py").write_text(SCRIPT.replace("END", end))

@@ -59,12 +59,8 @@ def test_answers_come_in_order_from_several_processes_and_none_stays():
     assert all(0 <= count <= awaited_for for (count, awaited_for) in seen[:1])
 
 
-@pytest.mark.parametrize(
-    ("processes_that_fit", "points", "started"), [(0.5, 9, 1), (2.5, 9, 2), (99, 9, 4), (99, 3, 3)]
-)
-def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(
-    monkeypatch, processes_that_fit, points, started
-):
+@pytest.mark.parametrize(("processes_that_fit", "points", "started"), [(0.5, 9, 1), (2.5, 9, 2), (99, 9, 4), (99, 3, 3)])
+def test_there_are_no_more_than_processors_points_and_what_fits_the_memory(monkeypatch, processes_that_fit, points, started):
     monkeypatch.setattr(processes, "processors", lambda: 4)
     monkeypatch.setattr(processes, "most_memory", lambda: 1_000_000)
     free = SimpleNamespace(available=processes_that_fit * 1_000_000)
@@ -94,9 +90,7 @@ def test_workers_use_one_thread_and_signals_to_the_group_are_not_for_them(monkey
 
 
 def test_the_server_of_the_processes_leaves_signals_to_this_one():
-    blocked = [
-        int(re.search(r"SigBlk:\t(\w+)", Path(f"/proc/{child.pid}/status").read_text())[1], 16) for child in servers()
-    ]
+    blocked = [int(re.search(r"SigBlk:\t(\w+)", Path(f"/proc/{child.pid}/status").read_text())[1], 16) for child in servers()]
     assert len(blocked) == 1
     assert all(blocked[0] >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT))
 

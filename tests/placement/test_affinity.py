@@ -35,8 +35,7 @@ def random_counts(layers: int, experts: int, seed: int, kind: str = "integer") -
 def check(result, instance: AffinityInstance) -> tuple[float, float, float]:
     """Check that the answer is legal and its objective right; (cost, node_hops, gpu_hops), recomputed hop by hop."""
     worth = check_affinity(
-        *(result.solution, instance.transitions, instance.gpus, instance.gpus_per_node, instance.cost_gpu),
-        instance.cost_node,
+        *(result.solution, instance.transitions, instance.gpus, instance.gpus_per_node, instance.cost_gpu), instance.cost_node
     )
     assert result.solution.dtype == np.int64
     assert result.objective == pytest.approx(worth[0], rel=1e-9, abs=1e-9)
@@ -84,9 +83,7 @@ def test_stages_are_lexicographic(seed, shape):
 def test_one_expert_per_gpu_is_solved_layer_by_layer():
     counts = random_counts(3, 5, 1)
     place = one_expert_per_gpu(counts)
-    best = sum(
-        max(sum(count[i, j] for i, j in enumerate(order)) for order in permutations(range(5))) for count in counts
-    )
+    best = sum(max(sum(count[i, j] for i, j in enumerate(order)) for order in permutations(range(5))) for count in counts)
     cost, _, gpu_hops = check_affinity(place, counts, 5)
     assert cost == gpu_hops == counts.sum() - best
     large = AffinityInstance(permutation_affinity(20, 64, 30000), 64)
@@ -173,9 +170,7 @@ def test_planted_placements_are_recovered(layers, experts, gpus, strength):
     assert result.objective <= instance.cost(planted)
     assert result.bound >= 0.98 * result.objective
     # Same groups, whatever their names.
-    assert all(
-        len({*zip(ours, theirs, strict=True)}) == gpus for ours, theirs in zip(result.solution, planted, strict=True)
-    )
+    assert all(len({*zip(ours, theirs, strict=True)}) == gpus for ours, theirs in zip(result.solution, planted, strict=True))
 
 
 def test_perfect_affinity_costs_nothing_and_uniform_transitions_the_same_for_every_placement():
@@ -240,9 +235,7 @@ def test_crossing_takes_every_layer_from_the_best_source():
         cost, _, _ = check_affinity(crossed, counts, 3)
         names = [np.array(order) for order in permutations(range(3))]
         best = min(
-            AffinityInstance(counts, 3).cost(
-                np.array([name[places[m, layer]] for layer, (m, name) in enumerate(chosen)])
-            )
+            AffinityInstance(counts, 3).cost(np.array([name[places[m, layer]] for layer, (m, name) in enumerate(chosen)]))
             for chosen in product(product(range(2), names), repeat=3)
         )
         assert cost == best

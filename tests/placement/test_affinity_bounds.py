@@ -92,9 +92,7 @@ def test_a_bound_lies_between_nothing_and_the_objective_with_nodes(costs):
         assert instance.cost(np.array([rng.permutation(24) % 6 for _ in range(4)])) >= result.bound
 
 
-@pytest.mark.parametrize(
-    ("seed", "costs"), list(enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)]))
-)
+@pytest.mark.parametrize(("seed", "costs"), list(enumerate([(1.0, 1.0), (1.0, 5.0), (2.0, 1.0), (0.5, 0.75), (0.0, 1.0)])))
 def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch, seed, costs):
     """The exact method is switched off, so that the bound comes from the limits; then it is asked."""
     instance = AffinityInstance(permutation_affinity(4, 8, 500, seed=seed), 4, 2, *costs)

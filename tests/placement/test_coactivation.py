@@ -94,9 +94,7 @@ def test_equals_every_placement(instance):
     assert searched.objective == best
 
 
-@pytest.mark.parametrize(
-    "shape", [(12, 3, None, "gpu"), (12, 4, None, "gpu"), (16, 4, 2, "node"), (16, 8, None, "gpu")]
-)
+@pytest.mark.parametrize("shape", [(12, 3, None, "gpu"), (12, 4, None, "gpu"), (16, 4, 2, "node"), (16, 8, None, "gpu")])
 @pytest.mark.parametrize("cap", [None, 1.15])
 def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
     instance = made(shape, 3, 200, cap, 5, layers=2)
@@ -140,9 +138,7 @@ def test_planted_partitions_are_recovered(stray, travel):
 def saved_on_others(chosen: np.ndarray, cap: float) -> float:
     """Rows saved against contiguous blocks on the second half of the tokens int16[token, choice], by a plan for the first."""
     half, source = len(chosen) // 2, np.arange(len(chosen) // 2) % 8
-    plan_on, score_on = (
-        CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:])
-    )
+    plan_on, score_on = (CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:]))
     result = coactivation(plan_on, SHORT)
     check(result, plan_on)
     return 1 - score_on.rows(result.solution)[0] / score_on.rows(np.arange(64)[None] // 8)[0]
@@ -262,9 +258,7 @@ def test_the_validator_finds_what_is_broken():
         check_coactivation([[0, 1, 0, 1]], np.array([[[0, 2], [0, 2]]]), source, 2, cap=1.5)
 
 
-@tried(
-    20, st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1), fewest=4
-)
+@tried(20, st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1), fewest=4)
 def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
     instance = made(shape, 4, 12, None, seed)
     rng = np.random.default_rng(seed)

@@ -11,13 +11,7 @@ from ortools.sat.python.cp_model import UNKNOWN
 from engine.errors import IllegalError, InputError
 from engine.placement.assignment import bottleneck_assignment, with_slack
 from engine.placement.colocation import heterogeneous
-from engine.placement.colocation.heterogeneous import (
-    colocate_heterogeneous,
-    decoupled,
-    projections,
-    search,
-    weighted_mean,
-)
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled, projections, search, weighted_mean
 from engine.placement.colocation.pairs import (
     ModelTables,
     colocate,
@@ -356,9 +350,7 @@ def test_no_pair_of_placements_is_below_the_bound_of_a_cycle(case):
     bound = cycle_bound(*tables, next_gate)
     gpus, experts = tables[0].ffn.shape
     legal = [
-        place
-        for place in product(range(gpus), repeat=experts)
-        if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)
+        place for place in product(range(gpus), repeat=experts) if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)
     ]
     best = min(cycle_of(tables, next_gate, pair) for pair in product(legal, repeat=2))
     assert bound <= best * (1 + 1e-9)

@@ -82,10 +82,7 @@ def test_renaming_and_units():
     gpu, expert = rng.permutation(8), rng.permutation(16)
     cells = np.ix_(gpu, expert)
     renamed = AssignmentInstance(
-        3 * instance.compute[cells],
-        3 * instance.receive[cells],
-        3 * instance.send_total[gpu],
-        3 * instance.send_saved[cells],
+        3 * instance.compute[cells], 3 * instance.receive[cells], 3 * instance.send_total[gpu], 3 * instance.send_saved[cells]
     )
     first, second = assign_groups(instance, slots=slots), assign_groups(renamed, slots=slots)
     assert first.status is second.status is Status.OPTIMAL

@@ -36,11 +36,7 @@ def objective_of(instance: JointInstance, place: np.ndarray, weight: float, work
 
 
 def brute_force(
-    instance: JointInstance,
-    weight: float,
-    workloads: str,
-    start: np.ndarray | None = None,
-    max_moves: int | None = None,
+    instance: JointInstance, weight: float, workloads: str, start: np.ndarray | None = None, max_moves: int | None = None
 ) -> float:
     terms = JointTerms(instance, weight, workloads == "worst")
     every = [np.array(rows) for rows in product(_all_placements(instance.slots), repeat=instance.layers)]

@@ -25,15 +25,11 @@ from tests.oracles.placing import check_joint
 NO_TOKENS = np.empty((2, 0, 1), dtype=np.int16)
 
 
-def recording(
-    seed: int, tokens: int = 60, experts: int = 4, gpus: int = 2, travel: str = "gpu"
-) -> CoactivationInstance:
+def recording(seed: int, tokens: int = 60, experts: int = 4, gpus: int = 2, travel: str = "gpu") -> CoactivationInstance:
     """Two layers in which tokens take two experts of a skewed choice, sent from any GPU or from outside."""
     rng = np.random.default_rng(seed)
     popular = rng.dirichlet(np.full(experts, 1.5), 2)
-    chosen = np.array(
-        [[rng.choice(experts, 2, replace=False, p=popular[layer]) for _ in range(tokens)] for layer in range(2)]
-    )
+    chosen = np.array([[rng.choice(experts, 2, replace=False, p=popular[layer]) for _ in range(tokens)] for layer in range(2)])
     return CoactivationInstance(
         chosen, rng.integers(-1, gpus, tokens), gpus, gpus_per_node=2, travel=travel, expert_count=experts
     )
@@ -108,8 +104,7 @@ def test_few_moves_are_kept_and_best_used(most):
 def test_the_worst_recording_and_the_mean_choose_differently():
     instance = instance_of(*(recording(seed, 80, 6) for seed in (8, 9, 10)))
     place = {
-        over: place_jointly(instance, Limits(30.0, wall=100), weight=0.6, workloads=over).solution
-        for over in ("worst", "mean")
+        over: place_jointly(instance, Limits(30.0, wall=100), weight=0.6, workloads=over).solution for over in ("worst", "mean")
     }
     for mine, other in permutations(place):
         assert objective(instance, place[mine], 0.6, mine) < objective(instance, place[other], 0.6, mine)
@@ -136,9 +131,7 @@ def skewed(gpus: int, layers: int = 6, affinity: float = 0.5) -> JointInstance:
     return JointInstance(transitions(trace.experts, 256), trace.load, equal_slots(256, gpus))
 
 
-@pytest.mark.parametrize(
-    "weight", [0.5, *(pytest.param(weight, marks=pytest.mark.everything) for weight in (0.2, 0.9))]
-)
+@pytest.mark.parametrize("weight", [0.5, *(pytest.param(weight, marks=pytest.mark.everything) for weight in (0.2, 0.9))])
 def test_the_start_falls_back_on_balance_alone(weight):
     instance = skewed(32)
     terms = JointTerms(instance, weight, worst=True)

@@ -159,9 +159,7 @@ def test_limits_by_hand():
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("load", "slots", "gpus"), [([3.0, 0, 6, 3, 7], 8, 2), ([0.0, 5, 6, 0, 4], 9, 3), ([5.0, 7, 8], 6, 3)]
-)
+@pytest.mark.parametrize(("load", "slots", "gpus"), [([3.0, 0, 6, 3, 7], 8, 2), ([0.0, 5, 6, 0, 4], 9, 3), ([5.0, 7, 8], 6, 3)])
 def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, slots, gpus):
     instance = ReplicationInstance(np.array([[load]]), slots, gpus)
     usual = replicate(instance, algorithm="eplb").objective
@@ -321,8 +319,7 @@ def test_the_check_refuses_illegal_plans(row):
 
 
 EXAMPLE = np.array(
-    [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]],
-    dtype=float,
+    [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]], dtype=float
 )
 
 

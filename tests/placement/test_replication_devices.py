@@ -53,12 +53,7 @@ def instances(draw, experts: int = 4, devices: int = 3) -> tuple[np.ndarray, int
 def test_best_equals_every_hosting_and_no_bound_and_no_other_way_lies(case):
     optimum = brute_force(*case)
     assert lower_bound(*case) <= optimum * (1 + EXACT)
-    for options in (
-        {"method": "lina"},
-        {"limits": Limits(exact=False), "kicks": 0},
-        {"limits": Limits(exact=False)},
-        {},
-    ):
+    for options in ({"method": "lina"}, {"limits": Limits(exact=False), "kicks": 0}, {"limits": Limits(exact=False)}, {}):
         result = replicate_devices(DevicesInstance(*case), **options)
         assert check_devices(result.solution, *case) == pytest.approx(result.objective, rel=EXACT)
         assert result.bound <= optimum * (1 + EXACT) and optimum <= result.objective * (1 + EXACT)
@@ -83,14 +78,7 @@ def test_names_units_and_room(case, seed):
     assert least(popularity, devices + 1, cap) <= objective * (1 + EXACT)
 
 
-@tried(
-    100,
-    st.integers(1, 24),
-    st.integers(1, 12),
-    st.integers(0, 4),
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([0, 0.5, 1]),
-)
+@tried(100, st.integers(1, 24), st.integers(1, 12), st.integers(0, 4), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1]))
 def test_every_size_is_legal(experts, devices, more, seed, zeros):
     """Also where every slot is needed, and with experts that nobody asks for."""
     rng = np.random.default_rng(seed)
@@ -126,8 +114,7 @@ def dealt(popularity: np.ndarray, devices: int, cap: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("experts", "devices", "cap", "level"),
-    [(16, 16, 2, 1.06), (16, 16, 4, 1.012), (64, 16, 5, 1.004), (16, 8, 4, 1.01)],
+    ("experts", "devices", "cap", "level"), [(16, 16, 2, 1.06), (16, 16, 4, 1.012), (64, 16, 5, 1.004), (16, 8, 4, 1.01)]
 )
 def test_search_is_near_the_mean_and_beats_dealing_and_lina(experts, devices, cap, level):
     over_mean = []
@@ -144,8 +131,7 @@ def test_search_is_near_the_mean_and_beats_dealing_and_lina(experts, devices, ca
 def test_the_search_changes_how_many_replicas_experts_have():
     """Without kicks: 1.057 over the mean, 1.084 by handing over and swapping alone."""
     objectives = [
-        replicate_devices(DevicesInstance(zipf(16, seed), 16, 2), Limits(exact=False), kicks=0).objective
-        for seed in range(8)
+        replicate_devices(DevicesInstance(zipf(16, seed), 16, 2), Limits(exact=False), kicks=0).objective for seed in range(8)
     ]
     assert np.mean(objectives) * 16 <= 1.065
 
@@ -285,9 +271,6 @@ def test_bad_input_is_named(arguments, message):
         DevicesInstance(*arguments)
     with pytest.raises(InputError, match="method: 'first'"):
         replicate_devices(DevicesInstance([1.0], 2, 1), method="first")
-    for devices_of_expert, says in (
-        ([1.5, 1.5], "at most 2, the devices there are; the sum is 3"),
-        ([0] * 5, "do not fit"),
-    ):
+    for devices_of_expert, says in (([1.5, 1.5], "at most 2, the devices there are; the sum is 3"), ([0] * 5, "do not fit")):
         with pytest.raises(InputError, match=says):
             pack_devices(np.array(devices_of_expert), 2, 2)

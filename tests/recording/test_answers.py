@@ -260,8 +260,7 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 META = st.fixed_dictionaries(
-    {"routed_experts": VALUES},
-    optional={"prompt_tokens": VALUES, "completion_tokens": VALUES, "routed_experts_dtype": VALUES},
+    {"routed_experts": VALUES}, optional={"prompt_tokens": VALUES, "completion_tokens": VALUES, "routed_experts_dtype": VALUES}
 )
 ANSWERED = st.lists(st.fixed_dictionaries({"routed_experts": VALUES}) | VALUES, max_size=2)
 
@@ -287,9 +286,7 @@ def test_any_answer_of_vllm(answer):
     choices_or_one_line(vllm._routing, SERVER, answer)
 
 
-@given(
-    st.dictionaries(st.sampled_from(["expert_distribution_recorder_mode", "enable_eplb", "tp_size", "pp_size"]), VALUES)
-)
+@given(st.dictionaries(st.sampled_from(["expert_distribution_recorder_mode", "enable_eplb", "tp_size", "pp_size"]), VALUES))
 @settings(max_examples=examples(100), deadline=None)
 def test_any_server_info(info):
     try:

@@ -105,10 +105,7 @@ def test_the_older_name_of_server_info_and_metrics_that_share_the_recorder(sglan
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (
-            Reply(500, {"error": {"message": "CUDA error:\nout of memory"}}),
-            [f"{START}: HTTP 500 (CUDA error: out of memory)"],
-        ),
+        (Reply(500, {"error": {"message": "CUDA error:\nout of memory"}}), [f"{START}: HTTP 500 (CUDA error: out of memory)"]),
         (None, ["HTTP 404 (Not Found)", "--expert-distribution-recorder-mode stat"]),
         (Reply(401, {"detail": "Unauthorized"}), ["HTTP 401 (Unauthorized)"]),  # an endpoint for administrators
     ],
@@ -213,9 +210,7 @@ def test_lines_that_are_no_prompt(tmp_path, line, part):
 
 PAGE = Path(__file__).parents[2] / "docs" / "recording.md"
 WAYS = {way.key: way for guide in GUIDES for way in guide.ways}
-R1 = MoEModel(
-    name="DeepSeek-R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=7168, d_ff=2048
-)
+R1 = MoEModel(name="DeepSeek-R1", layers=61, dense_layers=(0, 1, 2), experts=256, experts_per_token=8, d_model=7168, d_ff=2048)
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)

@@ -68,9 +68,7 @@ def test_grouped_heads_go_by_the_usual_graph(qwen):
 
 
 def test_gpus_that_only_the_package_has_are_timed_too(deepseek):
-    here, faster = (
-        sum(by_kind(replace(deepseek, gpu_type=kind).operators(DECODE)).values()) for kind in ("H200", "GB200")
-    )
+    here, faster = (sum(by_kind(replace(deepseek, gpu_type=kind).operators(DECODE)).values()) for kind in ("H200", "GB200"))
     assert here / 2 < faster < here
 
 
@@ -85,11 +83,7 @@ def test_a_gpu_or_model_that_it_does_not_know_is_named_and_a_missing_package(dee
     unknown = tmp_path / "config.json"
     unknown.write_text(json.dumps({"architectures": ["NobodysModel"], "num_hidden_layers": 2}))
     for source, step, says in (
-        (
-            replace(deepseek, gpu_type="V100-16"),
-            DECODE,
-            r"has no measurements of V100-16 \(it has A100-40, .*; use the d",
-        ),
+        (replace(deepseek, gpu_type="V100-16"), DECODE, r"has no measurements of V100-16 \(it has A100-40, .*; use the d"),
         (replace(deepseek, gpu_type="H100-PCIe"), DECODE, "has no measurements of sglang on h100_pcie; use the datash"),
         (replace(qwen, config=unknown), DECODE, "has no Qwen3-30B-A3B on h200_sxm: .*; use the datasheet"),
         # Measured with keys and values at 16 bits only.

@@ -130,9 +130,7 @@ def test_a_gpu_that_aggregates_nothing_waits_for_the_combine_of_the_first_model(
     ranks = np.array([0, 1], np.int32)
     # [token, layer]: the first model's token crosses over; the second's stay, and the one on GPU 1 skips the first layer.
     chosen = [[1, 1], [-1, -1]], [[0, 0], [-1, 1]]
-    routed = [
-        RoutingTrace("drawn", np.array(experts, np.int16)[:, :, None], 2, source_rank=ranks) for experts in chosen
-    ]
+    routed = [RoutingTrace("drawn", np.array(experts, np.int16)[:, :, None], 2, source_rank=ranks) for experts in chosen]
     model = make_model(2, 2, 1)
     problem = make_problem(routed[0], cluster_of(make_gpu(), make_gpu()), model, Datasheet(), second=(routed[1], model))
     plan = plan_of(problem, *[linear_placement(side) for side in (problem, problem.second)], "concurrent")
@@ -142,9 +140,7 @@ def test_a_gpu_that_aggregates_nothing_waits_for_the_combine_of_the_first_model(
     pd.testing.assert_frame_equal(again.events, whole.layers(1, 1).events, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    "changed", [["start", "end"], ["bytes"], ["end"], []], ids=["early", "lost", "short", "missing"]
-)
+@pytest.mark.parametrize("changed", [["start", "end"], ["bytes"], ["end"], []], ids=["early", "lost", "short", "missing"])
 def test_bundles_that_are_not_the_sends_are_noticed(changed):
     problem = pair_of_samples()
     plan = run(SYSTEMS["linear"], problem).result.solution

@@ -39,8 +39,7 @@ def model(rng: np.random.Generator, network: Network, layers: int, busy: float =
     """Random compute seconds and traffic; computation and transfers weigh about the same, some of each is missing."""
     gpus = network.gpus
     compute = {
-        step: rng.exponential(1e-3, (layers, gpus)) * (rng.random((layers, gpus)) < 0.9) * rng.integers(0, 2)
-        for step in STEPS
+        step: rng.exponential(1e-3, (layers, gpus)) * (rng.random((layers, gpus)) < 0.9) * rng.integers(0, 2) for step in STEPS
     }
     dispatch = rng.exponential(500.0, (layers, gpus, gpus)) * (rng.random((layers, gpus, gpus)) < busy)
     combine = dispatch.transpose(0, 2, 1) if rng.random() < 0.7 else rng.exponential(500.0, dispatch.shape)
@@ -56,8 +55,7 @@ def cases(draw, most: int = 4, modes=MODES):
         model(rng, network, layers, draw(st.sampled_from((0.0, 0.5, 1.0)))) for _ in "ab"
     )
     order_a, order_b = (
-        orders(draw(st.sampled_from(modes)), traffic, network, seed)
-        for seed, traffic in enumerate((traffic_a, traffic_b))
+        orders(draw(st.sampled_from(modes)), traffic, network, seed) for seed, traffic in enumerate((traffic_a, traffic_b))
     )
     return compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network
 
@@ -277,18 +275,14 @@ def expert_seconds(rng: np.random.Generator, gpus: int, experts: int) -> ExpertS
 def test_layer_weight_is_table_2_of_every_triple():
     """If a GPU sends as much as it receives, two all-to-alls that overlap take as long as one after the other."""
     rng = np.random.default_rng(1)
-    a, b = (
-        replace(seconds, receive=seconds.send) for seconds in (expert_seconds(rng, 3, 4), expert_seconds(rng, 3, 5))
-    )
+    a, b = (replace(seconds, receive=seconds.send) for seconds in (expert_seconds(rng, 3, 4), expert_seconds(rng, 3, 5)))
     weight = layer_weight(a, b)
     assert weight.shape == (3, 4, 5)
     for gpu, of_a, of_b in np.ndindex(weight.shape):
         times = {"Ga": a.gate[gpu], "Gb": b.gate[gpu], "Aa": a.aggregate[gpu], "Ab": b.aggregate[gpu]}
         times |= {"Fa": a.ffn[gpu, of_a], "Fb": b.ffn[gpu, of_b]}
         times |= {"Na": a.send[gpu, of_a], "Nb": b.send[gpu, of_b]}
-        assert weight[gpu, of_a, of_b] == pytest.approx(
-            table_2(times | {"Ca": times["Na"], "Cb": times["Nb"]}), rel=1e-12
-        )
+        assert weight[gpu, of_a, of_b] == pytest.approx(table_2(times | {"Ca": times["Na"], "Cb": times["Nb"]}), rel=1e-12)
 
 
 def test_layer_weight_of_one_model_alone_and_of_computation_alone():
@@ -342,10 +336,7 @@ def pair(seconds: float, layers: int = 3, **compute: float) -> tuple[Work, Netwo
 
 @pytest.mark.parametrize(
     ("exchange", "beside", "compute", "wanted"),
-    [
-        (0.0, 2.0, {"gate": 1.0, "ffn": 3.0, "aggregate": 0.5}, 2 * 3 * (2 + 1 + 3 + 0.5)),
-        (1.5, 0.0, {}, 2 * 3 * 2 * 1.5),
-    ],
+    [(0.0, 2.0, {"gate": 1.0, "ffn": 3.0, "aggregate": 0.5}, 2 * 3 * (2 + 1 + 3 + 0.5)), (1.5, 0.0, {}, 2 * 3 * 2 * 1.5)],
     ids=["without traffic one after the other", "without computation the network never rests"],
 )
 def test_two_batches_meet_their_bound_where_nothing_overlaps(exchange, beside, compute, wanted):

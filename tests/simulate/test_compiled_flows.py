@@ -41,9 +41,7 @@ def traffic_of(kind: str, gpus: int, seed: int) -> np.ndarray:
     return off_diagonal(tokens @ np.eye(gpus)[np.arange(4 * gpus) % gpus] * 7168.0)
 
 
-def network_of(
-    gpus: int, mixed: bool, seed: int, latency: float = 5e-6, node: int = 8, contention: float = 0.0
-) -> Network:
+def network_of(gpus: int, mixed: bool, seed: int, latency: float = 5e-6, node: int = 8, contention: float = 0.0) -> Network:
     """Nodes of `node` GPUs with links of their own; mixed: ports of three rates, and no links in every other node; contention:
     see `lost`."""
     rng = np.random.default_rng(seed)
@@ -108,13 +106,9 @@ def test_windowed_flows_keep_ports_bound_and_interval(network, kind, seed):
 def test_windowed_flows_scale_and_do_not_know_the_names_of_gpus(kind):
     traffic, network = traffic_of(kind, 48, 3), network_of(48, False, 3, latency=0.0)
     windowed = all_to_all("concurrent", None, traffic, network)
-    assert all_to_all("concurrent", None, 8 * traffic, network).seconds == pytest.approx(
-        8 * windowed.seconds, rel=1e-12
-    )
+    assert all_to_all("concurrent", None, 8 * traffic, network).seconds == pytest.approx(8 * windowed.seconds, rel=1e-12)
     new = np.random.default_rng(3).permutation(48)
-    renumbered = Network(
-        network.send[new], network.receive[new], network.link[new], network.node[new], 0.0, np.zeros(48)
-    )
+    renumbered = Network(network.send[new], network.receive[new], network.link[new], network.node[new], 0.0, np.zeros(48))
     there = all_to_all("concurrent", None, traffic[np.ix_(new, new)], renumbered)
     assert there.seconds == pytest.approx(windowed.seconds, rel=1e-9)
 
@@ -183,9 +177,7 @@ def test_sequential_orders_that_are_simulated_in_no_time_are_stopped_too():
         list(exchanges(work, order, network, range(layers), lambda: True))
 
 
-def flows_in_plain_numpy(
-    network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, lane: np.ndarray
-) -> Flows:
+def flows_in_plain_numpy(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, lane: np.ndarray) -> Flows:
     """Event-driven flows: those of one lane run one after another in the given order, lanes run side by side."""
     out, into = network.ports(src, dst)
     capacity, latency = network.capacity, network.start_up(src, dst)

@@ -70,9 +70,7 @@ def naive_ends(network: Network, listed: list) -> list[float]:
             continue
         sends = list(zip(*replay(schedule, traffic), strict=True))
         if mode == "matched":
-            groups = [
-                [send[:3] for send in sends if send[3] == phase] for phase in range(schedule.phases + network.gpus)
-            ]
+            groups = [[send[:3] for send in sends if send[3] == phase] for phase in range(schedule.phases + network.gpus)]
             lanes.append([owner, start, groups, []])
         else:
             for gpu in range(network.gpus):
@@ -158,9 +156,7 @@ def test_together_they_share_as_in_a_naive_simulation_and_keep_bytes_latency_and
         least = (network.start_up(flows.src, flows.dst) + fastest) * (1 - CLOSE)
         assert np.all(flows.end - flows.start >= least - 1e-12 * flows.end)  # the clock tells no shorter times apart
     every = [both.flows(str(name)) for name in range(len(listed))]
-    columns = (
-        np.concatenate([getattr(flows, name) for flows in every]) for name in ("src", "dst", "bytes", "start", "end")
-    )
+    columns = (np.concatenate([getattr(flows, name) for flows in every]) for name in ("src", "dst", "bytes", "start", "end"))
     check_flows(Flows(*columns), sum(traffic for *_, traffic in listed), network)
 
 
@@ -247,9 +243,7 @@ ROUND_OFF = 1e-7
 def test_whole_shares_change_no_bit(loaded, mode, seed):
     network, traffic = loaded
     schedule = schedule_for(mode, traffic, network, seed)
-    plain, whole = (
-        all_to_all(mode, schedule, traffic, net) for net in (network, network.with_efficiency(Efficiency()))
-    )
+    plain, whole = (all_to_all(mode, schedule, traffic, net) for net in (network, network.with_efficiency(Efficiency())))
     assert np.array_equal(plain.start, whole.start) and np.array_equal(plain.end, whole.end)
     assert meeting_bound(network, traffic) == network.bound(traffic)
 

@@ -192,9 +192,7 @@ def test_a_plan_for_other_sizes_is_refused(case):
     for place, what in enumerate(("MoE layers", "experts", "GPUs")):
         layers, experts, gpus = (size + (place == index) for index, size in enumerate(sizes))
         rows = [[[*range(experts)], *[[]] * (gpus - 1)]] * layers
-        other = plan.placement.model_validate(
-            {"experts": experts, "experts_of_gpu": rows, "model_layers": range(layers)}
-        )
+        other = plan.placement.model_validate({"experts": experts, "experts_of_gpu": rows, "model_layers": range(layers)})
         with pytest.raises(InputError, match=f"for {sizes[place] + 1} {what}, but there are {sizes[place]}"):
             simulate(plan.model_copy(update={"placement": other}), problem)
 

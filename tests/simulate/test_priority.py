@@ -39,9 +39,7 @@ def one_at_a_time(alltoall, allreduce, micro_op, overhead, policy):
     while queue:
         now = max(now, min(arrival for arrival, *_ in queue))
         there = [waiting for waiting in queue if waiting[0] <= now]
-        served = min(
-            there, key=lambda waiting: (waiting[1], waiting[0], waiting[2]) if policy == "priority" else waiting
-        )
+        served = min(there, key=lambda waiting: (waiting[1], waiting[0], waiting[2]) if policy == "priority" else waiting)
         queue.remove(served)
         spans[served[1:3]] = (now, now + served[3])
         now += served[3]

@@ -100,8 +100,7 @@ def test_kernels_that_exchange_rows_of_a_node_hold_processors_beside_computation
     problem = problem_of()
     both = STEP.model_copy(update={"overlap": "two-batch"})
     copies, rows = (
-        serve(plan_of(BLOCKS, problem, Travel(unit=unit)), problem, both, Stub(), SIZES).figures
-        for unit in ("copies", "node")
+        serve(plan_of(BLOCKS, problem, Travel(unit=unit)), problem, both, Stub(), SIZES).figures for unit in ("copies", "node")
     )
     for part in ("attention", "ffn", "gate"):
         assert rows.parts[part] == pytest.approx(copies.parts[part] * 132 / 112)

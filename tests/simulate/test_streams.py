@@ -219,13 +219,7 @@ def test_sharing_by_hand():
 
 @pytest.mark.parametrize(
     ("use", "rates"),
-    [
-        ((1, 1), (0.5, 0.5)),
-        ((0.5, 1), (1, 0.5)),
-        ((1, 0.2), (0.8, 1)),
-        ((0.8, 0.625), (0.625, 0.8)),
-        ((0.3, 0.6), (1, 1)),
-    ],
+    [((1, 1), (0.5, 0.5)), ((0.5, 1), (1, 0.5)), ((1, 0.2), (0.8, 1)), ((0.8, 0.625), (0.625, 0.8)), ((0.3, 0.6), (1, 1))],
 )
 def test_shares(use, rates):
     assert shared_rates(use) == pytest.approx(rates)
@@ -253,13 +247,7 @@ def test_a_holding_computation_keeps_all_reduces_back_from_its_very_start():
 
 
 def test_fixed_starts_all_reduces_between_pairs_only():
-    rows = (
-        alltoall(2, pair=7),
-        compute(3, after=[0]),
-        alltoall(2, after=[1], pair=7),
-        allreduce(4),
-        allreduce(1, release=3),
-    )
+    rows = (alltoall(2, pair=7), compute(3, after=[0]), alltoall(2, after=[1], pair=7), allreduce(4), allreduce(1, release=3))
     # At 0 the all-to-all goes first and opens the pair, which is closed at 7.
     assert times(step(*rows), "fixed") == [(0, 2), (2, 5), (5, 7), (7, 11), (11, 12)]
     # An all-reduce that came before shares with the pair.
@@ -329,12 +317,7 @@ def test_malformed_tasks_are_refused(change, message):
 
 @pytest.mark.parametrize(
     ("policy", "use", "message"),
-    [
-        ("lifo", (1, 1), "'lifo'"),
-        ("fair", (0, 1), "above 0"),
-        ("fair", (1, 1.5), "at most 1"),
-        ("fair", (np.nan, 1), "use"),
-    ],
+    [("lifo", (1, 1), "'lifo'"), ("fair", (0, 1), "above 0"), ("fair", (1, 1.5), "at most 1"), ("fair", (np.nan, 1), "use")],
 )
 def test_unknown_policies_and_shares_are_refused(policy, use, message):
     with pytest.raises(InputError, match=message):

@@ -62,9 +62,7 @@ def planned(draw):
         cut = PartitionRange(first=names[first], last=names[last], parts=draw(st.integers(2, 4)))
         under = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch"}
         chosen = draw(st.sets(st.sampled_from(sorted(under))))
-        parts["overlap"] = Overlap(
-            ranges=(cut,), under={name: under[name] for name in chosen}, irregular=draw(st.booleans())
-        )
+        parts["overlap"] = Overlap(ranges=(cut,), under={name: under[name] for name in chosen}, irregular=draw(st.booleans()))
     return plan_of(problem, priority, **parts), problem
 
 
@@ -94,9 +92,9 @@ def test_a_pipelined_layer_takes_what_the_recurrences_say(parts, order):
     def part(*names):
         return sum(priced.seconds[priced.index[name], :, 0] for name in names)
 
-    expected = pipeline_seconds(
-        part("1.dispatch"), part("1.experts_up", "1.experts_down"), part("1.combine"), order=order
-    )[parts - 1]
+    expected = pipeline_seconds(part("1.dispatch"), part("1.experts_up", "1.experts_down"), part("1.combine"), order=order)[
+        parts - 1
+    ]
     rows = [row for row, label in enumerate(timeline.labels) if label.split(" · ")[0] in ("1.dispatch", "1.combine")]
     own = timeline.events.loc[rows]
     assert own["end"].max() - own["start"].min() == pytest.approx(expected)
@@ -110,9 +108,7 @@ def test_without_any_overlap_everything_adds_up():
     network = [operator.kind == "gradient" for operator in priced.graph.operators]
     rest = priced.seconds[~np.array(network), 0, 0].sum()
     gradients = sum(operator.sent for operator in priced.graph.operators if operator.kind == "gradient")
-    assert timeline.total == pytest.approx(
-        rest + float(problem.cost.all_reduce(problem.cluster, np.float64(gradients)))
-    )
+    assert timeline.total == pytest.approx(rest + float(problem.cost.all_reduce(problem.cluster, np.float64(gradients))))
 
 
 def test_a_weight_gradient_under_an_all_to_all_shortens_the_step_by_what_it_hides():

@@ -101,9 +101,7 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     assert (waiting["without_estimation"] >= 0.02).all()
     for name in ("lina", "without_fine_tuning"):
         assert not waiting[name][:, :length].any()
-        np.testing.assert_array_equal(
-            result.schemes[name].layer[:, :length], result.schemes["baseline"].layer[:, :length]
-        )
+        np.testing.assert_array_equal(result.schemes[name].layer[:, :length], result.schemes["baseline"].layer[:, :length])
     lina = waiting["lina"][:, length:]
     tuned = result.fine_tuned[:, length:]
     assert (lina[tuned] >= 0.02).all() and (lina[~tuned] >= 0.003).all()
@@ -188,9 +186,7 @@ def test_a_wrong_estimate_is_tuned_to_the_actual_choices():
 def test_phase_one_hides_behind_the_layer_before_and_phase_two_does_not():
     trace = skewed(3, 64, 4, 8)
     problem = problem_of(trace, 4)
-    options = TwoPhaseOptions(
-        path_length=1, batch_tokens=64, schedule_seconds=5.0, check_seconds=1.0, host_bandwidth=1e30
-    )
+    options = TwoPhaseOptions(path_length=1, batch_tokens=64, schedule_seconds=5.0, check_seconds=1.0, host_bandwidth=1e30)
     shown = two_phase(problem, trace, options)
     hidden = two_phase(problem, trace, replace(options, other_seconds=100.0))
     for name, least in (("lina", 1.0), ("without_fine_tuning", 0.0)):
@@ -218,9 +214,7 @@ def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     test, train = skewed(seed, 64, layers, experts), skewed(seed + 1, 50, layers, experts)
     problem, cap = problem_of(test, gpus), -(-experts // gpus) + more - 1
     free = FREE | {"host_bandwidth": problem.model.bytes_per_expert, "other_seconds": 1e6}
-    options = TwoPhaseOptions(
-        path_length=1, batch_tokens=64, max_experts_per_device=cap, renormalise=renormalise, **free
-    )
+    options = TwoPhaseOptions(path_length=1, batch_tokens=64, max_experts_per_device=cap, renormalise=renormalise, **free)
     result = two_phase(problem, train, options)
     home = [set(block.tolist()) for block in np.array_split(np.arange(experts), gpus)]
     profile = profile_paths(train.experts[:, :, 0], experts, 1)

@@ -165,9 +165,7 @@ def test_longer_sequences_and_dense_layers_in_between_make_the_busiest_gpu_s_att
     short = replace(problem, workload=replace(problem.workload, sequence=np.arange(4, dtype=np.int32)))
     sizes = {"layers": 6, "dense_layers": (0, 2, 4)}
     deeper = replace(problem, model=problem.model.model_copy(update=sizes))
-    seconds = [
-        simulate(coherent(placement), other).seconds_of_kind()["attention"] for other in (problem, short, deeper)
-    ]
+    seconds = [simulate(coherent(placement), other).seconds_of_kind()["attention"] for other in (problem, short, deeper)]
     assert seconds[1] < seconds[0] and seconds[2] == pytest.approx(2 * seconds[0])
 
 

@@ -115,13 +115,9 @@ def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, en
 
 def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, instead):
     engine.json("plan", *INPUTS, "--system", "linear", "-o", tmp_path / "plan.json")
-    options = (
-        "--gpus-per-node 0 --nodes 2 --ranks-per-node 1 --cpus-per-node 1 --memory-per-node 1 --tokens 64 --submit"
-    )
+    options = "--gpus-per-node 0 --nodes 2 --ranks-per-node 1 --cpus-per-node 1 --memory-per-node 1 --tokens 64 --submit"
     instead("exit 0")
-    folder = engine.json("launch", tmp_path / "plan.json", "--on", "slurm", "--shared", shared, *options.split())[
-        "folder"
-    ]
+    folder = engine.json("launch", tmp_path / "plan.json", "--on", "slurm", "--shared", shared, *options.split())["folder"]
     until(lambda: engine.json("status", folder)["over"], 20, "end")
     handle = clusters.handle_of(Path(folder))
     assert engine.text("status", folder) == f"{handle} is succeeded: COMPLETED\n"

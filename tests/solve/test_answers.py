@@ -81,11 +81,7 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
         ("order", TO_THE_THIRD, {"objective": 12.0}),  # matched unless told otherwise
         ("order", TO_THE_THIRD | {"mode": "shared"}, {"objective": 6.0}),
         *[
-            (
-                "order",
-                {"traffic": traffic, "bandwidth": 2},
-                {"objective": 0, "bound": 0, "status": "OPTIMAL", "phases": []},
-            )
+            ("order", {"traffic": traffic, "bandwidth": 2}, {"objective": 0, "bound": 0, "status": "OPTIMAL", "phases": []})
             for traffic in ([[5]], [[3, 0], [0, 4]])
         ],
         ("assign", {"tokens": [[7]], "bandwidth": [1], "seconds_per_token": [2]}, {"objective": 14}),
@@ -98,27 +94,15 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
         # Experts 0 and 2 belong together, and 1 and 3: 10 of the 33 hops leave only when they are split up.
         ("affinity", AFFINITY, {"status": "OPTIMAL", "objective": 6, "gpu_hops": 6, "node_hops": 0}),
         # Experts 0 and 2 fire together, and 1 and 3: only tokens that are not at home send a row, two of five.
-        (
-            "coactivation",
-            COACTIVATION,
-            {"status": "OPTIMAL", "objective": 2, "rows": [2], "gpu_of_expert": [[0, 1, 0, 1]]},
-        ),
+        ("coactivation", COACTIVATION, {"status": "OPTIMAL", "objective": 2, "rows": [2], "gpu_of_expert": [[0, 1, 0, 1]]}),
         # Expert 0 has three quarters of all tokens, so its GPU has at least 1.5 times the mean.
         (
             "coactivation",
             COACTIVATION | {"experts": [[[0, 1], [0, 2], [0, 3], [0, -1], [0, -1]]], "cap": 1.2},
             {"status": "INFEASIBLE", "imbalance": [1.5]},
         ),
-        (
-            "replicate",
-            {"load": [[2, 1, 1]], "slots": 4, "gpus": 2},
-            {"status": "OPTIMAL", "objective": 1.0, "bound": 1.0},
-        ),
-        (
-            "replicate",
-            {"load": [[4, 3, 2, 1, 1, 1]], "slots": 8, "gpus": 3, "slots_of_gpu": [4, 2, 2], "speed": [2, 1, 1]},
-            {},
-        ),
+        ("replicate", {"load": [[2, 1, 1]], "slots": 4, "gpus": 2}, {"status": "OPTIMAL", "objective": 1.0, "bound": 1.0}),
+        ("replicate", {"load": [[4, 3, 2, 1, 1, 1]], "slots": 8, "gpus": 3, "slots_of_gpu": [4, 2, 2], "speed": [2, 1, 1]}, {}),
         ("replicate-devices", DEVICES | {"algorithm": "lina"}, {}),
         ("replicate-devices", {"popularity": [0, 0, 0], "devices": 2, "max_experts_per_device": 2}, {"objective": 0}),
         ("popularity", POPULARITY | {"top_k": 3}, {"objective": 6.0}),
@@ -174,11 +158,7 @@ EXACT, SEARCH = '{"time_limit": 30}', '{"exact": false}'
             ("priority", PRIORITY | {"policy": policy, "micro_op": size}, {"objective": 3, "finish": 8})
             for policy, size in (("priority", None), ("fair", None), ("fifo", 5))
         ],
-        (
-            "priority",
-            {"alltoall": [], "allreduce": []},
-            {"status": "OPTIMAL", "objective": 0, "finish": 0, "events": []},
-        ),
+        ("priority", {"alltoall": [], "allreduce": []}, {"status": "OPTIMAL", "objective": 0, "finish": 0, "events": []}),
         # Experts of one GPU share a row.
         *[
             ("travel", TRAVEL | {"gpu_of_expert": [2] * 4, "source_gpu": [0, 0], "travel": travel}, {"objective": rows})
@@ -238,9 +218,7 @@ def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver, kernel):
 def test_rows_and_imbalance_of_coactivation_layer_by_layer(solver, more):
     problem = TOKENS | more
     answer = solver.checked("coactivation", problem, EXACT, status="OPTIMAL")
-    place, experts, source = (
-        np.array(table) for table in (answer["gpu_of_expert"], problem["experts"], problem["source_gpu"])
-    )
+    place, experts, source = (np.array(table) for table in (answer["gpu_of_expert"], problem["experts"], problem["source_gpu"]))
     wanted = check_coactivation(place, experts, source, 4, problem.get("gpus_per_node"), problem.get("travel", "gpu"))
     assert (answer["rows"], answer["imbalance"]) == (wanted[0], pytest.approx(wanted[1]))
     assert len(answer["gpu_of_expert"][0]) == more.get("expert_count", 8)
@@ -311,10 +289,7 @@ def test_nodes_of_one_size_need_one_number(solver):
     answers = [solver.checked("two-tier", TWO_TIER | {"gpus_per_node": sizes}) for sizes in ([2, 2], 2)]
     assert answers[0]["phases"] == answers[1]["phases"]
     makespan, bound = carried_out(TWO_TIER | {"gpus_per_node": 2}, answers[1])
-    assert (answers[1]["objective"], answers[1]["bound"]) == (
-        pytest.approx(makespan, rel=1e-9),
-        pytest.approx(bound, rel=1e-9),
-    )
+    assert (answers[1]["objective"], answers[1]["bound"]) == (pytest.approx(makespan, rel=1e-9), pytest.approx(bound, rel=1e-9))
 
 
 @pytest.mark.parametrize(("split", "loads"), [("free", [LOAD]), ("equal", [LOAD, LOAD[::-1]])])

@@ -39,11 +39,7 @@ def larger() -> dict[str, dict[str, Any]]:
             "gpus": 4,
         },
         "replicate": REPLICATE,
-        "replicate-devices": {
-            "popularity": rng.exponential(size=6).tolist(),
-            "devices": 4,
-            "max_experts_per_device": 3,
-        },
+        "replicate-devices": {"popularity": rng.exponential(size=6).tolist(), "devices": 4, "max_experts_per_device": 3},
         "pipeline-degree": LAYER,
         "weight-gradients": SPLIT,
         "partition": {"ops": CHAIN["ops"][:3] * 10},

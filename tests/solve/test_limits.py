@@ -25,24 +25,14 @@ AXES = {"tensors": ["a", "b"], "allowed": [["x", "x"]] * 2**18}
     [
         ("order", {"traffic": [[1.0]] * 1025, "bandwidth": 1}),
         ("two-tier", {"traffic": [[1.0]] * 1025, "bandwidth": 1, "link_bandwidth": 1, "gpus_per_node": 1}),
-        (
-            "two-tier",
-            {"traffic": np.ones((130, 130)).tolist(), "bandwidth": 1, "link_bandwidth": 1, "gpus_per_node": 1},
-        ),
+        ("two-tier", {"traffic": np.ones((130, 130)).tolist(), "bandwidth": 1, "link_bandwidth": 1, "gpus_per_node": 1}),
         ("assign", {"tokens": WIDE * 2049, "bandwidth": [1], "seconds_per_token": [1]}),
         ("colocate", dict.fromkeys(("send_a", "recv_a", "send_b", "recv_b"), WIDE[0])),
         ("colocate-heterogeneous", {"cost": [[[1.0]]] * 129}),
         ("affinity", {"transitions": [WIDE * 2049], "gpus": 1}),
         (
             "travel",
-            {
-                "experts": [[0]],
-                "source_gpu": [0],
-                "gpu_of_expert": [0],
-                "gpus": 4096,
-                "gpus_per_node": 1,
-                "travel": "gpu",
-            },
+            {"experts": [[0]], "source_gpu": [0], "gpu_of_expert": [0], "gpus": 4096, "gpus_per_node": 1, "travel": "gpu"},
         ),
         ("coactivation", {"experts": [[[0]]], "source_gpu": [0], "gpus": 1, "expert_count": 10**9}),
         ("coactivation", {"experts": [[[0]] * 2**17], "source_gpu": [0] * 2**17, "gpus": 1024}),

@@ -201,10 +201,7 @@ MALFORMED = {
         (TRAVEL | {"travel": "rail"}, ["travel"]),
     ],
     "two-tier": [
-        (
-            TWO_TIER | {"gpus_per_node": 3},
-            ["gpus_per_node must divide the 4 GPUs of traffic, or list every node's (3)"],
-        ),
+        (TWO_TIER | {"gpus_per_node": 3}, ["gpus_per_node must divide the 4 GPUs of traffic, or list every node's (3)"]),
         (TWO_TIER | {"gpus_per_node": [2, 1]}, ["gpus_per_node must list nodes of at least 1 GPU, 4 in all, not 3"]),
         (TWO_TIER | {"gpus_per_node": [4, 0]}, ["nodes of at least 1 GPU"]),
         (

@@ -257,8 +257,7 @@ def test_figures_depend_on_what_a_plan_claims_and_a_move_that_never_pays_is_kept
     plan = run(SYSTEMS["linear"], problem).result.solution
     no_claim = plan.model_copy(update={"claim": None})
     with_bound, without = (
-        store.figures(Metrics, partial(metrics, part, problem), *metrics_digests(part, problem))
-        for part in (plan, no_claim)
+        store.figures(Metrics, partial(metrics, part, problem), *metrics_digests(part, problem)) for part in (plan, no_claim)
     )
     assert with_bound.bound is not None and without.bound is None
     never = Migration(3, 4.0, 5.0, 5.0, float("inf"))

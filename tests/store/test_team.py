@@ -73,9 +73,7 @@ def test_parents_and_children(db, saved):
 
 
 def test_plans_are_found_by_what_is_written_of_them_and_a_percent_sign_is_a_percent_sign(db, saved):
-    sharp = team.save_plan(
-        db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard", summary=SUMMARY
-    )
+    sharp = team.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard", summary=SUMMARY)
     parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "TWO", "pros", "%", "_", "nobody")
     numbers = {part: [saved_plan.number for saved_plan in listed_plans(db, saved.workspace, part)] for part in parts}
     assert list(numbers.values()) == [[sharp.number]] * 8 + [[]]
@@ -109,9 +107,7 @@ def test_a_comment_keeps_what_it_points_to(db, review):
     assert [place_of(str(place)) for place in places[:-1]] == places[:-1]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "layer", "layer:-1", "layer:03", "layer:٣", "gpu:1\n", "chart:", "chart:cat", "plan:1"]
-)
+@pytest.mark.parametrize("text", ["", "layer", "layer:-1", "layer:03", "layer:٣", "gpu:1\n", "chart:", "chart:cat", "plan:1"])
 def test_what_is_no_place_is_refused(text):
     with pytest.raises(InputError, match="is no layer, GPU or chart"):
         place_of(text)

@@ -103,9 +103,7 @@ def even(latency: float, link: float | None = None) -> tuple[Problem, Plan]:
     matrix = TrafficMatrix("even", np.full((1, GPUS, GPUS), SIZE), 1)
     problem = make_problem(matrix, cluster, make_model(1, GPUS), Datasheet())
     placement = linear_placement(problem)
-    plan = Plan(
-        name="even", placement=placement, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="")
-    )
+    plan = Plan(name="even", placement=placement, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser=""))
     return problem, plan
 
 

@@ -225,9 +225,7 @@ def test_what_differs_alike_in_every_draw_is_told_apart():
     """The same noise at both numbers: in every draw the larger one gains 6 % more, less a tenth of the noise."""
     advised = knee(points(0.0, 0.14, 0.2, noise=ALTERNATING))
     assert (advised.slots, advised.rule) == (8, "enough")
-    assert advised.reason.startswith(
-        "the fewest that bring 90 % of the most that any number brings (+20.0 % with 8 slots"
-    )
+    assert advised.reason.startswith("the fewest that bring 90 % of the most that any number brings (+20.0 % with 8 slots")
 
 
 @settings(max_examples=examples(60), deadline=None)

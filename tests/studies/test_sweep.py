@@ -89,9 +89,7 @@ def test_degree_points_are_the_fixed_degree_in_their_order(order: str) -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_the_figures_of_every_point_agree_with_each_other_and_a_stopped_sweep_keeps_the_points_before(
-    kind: str,
-) -> None:
+def test_the_figures_of_every_point_agree_with_each_other_and_a_stopped_sweep_keeps_the_points_before(kind: str) -> None:
     problem = problem_of()
     trials = trials_of(problem, kind, VALUES[kind], SETTINGS[kind])
     forward = {operator.name for operator in operators_of(problem).of_phase("forward")}
@@ -253,8 +251,7 @@ def test_the_smallest_size_is_that_of_trying_all(kind: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("smallest_that_meets", "between"),
-    [(1, [1]), (2, [1]), (3, [3, 4]), (5, [3, 4]), (6, [6, 7]), (8, [6, 7]), (9, [])],
+    ("smallest_that_meets", "between"), [(1, [1]), (2, [1]), (3, [3, 4]), (5, [3, 4]), (6, [6, 7]), (8, [6, 7]), (9, [])]
 )
 def test_sizes_between_are_tried_until_the_smallest_is_known(monkeypatch, smallest_that_meets, between) -> None:
     def point_of_size(common, index, stop, report) -> CapacityPoint:
@@ -307,9 +304,7 @@ def test_parts_and_larger_clusters() -> None:
     assert larger.gpus[:4] == cluster.gpus and len({node.name for node in larger.nodes}) == 6
     doubled = parts_of(larger := grown(cluster, cluster.nodes, 2))
     assert doubled["the same mix in steps of 4 GPUs"] == (larger.nodes[0], larger.nodes[1])
-    alike = cluster.model_copy(
-        update={"nodes": (cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"}))}
-    )
+    alike = cluster.model_copy(update={"nodes": (cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"}))})
     assert len(parts_of(alike)) == 1
 
 

@@ -163,8 +163,7 @@ def test_a_share_of_the_tokens_chooses_hot_experts(workload, share, hot):
 
 
 @pytest.mark.parametrize(
-    ("experts", "k", "published"),
-    [(8, 2, {"w1": 3.25, "w2": 3.25, "w5": 2}), (8, 4, {"w1": 1.75, "w2": 1.75, "w5": 2})],
+    ("experts", "k", "published"), [(8, 2, {"w1": 3.25, "w2": 3.25, "w5": 2}), (8, 4, {"w1": 1.75, "w2": 1.75, "w5": 2})]
 )
 def test_the_benchmarks_own_sizes(experts, k, published):
     """Largest over mean expert load; its README measured 3.31, 3.22 and 2.16 on 512 tokens of top-2, and 1.78, 1.77 and 2.00 on
@@ -180,10 +179,7 @@ def steps_of(workload: str, steps: int = 12) -> np.ndarray:
     trace = imbalanced(make_model(1, EXPERTS, 2), recipe)
     loads = load_of_steps(trace, steps)
     assert loads.sum(axis=0).tolist() == trace.load.tolist()
-    assert (
-        loads[1, 0].tolist()
-        == np.bincount(trace.experts[MANY_TOKENS // steps :][: MANY_TOKENS // steps].ravel()).tolist()
-    )
+    assert loads[1, 0].tolist() == np.bincount(trace.experts[MANY_TOKENS // steps :][: MANY_TOKENS // steps].ravel()).tolist()
     return loads[:, 0] / (MANY_TOKENS / steps)
 
 

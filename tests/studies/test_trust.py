@@ -30,11 +30,7 @@ def held(printed) -> list[Prediction]:
 
 def test_deepep_over_two_to_eight_nodes_is_met_within_the_promise(held):
     """On sizes that were not fitted: 15 % in the mean and 30 % at worst; as copies at whole rates it is several times that."""
-    rows = [
-        row
-        for row in summaries(held)
-        if row.of in ("DeepEP normal dispatch", "DeepEP normal combine") and row.nodes > 1
-    ]
+    rows = [row for row in summaries(held) if row.of in ("DeepEP normal dispatch", "DeepEP normal combine") and row.nodes > 1]
     assert len(rows) == 6
     for row in rows:
         assert row.mean <= 0.15 and row.worst <= 0.30 and row.points >= 11, row

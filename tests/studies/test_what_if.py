@@ -76,9 +76,7 @@ def test_against_a_cluster_and_a_model_changed_by_hand(solved) -> None:
     problem, plan = solved
     faster = cluster_of(
         *(
-            card.model_copy(
-                update={"send_bandwidth": 3 * card.send_bandwidth, "receive_bandwidth": 3 * card.receive_bandwidth}
-            )
+            card.model_copy(update={"send_bandwidth": 3 * card.send_bandwidth, "receive_bandwidth": 3 * card.receive_bandwidth})
             for card in problem.cluster.gpus
         ),
         latency=5e-5,
@@ -183,9 +181,7 @@ def test_two_models_change_together() -> None:
     first = small(layers=2)
     problem = make_problem(first.workload, first.cluster, first.model, Datasheet(), (first.workload, first.model))
     plan = run(SYSTEMS["linear"], problem, {}).result.solution
-    before, after = (
-        outlook(plan, case) for case in (problem, changed(problem, Change(network=2, compute=2, latency=0.5)))
-    )
+    before, after = (outlook(plan, case) for case in (problem, changed(problem, Change(network=2, compute=2, latency=0.5))))
     assert after.total == pytest.approx(before.total / 2)
     assert sum(after.parts.values()) == pytest.approx(after.total)
     noise = changed(problem, Change(noise=0.5))

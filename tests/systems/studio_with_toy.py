@@ -35,9 +35,7 @@ def command_line() -> dict[str, Any]:
     """Its help, a plan of its own, its place among all systems, and a comparison."""
     return {
         "help": command("plan", "--help"),
-        "toy": json.loads(
-            command("plan", *INPUTS, "--system", "toy", "--set", "slots=uneven", "-o", "toy.json", "--json")
-        ),
+        "toy": json.loads(command("plan", *INPUTS, "--system", "toy", "--set", "slots=uneven", "-o", "toy.json", "--json")),
         "linear": json.loads(command("plan", *INPUTS, "--system", "linear", "-o", "linear.json", "--json")),
         "all": json.loads(command("plan", *INPUTS, "--system", "all", "--set", "time_limit=0.1", "--json")),
         "compare": json.loads(command("compare", "linear.json", "toy.json", "--json")),

@@ -44,11 +44,7 @@ def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
 def test_a_broken_timeline_is_noticed():
     problem = pair_of_samples()
     plan = run(SYSTEMS["linear"], problem).result.solution
-    for kind, columns, factor in (
-        ("combine", ["start", "end"], 0.5),
-        ("combine", "bytes", 0.5),
-        ("dispatch", "end", 0.5),
-    ):
+    for kind, columns, factor in (("combine", ["start", "end"], 0.5), ("combine", "bytes", 0.5), ("dispatch", "end", 0.5)):
         timeline = simulate(plan, problem)
         timeline.events.loc[timeline.events["kind"] == kind, columns] *= factor
         with pytest.raises(IllegalError):

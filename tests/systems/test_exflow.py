@@ -111,9 +111,7 @@ def test_hops_between_all_choices_or_the_first_listed():
     rng = np.random.default_rng(0)
     chain, other_chain = rng.permutation(4), rng.permutation(4)
     first, second = rng.integers(0, 4, 300), rng.integers(4, 8, 300)
-    rows = np.stack(
-        [np.stack([first, second], axis=1), np.stack([chain[first], 4 + other_chain[second - 4]], axis=1)], axis=1
-    )
+    rows = np.stack([np.stack([first, second], axis=1), np.stack([chain[first], 4 + other_chain[second - 4]], axis=1)], axis=1)
     problem = problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), FOUR)
     kept = {}
     for hops in ("all", "first"):
@@ -181,9 +179,7 @@ def test_flat_staged_and_joint_each_minimise_what_they_say():
             assert text.startswith(f"{share(on_gpu)} of hops stay on their GPU (by chance 25 %)")
             assert (f", {share(on_node)} on their node" in text) == (stages != "flat")
             assert outcome.notes["cost of hops"].value == (
-                "fewest hops between nodes, then fewest between GPUs (proven)"
-                if stages == "staged"
-                else "proven optimal"
+                "fewest hops between nodes, then fewest between GPUs (proven)" if stages == "staged" else "proven optimal"
             )
         assert sum(figures["flat"][1:]) == min(node + gpu for _, node, gpu in hops.values())
         assert figures["staged"][1:] == min((node, gpu) for _, node, gpu in hops.values())

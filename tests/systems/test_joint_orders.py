@@ -35,9 +35,7 @@ def samples_together(first: str, second: str) -> Problem:
     return make_problem(one.workload, EIGHT, one.model, Datasheet(), second=(other.workload, other.model))
 
 
-@pytest.mark.parametrize(
-    "names", [PAIRS[0], *(pytest.param(names, marks=pytest.mark.everything) for names in PAIRS[1:])]
-)
+@pytest.mark.parametrize("names", [PAIRS[0], *(pytest.param(names, marks=pytest.mark.everything) for names in PAIRS[1:])])
 def test_the_default_for_two_models_comes_close_to_what_no_order_can_undercut(names):
     problem = samples_together(*names)
     outcome = run(SYSTEMS["aurora"], problem, {"time_limit": 1})
@@ -131,8 +129,7 @@ def random_pair(seed: int, network: Network):
 
 def joint_seconds(compute, traffic, network: Network) -> float:
     works = [
-        Work(compute=seconds, dispatch=there, combine=back)
-        for seconds, (there, back) in zip(compute, traffic, strict=True)
+        Work(compute=seconds, dispatch=there, combine=back) for seconds, (there, back) in zip(compute, traffic, strict=True)
     ]
     schedules, _ = layer_order(works, 0, network, np.zeros(network.gpus), never)
     a, b, back_a, back_b = ((schedule,) for schedule in schedules)
@@ -148,9 +145,7 @@ def test_ranks_of_a_launch_carry_out_each_models_part_as_a_matched_order():
     assert check_timeline(simulate(launched, problem), launched, problem) > 0
 
 
-@pytest.mark.parametrize(
-    ("gpus", "layers", "tried"), [(64, 61, True), (64, 62, False), (128, 15, True), (129, 1, False)]
-)
+@pytest.mark.parametrize(("gpus", "layers", "tried"), [(64, 61, True), (64, 62, False), (128, 15, True), (129, 1, False)])
 def test_the_default_leaves_a_joint_order_out_where_it_would_take_minutes(gpus, layers, tried):
     cluster = cluster_of(*[make_gpu()] * gpus)
     trace = RoutingTrace("few", np.zeros((2, layers, 1), dtype=np.int16), 4)

@@ -98,9 +98,7 @@ def test_the_plan_carries_the_scheduler():
     assert plan.id != plan.model_copy(update={"reaction": None}).id
 
 
-def predicted_hits(
-    profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int, size: int
-) -> list[tuple[bool, bool]]:
+def predicted_hits(profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int, size: int) -> list[tuple[bool, bool]]:
     """For every batch and scheduled layer whether the two most popular experts were predicted, as a set and in order."""
     answers = []
     for begin in range(0, served.tokens - size + 1, size):
@@ -136,9 +134,7 @@ def test_the_notes_are_counted_again():
     right, in_order = (np.mean(column) for column in zip(*answers, strict=True))
     assert 0 < in_order <= right < 1
     notes = outcome.notes
-    assert notes["estimates right (top 2 as a set, in order)"].value == (
-        f"{share(right)}, {share(in_order)} of 3 batches"
-    )
+    assert notes["estimates right (top 2 as a set, in order)"].value == (f"{share(right)}, {share(in_order)} of 3 batches")
     assert notes["layers tuned again"].value == share(1 - right)
     assert notes["assumed"].value.startswith("6.2 ms to schedule again and 1.45 ms to check")
     options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10)
@@ -147,9 +143,7 @@ def test_the_notes_are_counted_again():
     names |= {"without estimation": "without_estimation", "without fine-tuning": "without_fine_tuning"}
     for title, percent in (("median", 50), ("95th percentile", 95)):
         ideal = np.percentile(result.schemes["ideal"].layer.sum(axis=1), percent)
-        times = {
-            name: np.percentile(result.schemes[scheme].layer.sum(axis=1), percent) for name, scheme in names.items()
-        }
+        times = {name: np.percentile(result.schemes[scheme].layer.sum(axis=1), percent) for name, scheme in names.items()}
         assert notes[f"inference time over ideal, {title}"].value == ", ".join(
             f"{name} {digits(seconds / ideal)}×" for name, seconds in times.items()
         )

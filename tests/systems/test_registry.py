@@ -147,9 +147,7 @@ INPUTS = {CODE: "Alpha code", PROSE: "Alpha prose", SMALL: "8 mixed", LARGE: "16
 PLACEMENT = Placement(experts=4, experts_of_gpu=(((0, 1), (2, 3)),), model_layers=(0,))
 
 
-def made(
-    name: str = "Aurora", workload: str = CODE, cluster: str = SMALL, travel: Travel | None = None, **options
-) -> Plan:
+def made(name: str = "Aurora", workload: str = CODE, cluster: str = SMALL, travel: Travel | None = None, **options) -> Plan:
     origin = Provenance(optimiser="aurora", options=options, inputs={"workload": workload, "cluster": cluster})
     order = SendOrder(mode="concurrent")
     return Plan(name=name, placement=PLACEMENT, send_order=order, travel=travel, provenance=origin)

@@ -76,8 +76,7 @@ def test_a_slow_machine_finds_the_same_plan(name, monkeypatch):
 @pytest.mark.everything
 @pytest.mark.parametrize(
     ("name", "travel"),
-    [(name, None) for name in ("aurora", "exflow", "lina", "eplb", "joint", "sjf")]
-    + [(name, "gpu") for name in SHARED_ROWS],
+    [(name, None) for name in ("aurora", "exflow", "lina", "eplb", "joint", "sjf")] + [(name, "gpu") for name in SHARED_ROWS],
 )
 def test_whole_sample_on_a_busy_machine(name, travel):
     problem = first_layers(None, 2000, travel)

@@ -252,9 +252,7 @@ def test_instance_of_a_layer_costs_what_the_placement_takes(problem, seed):
     network, model, gpus = problem.network, problem.model, len(problem.cluster.gpus)
     row = np.random.default_rng(seed).integers(0, gpus, problem.workload.num_experts)
     instance = instance_of_layer(problem, 0)
-    compute = np.array(
-        [problem.cost.expert_ffn(gpu, problem.demand[0].sum(axis=0), model) for gpu in problem.cluster.gpus]
-    )
+    compute = np.array([problem.cost.expert_ffn(gpu, problem.demand[0].sum(axis=0), model) for gpu in problem.cluster.gpus])
     wanted = check_assignment(
         row, problem.demand[0] * model.bytes_per_token, compute, network.send, network.receive, np.full(gpus, len(row))
     )

@@ -65,9 +65,7 @@ def test_a_backup_comes_back_as_it_was(filled, db, url, across, request, tmp_pat
     assert restore(fresh, store.data_folder(), file) == made
     there = Database(fresh)
     assert rows_of(there) == rows_of(db) and made.rows["decision"] == 1 and made.rows["run"] == 1
-    names = {
-        path.relative_to(tmp_path / "fresh").as_posix() for path in (tmp_path / "fresh").rglob("*") if path.is_file()
-    }
+    names = {path.relative_to(tmp_path / "fresh").as_posix() for path in (tmp_path / "fresh").rglob("*") if path.is_file()}
     lost = {name for name in filled.names() if name.startswith(("timelines", "reading")) or name.endswith("/pid")}
     assert len(lost) == 3 and names == filled.names() - lost
     for name in names:
@@ -162,9 +160,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (edited("database/comment.jsonl", lambda text: text[:-9]), "damaged"),
     ],
 )
-def test_what_is_no_backup_is_refused_in_a_line_and_leaves_nothing(
-    good, change, says, tmp_path, own_data_folder
-) -> None:
+def test_what_is_no_backup_is_refused_in_a_line_and_leaves_nothing(good, change, says, tmp_path, own_data_folder) -> None:
     hostile = changed(good, change)
     with pytest.raises(InputError, match=says) as refused:
         restore(f"sqlite:///{tmp_path / 'team.db'}", store.data_folder(), hostile)
@@ -195,9 +191,7 @@ def test_a_backup_larger_than_the_disk_is_refused_before_anything_is_written(goo
     assert not (tmp_path / "team.db").exists()
 
 
-def test_a_backup_that_cannot_be_written_leaves_the_one_before(
-    filled: Folder, db: Database, tmp_path, monkeypatch
-) -> None:
+def test_a_backup_that_cannot_be_written_leaves_the_one_before(filled: Folder, db: Database, tmp_path, monkeypatch) -> None:
     file = tmp_path / "backup.zip"
     file.write_text("the one before")
 

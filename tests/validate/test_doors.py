@@ -120,8 +120,7 @@ def opened(plan: str) -> AppTest:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["missing expert", "other bytes", *(pytest.param(kind, marks=EVERYTHING) for kind in ("shares", "no matching"))],
+    "kind", ["missing expert", "other bytes", *(pytest.param(kind, marks=EVERYTHING) for kind in ("shares", "no matching"))]
 )
 def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
     plan, says = broken(kind)

@@ -102,9 +102,7 @@ def test_scaled_bytes_pass_only_where_they_are_not_the_plans_own(ordered):
     plan, problem = ordered
     broken = changed(plan, "dispatch", 1, **column("bytes", lambda sizes: [2 * size for size in sizes]), **LONGER)
     refuse_broken(broken, replace(problem, workload=mixed_problem(1).workload))
-    with pytest.raises(
-        InputError, match=r"^the plan .*: layer 1, dispatch: GPU \d sends .* bytes to GPU \d instead of"
-    ):
+    with pytest.raises(InputError, match=r"^the plan .*: layer 1, dispatch: GPU \d sends .* bytes to GPU \d instead of"):
         refuse_broken(broken, problem)
 
 
@@ -199,9 +197,7 @@ def test_a_phase_too_short_for_its_sends(order):
 
 def test_phases_that_are_listed_out_of_turn(matched):
     plan, problem = matched
-    line = refusal(
-        changed(plan, "dispatch", 0, **column(COLUMNS[0], lambda entries: entries[::-1], *COLUMNS[1:])), problem
-    )
+    line = refusal(changed(plan, "dispatch", 0, **column(COLUMNS[0], lambda entries: entries[::-1], *COLUMNS[1:])), problem)
     assert line.startswith("layer 0, dispatch: a send of phase ") and line.endswith("list them phase by phase")
 
 

@@ -104,15 +104,7 @@ def test_as_it_is_a_plan_is_right(case):
 
 
 NUMBERS = (0, 1, 2, -1, 7, 4096, 10**6, 10**30, 0.5, 1e-300, 1e300, 1e9)
-OTHERS = (
-    None,
-    True,
-    "x",
-    "",
-    [],
-    {},
-    *("matched", "shared", "two-tier", "joint", "sequential", "concurrent", "node", "fp8"),
-)
+OTHERS = (None, True, "x", "", [], {}, *("matched", "shared", "two-tier", "joint", "sequential", "concurrent", "node", "fp8"))
 
 
 def family(path: tuple) -> tuple:

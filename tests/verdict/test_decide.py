@@ -16,13 +16,7 @@ LIMITS = Thresholds()
 
 
 def part(gain: float, error: float = 0.0, name: str = "b", **more) -> HeldOut:
-    fields = {
-        "by": "recording",
-        "tokens": 1000.0,
-        "planned_on": "a",
-        "seconds_deployed": 1.0,
-        "seconds": 1 / (1 + gain),
-    }
+    fields = {"by": "recording", "tokens": 1000.0, "planned_on": "a", "seconds_deployed": 1.0, "seconds": 1 / (1 + gain)}
     return HeldOut(part=name, gain=gain, error=error, **(fields | more))
 
 
@@ -155,10 +149,7 @@ UNTOLD = "How long a plan like this serves cannot be told:"
         ({"persistence": None, "parts": (part(0.03),)}, ". Below threshold: gain held out. Not known: persistence."),
         ({"persistence": 0.7, "parts": (part(0.2, made_for_it=0.3),)}, f" It keeps 70 % of {FRESH}."),
         ({"persistence": 0.7, "parts": (part(0.2),)}, " It keeps 70 % of what it gains on what it was made from."),
-        (
-            {"persistence": 0.2, "parts": (part(0.2, made_for_it=0.3),)},
-            f" It keeps only 20 % of {FRESH}: routing differs, ",
-        ),
+        ({"persistence": 0.2, "parts": (part(0.2, made_for_it=0.3),)}, f" It keeps only 20 % of {FRESH}: routing differs, "),
         ({"persistence": -0.2, "parts": (part(0.2, made_for_it=0.3),)}, f" Nothing is left of {FRESH}: "),
         (
             {"persistence": None, "parts": (part(0.2, made_for_it=-0.1),)},
@@ -175,10 +166,7 @@ def test_sentences_of_parts_tokens_and_persistence(case, sentence):
     ("without", "sentence"),
     [
         (0.2, "and add 25 % to the same system without them."),
-        (
-            0.4951,
-            "and add 0.3 % to the same system without them, too little for that memory: plan without spare slots.",
-        ),
+        (0.4951, "and add 0.3 % to the same system without them, too little for that memory: plan without spare slots."),
         (0.5, "and add 0.0 % to the same system without them, too little for that memory: plan without spare slots."),
         (1.0, "and lose 25 % against the same system without them: plan without spare slots."),
     ],
@@ -251,11 +239,7 @@ def test_more_noise_never_makes_a_plan_better(values, error, more, persistence):
 @pytest.mark.parametrize(
     ("unit", "paid", "timed"),
     [
-        (
-            "one pass through the MoE layers",
-            "after 6 passes,",
-            "with the 2,048 tokens of a held-out part: a pass of more",
-        ),
+        ("one pass through the MoE layers", "after 6 passes,", "with the 2,048 tokens of a held-out part: a pass of more"),
         ("a whole decode step of 64 sequences per GPU", "after 6 steps,", "Times are of a whole decode step of 64"),
     ],
 )

@@ -56,9 +56,7 @@ def deepep() -> Iterator[Prediction]:
         yield from _predicted(f"{name}, {OLD_PRICING}", exchange, None, fitted=False)
 
 
-def _predicted(
-    of: str, exchange: Exchange, series: tuple[Exchange, ...] | None, fitted: bool = True
-) -> Iterator[Prediction]:
+def _predicted(of: str, exchange: Exchange, series: tuple[Exchange, ...] | None, fitted: bool = True) -> Iterator[Prediction]:
     """Every point of an exchange, by the simulation on ports that reach the rates of `series`; None: their whole rate, and
     every copy of a token goes on its own. fitted: True if every second point is in the series."""
     network, unit = Network.of(_cluster(exchange.nodes)), exchange.unit if series else "copies"

@@ -23,10 +23,7 @@ from engine.training import balanced_load
 CHECKPOINT = "deepseek-ai/DeepSeek-V3"
 EXPERTS_ON, HELD = "H200", (4, 32)
 """A GPU, and how many experts it holds."""
-TRAVELS = {
-    "prefill": Travel(unit="node", dispatch="fp8", combine="bf16"),
-    "decode": Travel(dispatch="fp8", combine="bf16"),
-}
+TRAVELS = {"prefill": Travel(unit="node", dispatch="fp8", combine="bf16"), "decode": Travel(dispatch="fp8", combine="bf16")}
 """As DeepEP's normal and low-latency kernels send."""
 
 

@@ -36,7 +36,5 @@ def check_recording(workload: Workload, model: MoEModel | None = None) -> list[F
         found = [outside]
     else:
         own = _OF_TOKENS if isinstance(workload, RoutingTrace) else _OF_LOADS
-        found = chain(
-            check_slots(workload, model), check_numbering(workload, model), *(check(workload) for check in own)
-        )
+        found = chain(check_slots(workload, model), check_numbering(workload, model), *(check(workload) for check in own))
     return [*(workload.origin.findings if workload.origin else ()), *found]

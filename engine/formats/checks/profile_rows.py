@@ -121,9 +121,7 @@ def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
         yield ok("phases-mixed", f"{mixed}: one plan may serve both.")
         return
     yield warning(
-        "phases-mixed",
-        f"{mixed}: plan for each alone. For instances that prefill, keep the prefill.",
-        remedy="keep-prefill",
+        "phases-mixed", f"{mixed}: plan for each alone. For instances that prefill, keep the prefill.", remedy="keep-prefill"
     )
     yield warning(
         "phases-mixed",
@@ -165,8 +163,7 @@ def check_ranks(trace: RoutingTrace) -> Iterator[Finding]:
             yield ok("silent-ranks", f"All {ranks} source ranks have tokens.")
     elif trace.sequence is not None and trace.tokens > 1 and (trace.sequence == trace.sequence[0]).all():
         yield warning(
-            "one-sequence",
-            "All tokens belong to one sequence, so they would all start on one GPU; record several requests.",
+            "one-sequence", "All tokens belong to one sequence, so they would all start on one GPU; record several requests."
         )
     elif trace.sequence is not None:
         yield ok(

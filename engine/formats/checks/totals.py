@@ -89,8 +89,7 @@ def check_traffic(matrix: TrafficMatrix) -> Iterator[Finding]:
     for axis, does in ((2, "sends"), (1, "receives")):
         if (idle := np.flatnonzero(remote.sum(axis=(0, axis)) == 0)).size:
             yield warning(
-                "silent-ranks",
-                f"{name_of('rank', idle)} {does} nothing in any layer; check that its file was recorded.",
+                "silent-ranks", f"{name_of('rank', idle)} {does} nothing in any layer; check that its file was recorded."
             )
     if not silent.size:
         yield ok("traffic", f"Traffic between {ranks} ranks in {matrix.layers} layer{'s' * (matrix.layers > 1)}.")

@@ -39,10 +39,7 @@ _TRUST = "'trust' holds predictions against such tables of the package aiconfigu
 NAMED = (
     ("moe", "whole MoE layers on one GPU", _SERVING, "moe_dtype inter_size moe_ep_size distribution latency"),
     ("deepep-normal", *("DeepEP's exchanges, the normal kernels", _DEEPEP, "dispatch_transmit_us combine_transmit_us")),
-    (
-        "deepep-low-latency",
-        *("DeepEP's exchanges, the low-latency kernels", _DEEPEP, "dispatch_avg_t_us combine_avg_t_us"),
-    ),
+    ("deepep-low-latency", *("DeepEP's exchanges, the low-latency kernels", _DEEPEP, "dispatch_avg_t_us combine_avg_t_us")),
     (
         "trtllm-exchange",
         *("TensorRT-LLM's exchanges over NVLink", _TRUST, "op_name moe_dtype num_tokens topk moe_ep_size latency"),
@@ -73,13 +70,9 @@ def read_collectives(path: Path) -> MeasuredTimes:
     rows, notes = _rows(path, ("op_name", "nccl_dtype"), ("num_gpus", "message_size", "latency"))
     known = rows.op_name.isin(COLLECTIVES) & (rows.nccl_dtype == "half") & (rows.num_gpus >= 2)
     if not known.any():
-        raise fault(
-            path, f"no alltoall or all_reduce of 16-bit rows; it has {_few(rows.op_name)} of {_few(rows.nccl_dtype)}"
-        )
+        raise fault(path, f"no alltoall or all_reduce of 16-bit rows; it has {_few(rows.op_name)} of {_few(rows.nccl_dtype)}")
     if rows.gpu[known].nunique() > 1:
-        raise fault(
-            path, f"collectives on {_few(rows.gpu[known])}; keep one device, as times of collectives do not name it"
-        )
+        raise fault(path, f"collectives on {_few(rows.gpu[known])}; keep one device, as times of collectives do not name it")
     if not known.all():
         others = sorted(set(rows.op_name[~rows.op_name.isin(COLLECTIVES)]))
         names = f"{', '.join(map(quoted, others[:4]))} and " if others else ""

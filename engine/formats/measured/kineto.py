@@ -109,9 +109,7 @@ class _Text:
     def expect(self, characters: str) -> str:
         """Take the next character, which must be one of these."""
         if (character := self.next()) not in characters or not character:
-            where = (
-                f"{quoted(character)} instead of {' or '.join(characters)}" if character else "it ends in the middle"
-            )
+            where = f"{quoted(character)} instead of {' or '.join(characters)}" if character else "it ends in the middle"
             raise fault(self.path, f"not valid JSON ({where})")
         self.start += 1
         return character
@@ -212,11 +210,7 @@ class _Events:
         category, name = event.get("cat"), event.get("name")
         self.on_gpu |= category == "kernel"
         duration = event.get("dur")
-        if (
-            not isinstance(event.get("args"), dict)
-            or not isinstance(duration, int | float)
-            or not isinstance(name, str)
-        ):
+        if not isinstance(event.get("args"), dict) or not isinstance(duration, int | float) or not isinstance(name, str):
             return
         if event.get("ph") != "X" or not isfinite(duration) or duration <= 0:
             return

@@ -270,9 +270,7 @@ def read_pairs(paths: Sequence[Path]) -> tuple[PairTimes, list[str]]:
         )
     if len(gpu_of) > MOST_GPUS:
         raise InputError(f"{len(gpu_of)} GPUs in the logs, at most {MOST_GPUS} are possible")
-    others = (
-        f"{left_out} test{'s' * (left_out > 1)} left out: of more than two GPUs, of other collectives, or without times"
-    )
+    others = f"{left_out} test{'s' * (left_out > 1)} left out: of more than two GPUs, of other collectives, or without times"
     return _times(gpu_of, points), [others] if left_out else []
 
 
@@ -352,8 +350,7 @@ def read_nccl_tests(path: Path) -> MeasuredTimes:
     each GPU) are left out."""
     tests, notes = usable_tests(path)
     collectives = [
-        CollectiveTimes(operation=test.operation(path), ranks=len(test.ranks), points=tuple(test.rows))
-        for test in tests
+        CollectiveTimes(operation=test.operation(path), ranks=len(test.ranks), points=tuple(test.rows)) for test in tests
     ]
     names = {rank.device for test in tests for rank in test.ranks}
     devices = ", ".join(sorted(names)) or "GPUs that are not named"

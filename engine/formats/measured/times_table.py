@@ -70,9 +70,7 @@ def read_measurements(path: Path) -> MeasuredTimes:
     return MeasuredTimes(
         name=path.stem[:80],
         origin=f"table {path.name}"[:300],
-        gemm=tuple(
-            GemmTimes(gpu=key[1], dtype=key[2], points=table) for key, table in tables.items() if key[0] == "gemm"
-        ),
+        gemm=tuple(GemmTimes(gpu=key[1], dtype=key[2], points=table) for key, table in tables.items() if key[0] == "gemm"),
         memory=tuple(MemoryTimes(gpu=key[1], points=table) for key, table in tables.items() if key[0] == "memory"),
         collectives=tuple(
             CollectiveTimes(operation=key[0], ranks=key[1], points=table)

@@ -73,15 +73,12 @@ def read_records(source: Source) -> Records:
             rank = record["rank"] if rank is None else rank
             if record["rank"] != rank:
                 raise source.fault(
-                    f"is of rank {record['rank']}, the lines before of rank {rank}; give every rank's file",
-                    f"line {number}",
+                    f"is of rank {record['rank']}, the lines before of rank {rank}; give every rank's file", f"line {number}"
                 )
     if rank is None or k is None:
         raise source.fault("no record has any tokens")
     step, layer, tokens, is_mtp, sidecars = np.array(heads, np.int64).T
-    return Records(
-        source, rank, step, layer, tokens, is_mtp.astype(bool), np.concatenate(experts), bool(sidecars.any())
-    )
+    return Records(source, rank, step, layer, tokens, is_mtp.astype(bool), np.concatenate(experts), bool(sidecars.any()))
 
 
 def _chunks(source: Source) -> Iterator[list[Line]]:
@@ -139,9 +136,7 @@ def _parsed(source: Source, chunk: list[Line], k: int | None) -> tuple[list[dict
             if len(row) != k:
                 raise source.fault(f"token {token} has {len(row)} experts, others {k}", place)
             if wrong := [expert for expert in row if type(expert) is not int or not -1 <= expert < MAX_EXPERTS]:
-                raise source.fault(
-                    f"token {token} chose expert {quoted(wrong[0])}; ids are 0 … {MAX_EXPERTS - 1}", place
-                )
+                raise source.fault(f"token {token} chose expert {quoted(wrong[0])}; ids are 0 … {MAX_EXPERTS - 1}", place)
         rows += chosen
         records.append({**record, _CHOICES: len(chosen)})
     return records, np.array(rows, np.int16).reshape(-1, k or 1)
@@ -168,13 +163,7 @@ def _head(source: Source, place: str, record: dict) -> tuple[int, int, int, bool
     tokens = record[_CHOICES]
     if record.get("num_tokens", tokens) != tokens:
         raise source.fault(f"num_tokens is {quoted(record['num_tokens'])}, but {_CHOICES} has {tokens}", place)
-    return (
-        record["step"],
-        record["layer"],
-        tokens,
-        block == BLOCKS[1],
-        "hs_offset" in record or "logit_offset" in record,
-    )
+    return (record["step"], record["layer"], tokens, block == BLOCKS[1], "hs_offset" in record or "logit_offset" in record)
 
 
 @dataclass(frozen=True)
@@ -209,9 +198,7 @@ def pipeline_stages(source: Source, ranks: Sequence[Records]) -> Stages:
 
 
 def _of_model(source: Source, possible: dict[int, tuple[tuple[int, ...], ...]], model: MoEModel) -> Stages:
-    explained = [
-        Stages(stages, layers) for stages in possible.values() if (layers := _layers_in(stages, model)) is not None
-    ]
+    explained = [Stages(stages, layers) for stages in possible.values() if (layers := _layers_in(stages, model)) is not None]
     if not explained:
         recorded = sorted({layer for stages in possible.values() for stage in stages for layer in stage})
         seen = f"layers {recorded[0]} … {recorded[-1]}" if recorded else "different layers on its ranks"

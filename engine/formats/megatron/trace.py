@@ -52,9 +52,7 @@ def read(sources: Sequence[Source]) -> RoutingTrace:
     ranks = sorted((read_records(file) for file in sources), key=lambda records: records.rank)
     for before, records in pairwise(ranks):
         if before.rank == records.rank:
-            raise records.source.fault(
-                f"is of rank {records.rank}, as is {before.source.path.name}; give one run's files"
-            )
+            raise records.source.fault(f"is of rank {records.rank}, as is {before.source.path.name}; give one run's files")
     decoder = [records for records in ranks if not records.is_mtp.all()]
     if not decoder:
         raise source.fault("has layers of multi-token prediction (MTP) alone; give the decoder's ranks too")
@@ -161,8 +159,7 @@ def _findings(
     ranks = [records for records in all_ranks if not records.is_mtp.all()]
     if len(stages.layers) > 1:
         yield ok(
-            "pipeline-stages",
-            f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another.",
+            "pipeline-stages", f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another."
         )
     missing = sorted(set(range(ranks[-1].rank + 1)) - {records.rank for records in ranks})
     if missing:
@@ -180,8 +177,7 @@ def _findings(
     if copies:
         yield warning(
             "tensor-parallel-copies",
-            f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
-            "out.",
+            f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left out.",
         )
     if recomputed:
         yield warning(
@@ -203,8 +199,7 @@ def _findings(
         )
     if any(records.sidecars for records in all_ranks):
         yield ok(
-            "sidecars",
-            "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
+            "sidecars", "Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here."
         )
 
 

@@ -17,14 +17,7 @@ from engine.formats.arrays import MAX_EXPERTS
 from engine.formats.format import Format, Glance
 from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm
 from engine.formats.placements.export import Export, Written, not_carried
-from engine.formats.placements.plan_source import (
-    MAX_JSON_BYTES,
-    WORDS,
-    Deployed,
-    PlanSource,
-    default_layout,
-    parse_json,
-)
+from engine.formats.placements.plan_source import MAX_JSON_BYTES, WORDS, Deployed, PlanSource, default_layout, parse_json
 from engine.formats.source import MAGIC, MAX_FILE_BYTES, fault, one_clear_line, quoted
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
@@ -59,9 +52,7 @@ TARGETS: tuple[Target, ...] = tuple(_WRITERS)
 MAX_TEXT_BYTES = 32 * 1024**2
 """Limit of a table."""
 _Reader = Callable[[PlanSource], Deployed]
-_KNOWN = (
-    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
-)
+_KNOWN = "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
 
 
 @dataclass(frozen=True)
@@ -234,10 +225,7 @@ def _is_permutation(glance: Glance) -> bool:
         return False
     experts = list(range(glance.shape[1]))
     return all(
-        isinstance(row, list)
-        and len(row) == len(experts)
-        and all(type(id) is int for id in row)
-        and sorted(row) == experts
+        isinstance(row, list) and len(row) == len(experts) and all(type(id) is int for id in row) and sorted(row) == experts
         for row in glance.json
     )
 

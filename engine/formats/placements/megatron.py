@@ -41,9 +41,7 @@ def read(source: PlanSource, content: list) -> Deployed:
     for layer, row in enumerate(content):
         positions = whole_numbers_of(source, row, f"layer {layer}")
         if sorted(positions) != list(range(experts)):
-            raise source.fault(
-                f"is no permutation of 0 … {experts - 1}, the positions of {experts} experts", f"layer {layer}"
-            )
+            raise source.fault(f"is no permutation of 0 … {experts - 1}, the positions of {experts} experts", f"layer {layer}")
         rows.append(np.argsort(positions).tolist())
     places = [f"layer {layer}" for layer in range(layers)]
     return Deployed(even_placement(source, rows, places), "permutation of experts (Megatron-Core)")

@@ -85,8 +85,7 @@ def expert_ids(source: PlanSource, ids: object, place: str) -> list[int]:
     if ids and not 0 <= min(ids) <= max(ids) < experts:
         slot = next(slot for slot, expert in enumerate(ids) if not 0 <= expert < experts)
         raise source.fault(
-            f"slot {slot} holds expert {quoted(ids[slot])}; the experts of {source.model.name} are 0 … {experts - 1}",
-            place,
+            f"slot {slot} holds expert {quoted(ids[slot])}; the experts of {source.model.name} are 0 … {experts - 1}", place
         )
     if missing := set(range(experts)).difference(ids):
         raise source.fault(f"expert {min(missing)} is in no slot; every expert needs one in every layer", place)

@@ -41,9 +41,7 @@ def write(placement: Placement, model: MoEModel, name: str) -> Written:
     notes = ("leave --enable-eplb off: it would move the experts again while the server runs",)
     if redundant:
         lines += ("--ep-dispatch-algorithm dynamic",)
-        notes += (
-            "predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",
-        )
+        notes += ("predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",)
     if extension == ".json":
         return Written(json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
     import torch  # which takes seconds to load
@@ -73,17 +71,14 @@ def read(source: PlanSource, content: dict[str, Any]) -> Deployed:
         notes = (f"layer {model.layers}, after the last decoder layer, is the MTP layer's and left out",)
     elif len(rows) != model.layers:
         raise source.fault(
-            f"has {len(rows)} rows; {model.name} has {model.layers} decoder layers, dense ones included, and each has one",
-            key,
+            f"has {len(rows)} rows; {model.name} has {model.layers} decoder layers, dense ones included, and each has one", key
         )
     places = [f"{key}, layer {layer}" for layer in range(model.layers)]
     moe = model.moe_layers
     placement = even_placement(source, [rows[layer] for layer in moe], [places[layer] for layer in moe])
     for layer in model.dense_layers:
         if len(expert_ids(source, rows[layer], places[layer])) != placement.slots[0].sum():
-            raise source.fault(
-                "this dense layer has another number of slots; SGLang needs a full row of it too", places[layer]
-            )
+            raise source.fault("this dense layer has another number of slots; SGLang needs a full row of it too", places[layer])
     return Deployed(placement, "SGLang expert locations" if key == KEY else "SGLang recorder dump, its last map", notes)
 
 

@@ -61,9 +61,7 @@ def read(source: PlanSource, text: str) -> Deployed:
         if missing := set(range(experts)).difference(*row):
             raise source.fault(f"expert {min(missing)} is on no GPU", f"model layer {layer}")
     placement = Placement(
-        experts=experts,
-        experts_of_gpu=tuple(tuple(map(tuple, row)) for row in held),
-        model_layers=source.model.moe_layers,
+        experts=experts, experts_of_gpu=tuple(tuple(map(tuple, row)) for row in held), model_layers=source.model.moe_layers
     )
     return Deployed(placement, "table of slots")
 

@@ -39,23 +39,14 @@ def write(placement: Placement, model: MoEModel, name: str, mtp: bool) -> Writte
     assignments = dict(zip(model.moe_layers, slots.tolist(), strict=True))
     if mtp:
         assignments[model.layers] = slots[-1].tolist()  # a list of its own: YAML would write the same one as an alias
-        about_mtp = (
-            f"layer {model.layers} is the MTP layer's, a copy of layer {model.moe_layers[-1]}, for want of a recording"
-        )
+        about_mtp = f"layer {model.layers} is the MTP layer's, a copy of layer {model.moe_layers[-1]}, for want of a recording"
     else:
-        about_mtp = (
-            f"with MTP (speculative decoding) on, the start fails for lack of layer {model.layers}; add a copy (--mtp)"
-        )
+        about_mtp = f"with MTP (speculative decoding) on, the start fails for lack of layer {model.layers}; add a copy (--mtp)"
     content = dict(zip(FIELDS, (slots.shape[1], 0, assignments), strict=True))
     text = yaml.dump(content, Dumper=yaml.CSafeDumper, default_flow_style=None, sort_keys=False, width=2**20)
     return Written(
         text.encode(),
-        (
-            "moe_config:",
-            f"  load_balancer: {name}",
-            "enable_attention_dp: true",
-            f"moe_expert_parallel_size: {placement.gpus}",
-        ),
+        ("moe_config:", f"  load_balancer: {name}", "enable_attention_dp: true", f"moe_expert_parallel_size: {placement.gpus}"),
         (
             about_mtp,
             "TensorRT-LLM ignores the file without a word unless attention data parallelism is on, experts are shared by "
@@ -140,9 +131,7 @@ def read(source: PlanSource, content: Any) -> Deployed:
         notes += (f"with layer_updates_per_iter {content['layer_updates_per_iter']} it moves on while it runs",)
     places = [f"{ASSIGNMENTS}, layer {layer}" for layer in moe]
     rows = [
-        [_number(source, expert, f"slot {slot}", place) for slot, expert in enumerate(row)]
-        if isinstance(row, list)
-        else row
+        [_number(source, expert, f"slot {slot}", place) for slot, expert in enumerate(row)] if isinstance(row, list) else row
         for row, place in ((numbered[layer], place) for layer, place in zip(moe, places, strict=True))
     ]
     placement = even_placement(source, rows, places)

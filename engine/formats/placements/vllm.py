@@ -139,9 +139,7 @@ def read_plugin(source: PlanSource, content: dict[str, Any]) -> Deployed:
     fitting = [name for name, rows in rows_of.items() if len(rows) == layers]
     if len(fitting) != 1:
         has = ", ".join(f"{quoted(name)} with {len(rows)}" for name, rows in list(rows_of.items())[:6]) or "none"
-        raise source.fault(
-            f"one map with {layers} layers is needed, the MoE layers of {source.model.name}; it has {has}", MAPS
-        )
+        raise source.fault(f"one map with {layers} layers is needed, the MoE layers of {source.model.name}; it has {has}", MAPS)
     deployed = of_moe_layers(source, rows_of[fitting[0]], "vLLM plugin (HYGON) map")
     left = tuple(f"the map of {quoted(name)} is left out" for name in list(maps)[:6] if name != fitting[0])
     return Deployed(deployed.placement, deployed.format, left)

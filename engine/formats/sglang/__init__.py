@@ -3,10 +3,4 @@
 from engine.formats.format import Format
 from engine.formats.sglang import counts_csv, dumps, responses, statistics, tokens
 
-FORMATS: tuple[Format, ...] = (
-    *statistics.FORMATS,
-    *tokens.FORMATS,
-    *dumps.FORMATS,
-    *counts_csv.FORMATS,
-    *responses.FORMATS,
-)
+FORMATS: tuple[Format, ...] = (*statistics.FORMATS, *tokens.FORMATS, *dumps.FORMATS, *counts_csv.FORMATS, *responses.FORMATS)

@@ -82,9 +82,7 @@ def read_dump(source: Source) -> Dump:
             raise source.fault("needs whole numbers 'forward_pass_id' and 'rank'", f"record {at}")
         ranks.add(record["rank"])
     if len(ranks) != 1:
-        raise source.fault(
-            "holds records of several ranks; a dump is of one" if ranks else "no forward pass was recorded"
-        )
+        raise source.fault("holds records of several ranks; a dump is of one" if ranks else "no forward pass was recorded")
     own = [record for record in records if record.get("gatherer_key", PRIMARY) in (PRIMARY, "child_a", "child_b")]
     if not own:
         raise source.fault(f"holds passes of {quoted(records[0]['gatherer_key'])} alone, none of the model itself")
@@ -156,9 +154,7 @@ def find_missing(ranks: Sequence[int]) -> Iterator[Finding]:
     """The finding on ranks below the highest that have no file."""
     if missing := sorted(set(range(max(ranks, default=0))) - set(ranks)):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        text = (
-            f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
-        )
+        text = f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
         yield warning("ranks-missing", text)
 
 
@@ -270,8 +266,7 @@ def _count(dump: Dump, spans: np.ndarray) -> np.ndarray:
         counts = torch_files.array_of(dump.source.path, record.get(COUNT), place)
         if counts.shape != dump.logical_of_slot.shape or counts.dtype.kind not in "iu":
             raise dump.source.fault(
-                f"must be whole numbers {list(dump.logical_of_slot.shape)}, not {counts.dtype} {list(counts.shape)}",
-                place,
+                f"must be whole numbers {list(dump.logical_of_slot.shape)}, not {counts.dtype} {list(counts.shape)}", place
             )
         if counts.min() < 0:
             raise dump.source.fault(f"counts are at least 0, not {counts.min()}", place)

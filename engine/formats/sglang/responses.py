@@ -84,9 +84,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     for ids, end in zip(experts, ends, strict=True):
         together[end - len(ids) : end] = ids[:, rows]
     if missed := int(np.count_nonzero((together < 0).all(axis=(1, 2)))):
-        message = (
-            f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
-        )
+        message = f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
         findings = [*findings, warning("tokens-not-captured", message)]
     return replace(
         routing_trace(sources[0], together, sequence, recorded_experts=model.experts),

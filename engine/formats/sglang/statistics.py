@@ -51,9 +51,7 @@ def read_statistics(source: Source) -> ExpertLoad:
         raise source.fault(f"is {quoted(layout)}; only {BY_RANK!r} is known", "logical_count_layout")
     _check_shape(source, counts, layout)
     axis = "rank" if layout else "step"
-    check_amounts(
-        source, counts, "a count", place_in(*(f"logical_count, {axis}", "layer", "expert")[3 - counts.ndim :])
-    )
+    check_amounts(source, counts, "a count", place_in(*(f"logical_count, {axis}", "layer", "expert")[3 - counts.ndim :]))
     findings, by_source, by_step = [], None, None
     if layout:
         by_source = counts.astype(np.float64)

@@ -236,9 +236,7 @@ def read_tokens(sources: Sequence[Source]) -> RoutingTrace | TrafficMatrix:
     return _trace(sources[0], read[0], passes, findings, ranks_known)
 
 
-def _trace(
-    source: Source, reference: Dump, passes: list[Pass], findings: list[Finding], ranks_known: bool
-) -> RoutingTrace:
+def _trace(source: Source, reference: Dump, passes: list[Pass], findings: list[Finding], ranks_known: bool) -> RoutingTrace:
     """The passes as one trace. ranks_known: True if the rank that recorded a token is the only one that held it"""
     passes.sort(key=lambda part: (part.number, part.rank))
     chosen = np.zeros(passes[0].experts.shape[1:], bool)

@@ -96,9 +96,7 @@ def sort_files(sources: Sequence[Source]) -> Files:
         elif not glance.tensors:
             _add(tokens, source, source)
         elif _has_rows(source):
-            keys = np.array([name.split("_") for name in glance.tensors if _KEY.fullmatch(name)], np.int64).reshape(
-                -1, 2
-            )
+            keys = np.array([name.split("_") for name in glance.tensors if _KEY.fullmatch(name)], np.int64).reshape(-1, 2)
             _add(counts, source, RankFile(source, *keys.T))
         else:
             further.append(source)
@@ -158,9 +156,7 @@ def read_counts(source: Source, ids: int | None) -> Counts:
         if not _KEY.fullmatch(name):
             raise source.fault("a tensor must be named ITERATION_LAYER", quoted(name))
         if tensor["shape"] != [ids] or tensor["dtype"] not in _NUMBERS:
-            raise source.fault(
-                f"must be int64 [{ids}], one count an id, not {tensor['dtype']} {tensor['shape']}", quoted(name)
-            )
+            raise source.fault(f"must be int64 [{ids}], one count an id, not {tensor['dtype']} {tensor['shape']}", quoted(name))
     iteration, layer = np.array([name.split("_") for name, _ in tensors], np.int64).T
     copies = np.empty((len(tensors), ids), np.int64)
     for record, (_, tensor) in enumerate(tensors):

@@ -276,9 +276,7 @@ def _copies(sums: Sums) -> np.ndarray:
     do; those of a pipeline stage have its layers."""
     copies = np.ones(len(sums.layers), np.int64)
     for layers in set(sums.layers_of_rank):
-        digests = {
-            digest for digest, own in zip(sums.digest_of_rank, sums.layers_of_rank, strict=True) if own == layers
-        }
+        digests = {digest for digest, own in zip(sums.digest_of_rank, sums.layers_of_rank, strict=True) if own == layers}
         others = any(layers & own for own in sums.layers_of_rank if own != layers)
         if len(digests) == 1 and not others:
             copies[np.isin(sums.layers, list(layers))] = sums.layers_of_rank.count(layers)

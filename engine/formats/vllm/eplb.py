@@ -116,9 +116,7 @@ def _fold(source: Source, record: dict, seen: _Seen, place: str) -> np.ndarray:
         _take_map(source, record, logical, seen, place)
     logical = seen.logical_of_slot
     if logical.shape != load.shape:
-        raise source.fault(
-            f"expert_load is {list(load.shape)}, p2l_map {list(logical.shape)}; both are [layers][slots]", place
-        )
+        raise source.fault(f"expert_load is {list(load.shape)}, p2l_map {list(logical.shape)}; both are [layers][slots]", place)
     return fold_slots(load, logical, int(logical.max()) + 1)
 
 
@@ -136,8 +134,7 @@ def _take_map(source: Source, record: dict, logical: np.ndarray, seen: _Seen, pl
     experts, redundant = int(logical.max()) + 1, (seen.meta or {}).get("num_redundant_experts")
     if isinstance(redundant, int) and slots - redundant != experts:
         raise source.fault(
-            f"p2l_map places {experts} experts on {slots} slots, but {META} says {redundant} of them are redundant",
-            place,
+            f"p2l_map places {experts} experts on {slots} slots, but {META} says {redundant} of them are redundant", place
         )
     if seen.logical_of_slot is not None and seen.logical_of_slot.shape == logical.shape:
         seen.moved.append(record.get("step"))
@@ -169,8 +166,7 @@ def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
         )
     if any(later <= earlier for earlier, later in zip(seen.steps, seen.steps[1:], strict=False)):
         yield warning(
-            "steps-restart",
-            "Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
+            "steps-restart", "Steps do not rise from line to line: several runs are in one file; spans of time mix them."
         )
     if seen.others:
         kinds = ", ".join(f"{quoted(kind)} ({count})" for kind, count in seen.others.most_common(4))

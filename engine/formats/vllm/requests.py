@@ -47,26 +47,21 @@ def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[
     for request in requests:
         if request.experts.ndim != 3 or 0 in request.experts.shape:
             raise request.source.fault(
-                f"must be [tokens, layers, k] with at least one of each, not {list(request.experts.shape)}",
-                request.place,
+                f"must be [tokens, layers, k] with at least one of each, not {list(request.experts.shape)}", request.place
             )
         if held and request.experts.shape[1:] != held[0].experts.shape[1:]:
             raise request.source.fault(
-                f"has {_sizes(request)}, but the first request {_sizes(held[0])}; give the files of one model",
-                request.place,
+                f"has {_sizes(request)}, but the first request {_sizes(held[0])}; give the files of one model", request.place
             )
         if (size := size + request.experts.nbytes) > MAX_UNPACKED_BYTES:
             raise request.source.fault(
-                f"all requests together hold more than {MAX_UNPACKED_BYTES // 1024**3} GB; give fewer requests",
-                request.place,
+                f"all requests together hold more than {MAX_UNPACKED_BYTES // 1024**3} GB; give fewer requests", request.place
             )
         held.append(request)
     source = held[0].source
     rows = np.array([len(request.experts) for request in held])
     experts = np.concatenate([request.experts for request in held])
-    trace = routing_trace(
-        source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows))
-    )
+    trace = routing_trace(source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows)))
     if silent := sum(request.prompt_rows is None for request in held):
         phase, which = None, "None" if silent == len(held) else f"{len(held) - silent} alone"
         unknown = warning(

@@ -124,9 +124,7 @@ def _bytes_of(data: str, encoding: str | None, sizes: set[int]) -> bytes:
             lengths.append(len(raw))
     there = " or ".join(str(length) for length in lengths) if lengths else "no readable"
     needed = " or ".join(str(size) for size in sorted(sizes))
-    raise InputError(
-        f"routed_experts: data is cut short or too long: its shape needs {needed} bytes, there are {there}"
-    )
+    raise InputError(f"routed_experts: data is cut short or too long: its shape needs {needed} bytes, there are {there}")
 
 
 def _is_count(value: object) -> bool:
@@ -181,8 +179,7 @@ class Answer:
             raise self.source.fault(str(error), self.place) from None
         if self.parts and self.parts[0].shape[1:] != encoded.experts.shape[1:]:
             raise self.source.fault(
-                f"routed_experts: parts of one answer are {_sizes(self.parts[0])} and {_sizes(encoded.experts)}",
-                self.place,
+                f"routed_experts: parts of one answer are {_sizes(self.parts[0])} and {_sizes(encoded.experts)}", self.place
             )
         return encoded
 
@@ -219,9 +216,7 @@ class Tally:
                 f"{self.repeated} choices repeat the prompt of the first choice, which was forwarded once and is counted once.",
             ),
         )
-        return tuple(
-            Finding(severity=severity, code=code, message=message) for count, severity, code, message in told if count
-        )
+        return tuple(Finding(severity=severity, code=code, message=message) for count, severity, code, message in told if count)
 
 
 def requests_of(answers: Iterable[Answer], tally: Tally) -> Iterator[Request]:

@@ -83,9 +83,7 @@ def _layers(source: Source) -> Iterator[_Layer]:
     experts = _choices(source, table, row_of_line)
     numbers = np.unique(layer)
     if numbers[0] < 0 or len(numbers) > MAX_LAYERS:
-        raise source.fault(
-            f"layer numbers count from 0, and there are at most {MAX_LAYERS}; {quoted(numbers[0])} is not one"
-        )
+        raise source.fault(f"layer numbers count from 0, and there are at most {MAX_LAYERS}; {quoted(numbers[0])} is not one")
     for number in numbers:
         rows = slice(None) if len(numbers) == 1 else layer == number
         yield _Layer(source, int(number), experts[rows], token_idx[rows])

@@ -80,9 +80,7 @@ def calibrate(
 def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | None = None) -> DeviceProfile:
     """The calibration from the measurements of `sweep_rank`."""
     # In a cluster a device has the catalogue's name if there is one, or the one chosen.
-    names = {
-        name: name if name == "CPU" else type_of(name) or type or name[:LONGEST_TYPE] for name in times["computed"]
-    }
+    names = {name: name if name == "CPU" else type_of(name) or type or name[:LONGEST_TYPE] for name in times["computed"]}
     spreads: dict[tuple[str, ...], float] = {}
     gemm, memory, held_out = [], [], []
     for name, gpu in names.items():

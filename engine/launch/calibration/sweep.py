@@ -149,9 +149,7 @@ def held_out_shapes(grid: Grid, count: int, seed: int) -> list[tuple[int, int, i
     taken = set(product(grid.m, grid.n, grid.k))
     shapes: list[tuple[int, int, int]] = []
     while len(shapes) < count:
-        m, n, k = (
-            round(math.exp(rng.uniform(math.log(sizes[0]), math.log(sizes[-1])))) for sizes in (grid.m, grid.n, grid.k)
-        )
+        m, n, k = (round(math.exp(rng.uniform(math.log(sizes[0]), math.log(sizes[-1])))) for sizes in (grid.m, grid.n, grid.k))
         shape = (m, max(8, round(n / 8) * 8), round(k / 8) * 8)
         if shape not in taken:
             shapes.append(shape)

@@ -211,9 +211,7 @@ class SweepRank:
         dist.barrier()
         # Work after work and not repeat after repeat: a slow moment of the machine hits one reading of each.
         readings = [
-            self._elapsed(work, count) / count
-            for _ in range(repeats)
-            for work, count in zip(works, counts, strict=True)
+            self._elapsed(work, count) / count for _ in range(repeats) for work, count in zip(works, counts, strict=True)
         ]
         if not own:
             readings = self._slowest(readings)

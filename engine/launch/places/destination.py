@@ -50,18 +50,13 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 Folder = Annotated[str, Field(max_length=1000), AfterValidator(_folder)]
 _ACCOUNT, _CHARACTERS = "[A-Za-z0-9][A-Za-z0-9_.-]*", "use letters, digits, '_', '.' and '-'"
-Partition = Annotated[
-    str, _called(f"({_ACCOUNT}(,{_ACCOUNT})*)?", "partition", f"{_CHARACTERS}, with ',' between several")
-]
+Partition = Annotated[str, _called(f"({_ACCOUNT}(,{_ACCOUNT})*)?", "partition", f"{_CHARACTERS}, with ',' between several")]
 Account = Annotated[str, _called(f"({_ACCOUNT})?", "account", _CHARACTERS)]
 _SMALL = "use at most 63 small letters, digits and '-', with a letter or digit at both ends"
 Label = Annotated[str, _called(_LABEL, "name for Kubernetes", _SMALL)]
 _DOTTED = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
 Names = Annotated[str, _called(_DOTTED, "name for Kubernetes", "use small letters, digits, '-' and '.'")]
-_IMAGE, _PUSHED = (
-    r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
-    "write REGISTRY/NAME:TAG, and push it there before",
-)
+_IMAGE, _PUSHED = (r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?", "write REGISTRY/NAME:TAG, and push it there before")
 Image = Annotated[str, _called(_IMAGE, "image that a cluster can pull", _PUSHED)]
 
 
@@ -92,9 +87,7 @@ class Destination(Frozen):
                 "for none to run on CPUs"
             )
         if self.gpus_per_node and not self.gpu_memory:
-            raise ValueError(
-                "say how much memory a GPU has (gpu_memory), so that it can be checked whether the job fits"
-            )
+            raise ValueError("say how much memory a GPU has (gpu_memory), so that it can be checked whether the job fits")
         return self
 
     @property

@@ -143,9 +143,7 @@ def cluster_of(machine: Sequence[Accelerator], type: str | None = None) -> Drawn
     drawn = draw(socket.gethostname() or "this machine", gpus, nvlinks, [gpu.pcie for gpu in machine])
     notes = [f"'{name}' has the rates of {kind}, which was chosen for it" for name, kind in stood_in.items()]
     if not linked and count > 1:
-        notes.append(
-            "whether NVLinks join the GPUs could not be read, so PCIe is taken; 'nvidia-smi topo -m' would tell"
-        )
+        notes.append("whether NVLinks join the GPUs could not be read, so PCIe is taken; 'nvidia-smi topo -m' would tell")
     return Drawn(drawn.cluster, (*notes, *drawn.notes))
 
 

@@ -76,9 +76,7 @@ def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) ->
     if not any(map(uses_nodes, plans)) or cluster is None or len(cluster.gpus) != gpus:
         return ranks
     network = Network.of(cluster)
-    return next(
-        number for number in (*range(ranks, 0, -1), *range(ranks + 1, gpus + 1)) if keeps_nodes(network, number)
-    )
+    return next(number for number in (*range(ranks, 0, -1), *range(ranks + 1, gpus + 1)) if keeps_nodes(network, number))
 
 
 def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:

@@ -58,9 +58,7 @@ def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = Non
     """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks; see `emulated_cluster`. Raises
     InputError if the cluster is not the plan's or the scale makes no sense."""
     if len(cluster.gpus) != plan.placement.gpus:
-        raise InputError(
-            f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}"
-        )
+        raise InputError(f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}")
     return emulated_cluster(cluster, ranks, scale)
 
 
@@ -284,12 +282,7 @@ def _command(tool: str, *arguments: str, standard_input: str = "") -> str:
     """Run the tool and return its output. Raises InputError if it fails. In a session of its own: a Ctrl-C is for
     Switchyard, which then cleans up with this very tool."""
     finished = subprocess.run(
-        [_tools()[tool], *arguments],
-        input=standard_input,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        check=False,
+        [_tools()[tool], *arguments], input=standard_input, capture_output=True, text=True, start_new_session=True, check=False
     )
     if finished.returncode:
         message = " ".join(finished.stderr.split()) or f"exit code {finished.returncode}"

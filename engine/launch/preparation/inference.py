@@ -55,9 +55,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     both = {"model": models[0], "model_b": models[1] if launch.second else None}
     instructions = instructions_of(launch, devices, ranks, plans=plans, **both, tiers=tiers)
     traces = tuple(
-        fold_trace(recording, gpus, ranks, starts).spread(
-            max(1, round(recording.tokens * replayed / launch.workload.tokens))
-        )
+        fold_trace(recording, gpus, ranks, starts).spread(max(1, round(recording.tokens * replayed / launch.workload.tokens)))
         for (recording, _), starts in zip(inputs, _starts(launch.plans), strict=False)
     )
     checks = tuple(_checks(instructions, traces, devices, gpus))
@@ -126,9 +124,7 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
     """Number of tokens of the (first) recording that are replayed."""
     tokens = launch.workload.tokens
-    work = sum(
-        recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs
-    )
+    work = sum(recording.tokens * recording.layers * recording.k * model.ffn_flops_per_token for recording, model in inputs)
     affordable = tokens if on_gpus else max(ranks, int(FLOP_BUDGET * tokens / work))
     replayed = min(tokens, affordable if launch.tokens is None else launch.tokens)
     if replayed < 1:
@@ -147,9 +143,7 @@ def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan],
     for plan in plans:
         placement = (plan.placement, plan.placement_b)[number]
         if placement is None:
-            raise InputError(
-                f"the plan {plan.name} is for one model, but two recordings are given; leave out the second"
-            )
+            raise InputError(f"the plan {plan.name} is for one model, but two recordings are given; leave out the second")
         if placement.layers != workload.layers or placement.experts != workload.num_experts:
             raise InputError(
                 f"the plan {plan.name} places {placement.experts} experts in {placement.layers} layers, but the "
@@ -184,14 +178,10 @@ def _advice(instructions: RankInstructions, devices: Devices) -> str:
     layer = sum(model.bytes_per_expert * model.experts for model in models)
     if layer < (sum(devices.memory[: instructions.gpus]) if instructions.gpus else devices.host_memory):
         return "replay fewer tokens or use fewer ranks"
-    return (
-        f"the experts of one layer alone take {size(layer)}; launch it on a larger machine, by Slurm or on Kubernetes"
-    )
+    return f"the experts of one layer alone take {size(layer)}; launch it on a larger machine, by Slurm or on Kubernetes"
 
 
-def _checks(
-    instructions: RankInstructions, traces: Sequence[RoutingTrace], devices: Devices, gpus: int
-) -> Iterator[Check]:
+def _checks(instructions: RankInstructions, traces: Sequence[RoutingTrace], devices: Devices, gpus: int) -> Iterator[Check]:
     yield rank_check(instructions, gpus)
     yield backend_check(instructions, devices)
     needed = forward_memory(instructions, traces)

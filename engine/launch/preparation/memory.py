@@ -122,9 +122,7 @@ def forward_memory(instructions: RankInstructions, traces: Sequence[RoutingTrace
     ]
     at_work = max(sum(map(_at_work, parts)) for parts in plans)
     outputs, compared, routes = 0.0, 0.0, 0.0
-    for part in (
-        part for parts in plans for part in parts
-    ):  # every plan keeps the output of its last pass, and all routes
+    for part in (part for parts in plans for part in parts):  # every plan keeps the output of its last pass, and all routes
         held = part.trace.tokens / (instructions.ranks if part.plan.execution == "vanilla" else 1)
         outputs += held * part.model.bytes_per_token
         compared = max(compared, _compared(part))

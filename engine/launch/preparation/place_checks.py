@@ -49,8 +49,7 @@ def sent_bytes(
     else:
         source, stops = trace.rank_of_token(ranks), Stops(network.domain)
         hosts = (
-            serving_gpus(placement, layer, trace.experts[:, layer], travel, source, stops)
-            for layer in range(trace.layers)
+            serving_gpus(placement, layer, trace.experts[:, layer], travel, source, stops) for layer in range(trace.layers)
         )
         rows = np.array([rows_of_tokens(of_layer, source, stops, travel.unit) for of_layer in hosts])
     out, back = travel.row_bytes(model)

@@ -86,9 +86,7 @@ def _checks(
     step = instructions.step
     sizes = f"{step.batch:,} × {step.sequence_length:,} tokens on each rank"
     if step != planned:
-        sizes += (
-            f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
-        )
+        sizes += f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
     yield Check("Step", True, f"{sizes}, {instructions.repeats} timed steps{each} after a warm-up; routing {routing}")

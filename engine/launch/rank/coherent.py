@@ -49,9 +49,7 @@ class CarriedLayers(Layers):
         received = out.incoming(self.context.rank)
         of_first = np.flatnonzero(out.choice[received] == 0)
         self._after = len(after)
-        self._stays, self._comes = (
-            self._on_device(np.flatnonzero(part)) for part in (first[after] < 0, first[after] >= 0)
-        )
+        self._stays, self._comes = (self._on_device(np.flatnonzero(part)) for part in (first[after] < 0, first[after] >= 0))
         self._held = self._on_device(np.searchsorted(before, after[first[after] < 0]))
         self._came = self._on_device(of_first[np.argsort(out.token[received][of_first])])
 
@@ -114,8 +112,7 @@ class CarriedLayers(Layers):
         context, output = self.context, self.gathered()
         compare = None if context.rank else self.comparison()
         differences = [
-            compare(part.to(context.device))
-            for _, part in outputs(output, np.full(context.ranks, len(output)), context)
+            compare(part.to(context.device)) for _, part in outputs(output, np.full(context.ranks, len(output)), context)
         ]
         return worst(differences) if differences else None
 

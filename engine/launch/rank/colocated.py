@@ -112,8 +112,7 @@ class Colocated:
         self.context, self.communicator = context, Communicator(context)
         communicators = [Communicator(context, group) for group in context.groups(2)]
         self.models = [
-            kind_of_layers(plan)(context, plan, communicator, number)
-            for number, communicator in enumerate(communicators)
+            kind_of_layers(plan)(context, plan, communicator, number) for number, communicator in enumerate(communicators)
         ]
         own = zip(communicators, context.streams(2), strict=True)
         self.lanes = [Lane(context, *lane, left_open(context.instructions, plan)) for lane in own]

@@ -135,9 +135,7 @@ class Exchange:
             return works
         # The tag of phase 1, which a sequence lacks.
         words, tag = torch.zeros(len(self.sends) + 1, dtype=torch.uint8), 2 + self.channel
-        self._words = {
-            piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)
-        }
+        self._words = {piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)}
         return [
             Reply(work, lambda src=piece.src: dist.isend(words[-1:], src, self.group, tag))
             for work, piece in zip(works, self.receives, strict=True)

@@ -255,12 +255,7 @@ class Legs:
 
 
 def hops_of_layer(
-    hosts: np.ndarray,
-    source: np.ndarray,
-    stops: Stops,
-    row_bytes: tuple[float, float],
-    links: Links | None,
-    backend: str,
+    hosts: np.ndarray, source: np.ndarray, stops: Stops, row_bytes: tuple[float, float], links: Links | None, backend: str
 ) -> tuple[Hops, Hops]:
     """Dispatch and combine of a layer.
 

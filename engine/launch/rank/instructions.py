@@ -135,7 +135,5 @@ def writing(folder: Path) -> Iterator[None]:
 def read_instructions(folder: Path) -> tuple[RankInstructions, tuple[Tokens, ...]]:
     """Read the files of `write_instructions`."""
     with np.load(folder / TRACE, allow_pickle=False) as arrays:
-        tokens = tuple(
-            Tokens(arrays[f"experts_{index}"], arrays[f"source_{index}"]) for index in range(len(arrays.files) // 2)
-        )
+        tokens = tuple(Tokens(arrays[f"experts_{index}"], arrays[f"source_{index}"]) for index in range(len(arrays.files) // 2))
     return RankInstructions.from_json((folder / INSTRUCTIONS).read_text(), INSTRUCTIONS), tokens

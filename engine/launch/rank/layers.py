@@ -113,9 +113,7 @@ class Layers:
 
     def first_tokens(self) -> torch.Tensor:
         """[token, d_model]: the input of the first layer, of all ranks."""
-        return tokens_in(
-            len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype
-        )
+        return tokens_in(len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype)
 
     def forget(self) -> None:
         """Let go of a layer and the rows sent in it: a GPU that holds one layer need not have room for two."""

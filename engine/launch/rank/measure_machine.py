@@ -135,9 +135,7 @@ def _uniform(
         for src in range(ranks)
         if peers is None or peers[src, (src + shift) % ranks]
     ]
-    way = Exchange(
-        context.rank, mode, order, np.full((ranks, ranks), rows), lambda piece, begin: None, context.recorder
-    )
+    way = Exchange(context.rank, mode, order, np.full((ranks, ranks), rows), lambda piece, begin: None, context.recorder)
     outgoing = torch.zeros((ranks * rows, model.d_model), dtype=context.dtype, device=context.device)
     incoming, communicator = torch.empty_like(outgoing), Communicator(context)
 
@@ -175,9 +173,7 @@ def rows_of(times: float, mean: float) -> int:
     return round(times * max(mean, 8.0))
 
 
-def seconds_of(
-    work: Callable[[], None], context: RankContext, repeats: int, before: Callable[[], None] | None = None
-) -> float:
+def seconds_of(work: Callable[[], None], context: RankContext, repeats: int, before: Callable[[], None] | None = None) -> float:
     """Median seconds, the same figure on all ranks, by the marks that time a pass.
 
     On processors from the first rank's start to the last one's end: ranks that share cores wait for each other, which a

@@ -107,9 +107,7 @@ class Recorder:
             torch.cuda.synchronize(self.device)
         if self._number:
             for *head, start, end, label in self._pass:
-                self._kept.append(
-                    (self._plan, self._number, *head, self.seconds_at(start), self.seconds_at(end), label)
-                )
+                self._kept.append((self._plan, self._number, *head, self.seconds_at(start), self.seconds_at(end), label))
         self._pass.clear()
 
     def now(self) -> float:

@@ -71,9 +71,7 @@ class PooledExchange(Exchange):
     ) -> None:
         super().__init__(rank, "two-tier", hops.order, hops.counts, log, recorder, group, channel=channel)
         self._own, self._held, self._final, self._wire = len(pool.own), len(pool.number), final, wire
-        self._leaves = {
-            piece: pool.places(hops.between(rank, piece.dst)[piece.begin : piece.end]) for piece in self.sends
-        }
+        self._leaves = {piece: pool.places(hops.between(rank, piece.dst)[piece.begin : piece.end]) for piece in self.sends}
         self._pool: torch.Tensor | None = None
 
     def expect(self, incoming: torch.Tensor) -> None:

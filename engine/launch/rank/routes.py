@@ -30,8 +30,7 @@ class Rows:
     def incoming(self, rank: int) -> np.ndarray:
         """int64[row] that a rank receives (its own share included), ordered by source."""
         parts = [
-            np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
-            for src in range(len(self.counts))
+            np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank]) for src in range(len(self.counts))
         ]
         return np.concatenate(parts)
 
@@ -112,9 +111,7 @@ def _counted(src: np.ndarray, dst: np.ndarray, ranks: int) -> tuple[np.ndarray, 
     return counts, np.concatenate([[0], np.cumsum(counts.ravel())[:-1]]).reshape(ranks, ranks)
 
 
-def _laid_out(
-    token: np.ndarray, choice: np.ndarray, expert: np.ndarray, src: np.ndarray, dst: np.ndarray, ranks: int
-) -> Route:
+def _laid_out(token: np.ndarray, choice: np.ndarray, expert: np.ndarray, src: np.ndarray, dst: np.ndarray, ranks: int) -> Route:
     order = np.lexsort((token, expert, dst, src))
     return Route(token[order], *_counted(src, dst, ranks), choice[order], expert[order], dst[order])
 

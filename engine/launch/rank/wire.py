@@ -90,10 +90,7 @@ def _at_the_beginning(part: torch.Tensor) -> torch.Tensor:
 def wires_of(travel: Travel, model: MoEModel) -> tuple[Wire, Wire]:
     """The rows of dispatch and of combine of a model in the format it is computed in."""
     weights = 0 if travel.unit == "copies" else model.experts_per_token
-    return (
-        Wire(travel.dispatch or model.dtype, model.d_model, weights),
-        Wire(travel.combine or model.dtype, model.d_model),
-    )
+    return (Wire(travel.dispatch or model.dtype, model.d_model, weights), Wire(travel.combine or model.dtype, model.d_model))
 
 
 def reference_with_stops(

@@ -82,8 +82,7 @@ def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
     for (name, placement), model, trace in zip(placements.items(), models, launch.workloads, strict=False):
         source, row_bytes = trace.rank_of_token(instructions.ranks), plan.travel.row_bytes(model)
         hosts = (
-            serving_gpus(placement, layer, trace.experts[:, layer], plan.travel, source, stops)
-            for layer in range(trace.layers)
+            serving_gpus(placement, layer, trace.experts[:, layer], plan.travel, source, stops) for layer in range(trace.layers)
         )
         layers = [hops_of_layer(of_layer, source, stops, row_bytes, links, instructions.backend) for of_layer in hosts]
         ways = [

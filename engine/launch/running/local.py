@@ -67,9 +67,7 @@ def temporary_folder() -> Iterator[Path]:
                     fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path.parent, ignore_errors=True)
             # A folder that stays on a disk that became read-only must not hide why the launch failed.
-            folder = held.enter_context(
-                tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True)
-            )
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True))
             use = held.enter_context(open_to_append(Path(folder) / IN_USE))
             fcntl.flock(use, fcntl.LOCK_EX)
         yield Path(folder)
@@ -85,9 +83,7 @@ def alone() -> Iterator[None]:
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
-                "another launch or calibration is running on this machine; wait for it or stop it"
-            ) from None
+            raise InputError("another launch or calibration is running on this machine; wait for it or stop it") from None
         yield
 
 

@@ -119,12 +119,7 @@ def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
 
 
 def _wait(
-    processes: Sequence[subprocess.Popen[str]],
-    output: "_Output",
-    folder: Path,
-    stop: Stop,
-    deadline: float,
-    limit: float,
+    processes: Sequence[subprocess.Popen[str]], output: "_Output", folder: Path, stop: Stop, deadline: float, limit: float
 ) -> list[int | None]:
     """Watch the processes until all have ended, one has ended badly or a rank has reported a failure; returns their
     exit codes, None for those that still run. Raises InputError if they are to be ended before that."""

@@ -39,9 +39,7 @@ class SlurmJobs(SlurmScheduler):
         try:
             answer = slurm.asked(request.cmd, request.materialize())
         except InputError as error:
-            raise slurm.MaybeSubmittedError(
-                f"{error}; the job may have been submitted all the same, squeue tells"
-            ) from None
+            raise slurm.MaybeSubmittedError(f"{error}; the job may have been submitted all the same, squeue tells") from None
         if answer.returncode:
             raise InputError(f"Slurm refused the job: {slurm.fault_of(answer)}")
         return answer.stdout.strip().partition(";")[0]  # sbatch of several clusters adds the cluster's name
@@ -118,9 +116,7 @@ class KubernetesJobs(KubernetesScheduler):
 
 def runner() -> Runner:
     """TorchX's runner with these two schedulers and no other."""
-    return Runner(
-        SESSION, {"slurm": lambda name, **_: SlurmJobs(name), "kubernetes": lambda name, **_: KubernetesJobs(name)}
-    )
+    return Runner(SESSION, {"slurm": lambda name, **_: SlurmJobs(name), "kubernetes": lambda name, **_: KubernetesJobs(name)})
 
 
 @contextlib.contextmanager

@@ -212,11 +212,7 @@ def _tensors(outcome: StepOutcome) -> Iterator[Shared]:
             ranks = [rank for rank in everyone if expert in hosts[rank]]
             own = gradient[hosts[context.rank].index(expert)] if context.rank in ranks else None
             yield Shared(
-                name,
-                gradient.shape[1:],
-                ranks,
-                own,
-                lambda whole, name=name, expert=expert: whole.gradients[name][expert],
+                name, gradient.shape[1:], ranks, own, lambda whole, name=name, expert=expert: whole.gradients[name][expert]
             )
 
 

@@ -30,9 +30,7 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
     all_reduce: size in bytes of the buffer
     """
     graph = transformer_step(context.instructions.model, context.instructions.step, context.ranks)
-    shapes = {
-        (gemm.m * gemm.n * gemm.k, gemm.m, gemm.n): gemm for operator in graph.operators for gemm in operator.gemms
-    }
+    shapes = {(gemm.m * gemm.n * gemm.k, gemm.m, gemm.n): gemm for operator in graph.operators for gemm in operator.gemms}
     ordered = [shapes[key] for key in sorted(shapes)]
     places = np.unique(np.linspace(0, len(ordered) - 1, min(SHAPES, len(ordered))).round().astype(int))
     measured = {

@@ -243,6 +243,4 @@ def simulated_order(tasks: Tasks, policy: str) -> list[int]:
     """The collectives in the order in which the simulation starts them: the same on all ranks, as it comes from the program
     alone."""
     start, end = run_streams(tasks, policy)
-    return sorted(
-        np.flatnonzero(tasks.stream != COMPUTE).tolist(), key=lambda task: (start[task].max(), end[task].max(), task)
-    )
+    return sorted(np.flatnonzero(tasks.stream != COMPUTE).tolist(), key=lambda task: (start[task].max(), end[task].max(), task))

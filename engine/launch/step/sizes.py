@@ -54,9 +54,7 @@ def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> i
         )
     groups = expert_groups(placement)
     size = placement.gpus // groups
-    alike = all(
-        set(row[rank]) == set(row[rank % size]) for row in placement.experts_of_gpu for rank in range(placement.gpus)
-    )
+    alike = all(set(row[rank]) == set(row[rank % size]) for row in placement.experts_of_gpu for rank in range(placement.gpus))
     if not placement.single and (groups == 1 or not alike):
         raise InputError(
             f"the plan {plan.name} holds experts several times, but not in groups of neighbouring ranks that hold each once "
@@ -71,9 +69,7 @@ def step_flops(model: MoEModel, step: TrainingStep, plan: Plan) -> float:
     graph = transformer_step(model, step, plan.placement.gpus // expert_groups(plan.placement))
     copies, rows = step.tokens * model.experts_per_token, step.capacity(model) * model.experts
     fill = rows / copies if step.capacity_factor and not _irregular(plan) else 1.0
-    products = (
-        (gemm, fill if operator.kind == "experts" else 1.0) for operator in graph.operators for gemm in operator.gemms
-    )
+    products = ((gemm, fill if operator.kind == "experts" else 1.0) for operator in graph.operators for gemm in operator.gemms)
     return float(sum(share * (2.0 * gemm.count * gemm.m * gemm.n * gemm.k) for gemm, share in products))
 
 

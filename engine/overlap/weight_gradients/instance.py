@@ -63,9 +63,7 @@ def overlap(instance: WeightGradientInstance, alltoall_of_dw: Ints) -> float:
     for alltoall, seconds in zip(alltoall_of_dw.tolist(), instance.dw.tolist(), strict=True):
         if alltoall != NOWHERE:
             under[alltoall].append(seconds)
-    return math.fsum(
-        min(t, math.fsum(dw_seconds)) for t, dw_seconds in zip(instance.alltoall.tolist(), under, strict=True)
-    )
+    return math.fsum(min(t, math.fsum(dw_seconds)) for t, dw_seconds in zip(instance.alltoall.tolist(), under, strict=True))
 
 
 def without_idle(instance: WeightGradientInstance, alltoall_of_dw: Ints) -> Ints:

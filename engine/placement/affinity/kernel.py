@@ -124,9 +124,7 @@ class AffinityInstance:
         """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
         # Counted one by one: the difference of all and those that stay would lose small counts next to large ones.
         node_hops = gpu_hops = 0.0
-        pairs = [
-            (gpu_of_expert[layer], gpu_of_expert[layer + 1], count, 1.0) for layer, count in enumerate(self.transitions)
-        ]
+        pairs = [(gpu_of_expert[layer], gpu_of_expert[layer + 1], count, 1.0) for layer, count in enumerate(self.transitions)]
         if self.within is not None:
             pairs += [(place, place, count, 0.5) for place, count in zip(gpu_of_expert, self.pairs_within, strict=True)]
         for here, there, count, part in pairs:
@@ -206,9 +204,7 @@ class _Incumbent:
     lexicographic: every placement taken replaces the one before, since hops between nodes count before all others.
     """
 
-    def __init__(
-        self, instance: AffinityInstance, least: "_Bound", lexicographic: bool, on_progress: Report | None
-    ) -> None:
+    def __init__(self, instance: AffinityInstance, least: "_Bound", lexicographic: bool, on_progress: Report | None) -> None:
         self.instance, self.least, self.lexicographic = instance, least, lexicographic
         self.on_progress = on_progress
         self.place: Ints | None = None
@@ -247,9 +243,7 @@ def _search_from_starts(
         incumbent.report(search(prices, starts, seconds, deadline, seed, enough, stop, incumbent.report))
 
 
-def _exact(
-    instance: AffinityInstance, prices: Prices, lexicographic: bool, time_limit: float, stop: Stop
-) -> Ints | None:
+def _exact(instance: AffinityInstance, prices: Prices, lexicographic: bool, time_limit: float, stop: Stop) -> Ints | None:
     """A proven placement int64[layer, expert] where one is cheap, else None."""
     counts = instance.transitions
     free = not lexicographic and prices.gpu == prices.node == 0
@@ -328,9 +322,7 @@ class _Bound:
     def cost(self) -> float:
         """The bound. Limits are good to about 1e-12 of the total; whole costs may be rounded up beyond that."""
         full = self.total * sum(price for _, price in self.groups)
-        least = full - sum(
-            price * (kept + self.kept_within) for (_, price), kept in zip(self.groups, self.kept, strict=True)
-        )
+        least = full - sum(price * (kept + self.kept_within) for (_, price), kept in zip(self.groups, self.kept, strict=True))
         return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
 
     def can_tighten(self, seconds: float) -> bool:
@@ -340,9 +332,7 @@ class _Bound:
         few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)
         return few or affordable(len(self.counts) + 1, self.experts, seconds)
 
-    def tighten(
-        self, seconds: float, deadline: float, target: float, stop: Stop, on_change: Callable[[], None]
-    ) -> None:
+    def tighten(self, seconds: float, deadline: float, target: float, stop: Stop, on_change: Callable[[], None]) -> None:
         """Spend `seconds` of work, at most until `deadline`; where all hops cost the same, until `target` is reached."""
         windows = affordable(len(self.counts) + 1, self.experts, seconds)
         steps = [

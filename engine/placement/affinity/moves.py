@@ -208,10 +208,7 @@ def _most_eager_first(experts, prices, outside):
             pull[layer] += weight * (prices.within[layer][here[:, :, None], here[:, None, :]] @ present)
     stays = pull * present
     order = np.concatenate(
-        [
-            np.argsort(stays[:, :, :size], axis=2, kind="stable"),
-            size + np.argsort(stays[:, :, size:], axis=2, kind="stable"),
-        ],
+        [np.argsort(stays[:, :, :size], axis=2, kind="stable"), size + np.argsort(stays[:, :, size:], axis=2, kind="stable")],
         axis=2,
     )
     sorted_outside = None if outside is None else np.take_along_axis(outside, order, axis=2)

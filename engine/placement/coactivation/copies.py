@@ -44,9 +44,7 @@ def chosen_copies(experts: NDArray[np.int16], home: Ints, holds: Bools, group: I
     holds: bool[expert, gpu], at least one copy of each expert
     group: int64[gpu], numbered from 0
     """
-    return _serve(np.ascontiguousarray(experts, dtype=np.int16), home.astype(np.int64), holds, group.astype(np.int64))[
-        0
-    ]
+    return _serve(np.ascontiguousarray(experts, dtype=np.int16), home.astype(np.int64), holds, group.astype(np.int64))[0]
 
 
 def _served(instance: CoactivationInstance, layer: int, holds: Bools) -> tuple:

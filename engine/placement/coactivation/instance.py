@@ -47,27 +47,19 @@ class CoactivationInstance:
     def __post_init__(self) -> None:
         experts, source = _whole(self.experts, "experts"), _whole(self.source_gpu, "source_gpu")
         if experts.ndim != 3 or experts.shape[0] == 0 or experts.shape[2] == 0:
-            raise InputError(
-                f"experts: shape {list(experts.shape)}; wanted [layer, token, choice], at least one of each"
-            )
+            raise InputError(f"experts: shape {list(experts.shape)}; wanted [layer, token, choice], at least one of each")
         if source.shape != experts.shape[1:2]:
-            raise InputError(
-                f"source_gpu: shape {list(source.shape)}; wanted one GPU for each of {experts.shape[1]} tokens"
-            )
+            raise InputError(f"source_gpu: shape {list(source.shape)}; wanted one GPU for each of {experts.shape[1]} tokens")
         if self.gpus < 1:
             raise InputError(f"gpus: {self.gpus}; wanted at least 1")
         if self.gpus_per_node is not None and (self.gpus_per_node < 1 or self.gpus % self.gpus_per_node):
             raise InputError(f"gpus_per_node: {self.gpus} GPUs are not whole nodes of {self.gpus_per_node}")
         if source.size and not -1 <= source.min() <= source.max() < self.gpus:
-            raise InputError(
-                f"source_gpu: the GPUs are 0 to {self.gpus - 1} (-1: from outside), but one is {_odd(source)}"
-            )
+            raise InputError(f"source_gpu: the GPUs are 0 to {self.gpus - 1} (-1: from outside), but one is {_odd(source)}")
         if self.travel not in get_args(Travel):
             raise InputError(f"travel: must be 'gpu' or 'node', not '{self.travel}'")
         if self.cap is not None and not 1 <= self.cap < math.inf:
-            raise InputError(
-                f"cap: the most loaded GPU has at least the mean load, so wanted at least 1, not {self.cap:g}"
-            )
+            raise InputError(f"cap: the most loaded GPU has at least the mean load, so wanted at least 1, not {self.cap:g}")
         object.__setattr__(self, "experts", experts.astype(np.int16))
         object.__setattr__(self, "source_gpu", source.astype(np.int64))
         object.__setattr__(self, "expert_count", self._counted(experts))

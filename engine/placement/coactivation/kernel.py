@@ -294,9 +294,7 @@ def coactivation(
     options |= {"exact": limits.exact, "port_weight": port_weight}
     options |= {} if instance.cap is None else {"cap": instance.cap}
     solution = np.array([layer.place for layer in layers])
-    return result_of(
-        "coactivation", clock.start, status, float(objective), float(least), solution, options, limits.seed
-    )
+    return result_of("coactivation", clock.start, status, float(objective), float(least), solution, options, limits.seed)
 
 
 class _Clock:

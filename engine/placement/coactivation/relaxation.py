@@ -163,9 +163,7 @@ class Relaxation:
     load: float64[expert], as a part of a group's cap, for a limit on the rows of placements within this cap
     """
 
-    def __init__(
-        self, experts: NDArray[np.integer], home: Ints, groups: int, count: int, load: Floats | None = None
-    ) -> None:
+    def __init__(self, experts: NDArray[np.integer], home: Ints, groups: int, count: int, load: Floats | None = None) -> None:
         chosen = sets_of(experts)
         at, _, times = distinct(np.column_stack([chosen, home.astype(np.int32)]))
         self.member, self.home = chosen[at], np.where(home[at] < 0, -1, home[at] + count)

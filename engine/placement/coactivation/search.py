@@ -180,9 +180,7 @@ class _State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def search(
-    nets: Nets, task: Task, start: np.ndarray, best: np.ndarray, steps: int, seed: int, hurry: np.ndarray
-) -> np.ndarray:
+def search(nets: Nets, task: Task, start: np.ndarray, best: np.ndarray, steps: int, seed: int, hurry: np.ndarray) -> np.ndarray:
     """The best placement gpu_of_expert int64[expert] within the cap that was met in so many steps from `start`, or `best`.
 
     start: int64[expert], within the cap or not

@@ -185,9 +185,7 @@ class _Programme:
         self.parts: list[tuple[NDArray, NDArray, NDArray]] = []
         self.limits: list[float] = []
 
-    def at_most(
-        self, limit: float, cells: NDArray | None = None, weights: NDArray | None = None, **times: float
-    ) -> None:
+    def at_most(self, limit: float, cells: NDArray | None = None, weights: NDArray | None = None, **times: float) -> None:
         """weights · cells + Σ times <= limit."""
         columns = [] if cells is None else [cells.ravel()]
         values = [] if cells is None else [weights.ravel()]
@@ -248,11 +246,6 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
     cost = np.zeros(rows.cells + len(rows.NAMES))
     cost[-1] = 1.0
     solved = linprog(
-        cost,
-        A_ub=rows.matrix().tocsr(),
-        b_ub=rows.limits,
-        A_eq=placed.matrix().tocsr(),
-        b_eq=placed.limits,
-        method="highs",
+        cost, A_ub=rows.matrix().tocsr(), b_ub=rows.limits, A_eq=placed.matrix().tocsr(), b_eq=placed.limits, method="highs"
     )
     return float(solved.fun) * unit if solved.status == 0 else 0.0

@@ -136,9 +136,7 @@ def _best(
         found(objective, min(max(bound, proven), objective))
 
     target, seed = bound * (1 + PROVEN_GAP), limits.seed
-    hosts = search(
-        weight, devices, cap, kicks, seed, target, lambda: stop() or time.perf_counter() > search_ends, report
-    )
+    hosts = search(weight, devices, cap, kicks, seed, target, lambda: stop() or time.perf_counter() > search_ends, report)
     objective = largest_load(hosts, weight)
     cut_short = objective > target and time.perf_counter() > search_ends
     if objective <= target or not limits.exact or stop():
@@ -158,15 +156,7 @@ def _best(
 
 
 def best_hosts(
-    weight: Floats,
-    cap: int,
-    hosts: Hosts,
-    fewest: Ints,
-    most: Ints,
-    bound: float,
-    limits: Limits,
-    stop: Stop,
-    report: Report,
+    weight: Floats, cap: int, hosts: Hosts, fewest: Ints, most: Ints, bound: float, limits: Limits, stop: Stop, report: Report
 ) -> tuple[Hosts, float, bool]:
     """(hosts at least as good up to rounding, a lower bound, True if the search came to its end).
 

@@ -64,9 +64,7 @@ def search(
     """
     # Dealt states for numbers of replicas from the least to the most possible, the best first.
     experts, dealt = len(weight), []
-    for replicas in np.unique(np.linspace(min(devices * cap, devices * experts), experts, STARTS).astype(np.int64))[
-        ::-1
-    ]:
+    for replicas in np.unique(np.linspace(min(devices * cap, devices * experts), experts, STARTS).astype(np.int64))[::-1]:
         hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap, stop)
         dealt.append((largest_load(hosts, weight), len(dealt), hosts))
         if stop():
@@ -209,9 +207,7 @@ class _Search:
         light = np.argsort(self.load, kind="stable")[:LIGHTEST]
         device, drop, add = (
             part.ravel()
-            for part in np.broadcast_arrays(
-                light[:, None, None], np.arange(nobody + 1)[None, :, None], here[None, None, :]
-            )
+            for part in np.broadcast_arrays(light[:, None, None], np.arange(nobody + 1)[None, :, None], here[None, None, :])
         )
         # ... or leaves it to its other hosts, with or without another in its place.
         gone, instead = (part.ravel() for part in np.broadcast_arrays(here[:, None], np.arange(nobody + 1)[None, :]))

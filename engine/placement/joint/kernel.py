@@ -243,9 +243,7 @@ def _solved(incumbent: _Incumbent, start: Ints | None, max_moves: int | None) ->
     return True
 
 
-def _searched(
-    incumbent: _Incumbent, start: Ints | None, max_moves: int | None, kicks: int, seed: int, from_mean: bool
-) -> bool:
+def _searched(incumbent: _Incumbent, start: Ints | None, max_moves: int | None, kicks: int, seed: int, from_mean: bool) -> bool:
     """Search from the incumbent; True if all kicks were made. from_mean: half of them for the workloads' mean first."""
     terms, start = incumbent.terms, None if max_moves is None else start
     if from_mean:
@@ -254,9 +252,7 @@ def _searched(
         state = state_of(mean, incumbent.place, start, max_moves)
         search(state, kicks // 2, seed, incumbent.ended_look, incumbent.visit)
         kicks -= kicks // 2
-    return search(
-        state_of(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit
-    )
+    return search(state_of(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended_look, incumbent.visit)
 
 
 def _checked(

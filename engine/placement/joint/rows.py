@@ -101,9 +101,7 @@ def rows_instance(recordings: tuple[CoactivationInstance, ...], load: Floats) ->
 def _blind_rows(nets: Nets) -> float:
     """Rows expected of a layer: every group is touched by a token with the same probability, which its experts decide."""
     size = nets.experts // nets.groups
-    missed = [
-        comb(nets.experts - size, chosen) / comb(nets.experts, chosen) for chosen in range(nets.member.shape[1] + 1)
-    ]
+    missed = [comb(nets.experts - size, chosen) / comb(nets.experts, chosen) for chosen in range(nets.member.shape[1] + 1)]
     chosen = (nets.member >= 0).sum(axis=1)
     return float((1 - np.array(missed)[chosen]) @ nets.price.sum(axis=1))
 
@@ -170,9 +168,7 @@ class RowsState(JointState):
                 tables = of_layer[layer]
                 own, other = tables.group[first], tables.group[second]
                 change = int(tables.joining[own, second]) - int(tables.alone[first]) + int(tables.shared[first, second])
-                change += (
-                    int(tables.joining[other, first]) - int(tables.alone[second]) + int(tables.shared[second, first])
-                )
+                change += int(tables.joining[other, first]) - int(tables.alone[second]) + int(tables.shared[second, first])
                 self.rows[workload] += change
                 swap(tables, self.terms.instance.nets[workload][layer], first, second)
         self.hops = self.rows * self.terms.per_row

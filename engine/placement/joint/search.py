@@ -61,9 +61,7 @@ def chain(state: JointState, first_gpu: int, second_gpu: int, low: int, high: in
         rest = np.delete(load, (first_gpu, second_gpu), axis=1).max(axis=1, initial=0.0)[:, None]
         after = np.maximum(np.maximum(load[:, first_gpu, None] - shift, load[:, second_gpu, None] + shift), rest)
         alone += share * (after - state.peak[workload, low:high, None])
-        alone += (
-            (2 * EVENNESS * share / terms.unit) * shift * (load[:, second_gpu, None] - load[:, first_gpu, None] + shift)
-        )
+        alone += (2 * EVENNESS * share / terms.unit) * shift * (load[:, second_gpu, None] - load[:, first_gpu, None] + shift)
     if price > 0:
         home = np.take_along_axis(state.start[low:high], member, axis=1)
         alone += ((home == first_gpu) * price - (home == second_gpu) * price) @ reverse
@@ -119,9 +117,7 @@ def _exchanges(first: int, second: int) -> tuple[Floats, Floats]:
     """float64[exchange, expert of one or the other GPU] and its transpose: 1 leaves the first GPU, -1 the second."""
     rows = []
     for size in (1, 2):
-        ways = [
-            (left, right) for left in combinations(range(first), size) for right in combinations(range(second), size)
-        ]
+        ways = [(left, right) for left in combinations(range(first), size) for right in combinations(range(second), size)]
         if size > 1 and len(ways) > MOST_EXCHANGES:
             break
         block = np.zeros((len(ways), first + second))

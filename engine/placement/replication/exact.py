@@ -53,10 +53,7 @@ def _equal_model(load, slots_of_gpu, speed, known, bound, solved) -> tuple[Ints,
     worst = model.new_int_var(max(int(bound * UNITS * (1 - 1e-9)) - 1, 0), _longest(load, speed), "")
     copies, hint = {}, {}
     heaviest = int(load.max(axis=0).argmax())
-    alike = [
-        np.flatnonzero((slots_of_gpu == c) & (speed == s))
-        for c, s in sorted(set(zip(slots_of_gpu, speed, strict=True)))
-    ]
+    alike = [np.flatnonzero((slots_of_gpu == c) & (speed == s)) for c, s in sorted(set(zip(slots_of_gpu, speed, strict=True)))]
     # Alike GPUs may trade places, so only plans that give the heaviest expert to them in falling numbers are looked at.
     known = known.copy()
     for group in alike:

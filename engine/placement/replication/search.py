@@ -178,9 +178,7 @@ def search(load: Floats, slots_of_gpu: Ints, speed: Floats, target: Floats, effo
 
 def _start(guiding_load: Floats, load: Floats, slots_of_gpu: Ints, speed: Floats) -> tuple[Ints, Floats]:
     """Greedy counts and packing by `guiding_load` float64[row, expert]: layouts and their weights under `load`."""
-    guiding_load = np.maximum(
-        guiding_load, TINY * np.where(guiding_load.any(axis=1), guiding_load.mean(axis=1), 1.0)[:, None]
-    )
+    guiding_load = np.maximum(guiding_load, TINY * np.where(guiding_load.any(axis=1), guiding_load.mean(axis=1), 1.0)[:, None])
     slots, hosts, experts = int(slots_of_gpu.sum()), int((slots_of_gpu > 0).sum()), guiding_load.shape[1]
     # More replicas than GPUs would share a GPU: only where there are more slots than anything else to put into them.
     most = hosts if slots <= experts * hosts else slots

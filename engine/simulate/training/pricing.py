@@ -109,9 +109,7 @@ def _routing(kept: np.ndarray, placement: Placement, bytes_per_token: float) -> 
     traffic, rows = np.zeros((placement.layers, gpus, gpus)), []
     for first in range(0, gpus, size):
         here = slice(first, first + size)
-        own = (
-            share[:, :, here] * groups
-        )  # of several groups each holds one of an expert's replicas, which takes all here
+        own = share[:, :, here] * groups  # of several groups each holds one of an expert's replicas, which takes all here
         traffic[:, here, here] = kept[:, here, :] @ own * bytes_per_token
         rows.append(np.einsum("lre,leg->lge", kept[:, here, :], own))
     per_expert = np.concatenate(rows, axis=1)
@@ -160,11 +158,7 @@ class PricedStep:
 
 
 def price_step(
-    problem: Problem,
-    placement: Placement,
-    irregular: bool = False,
-    parts: int = MAX_PARTS,
-    as_recorded: tuple[int, ...] = (),
+    problem: Problem, placement: Placement, irregular: bool = False, parts: int = MAX_PARTS, as_recorded: tuple[int, ...] = ()
 ) -> PricedStep:
     """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
 
@@ -185,9 +179,7 @@ def graph_of(problem: Problem, groups: int) -> OperatorGraph:
 
 
 @lru_cache(maxsize=16)
-def _price(
-    problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]
-) -> PricedStep:
+def _price(problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]) -> PricedStep:
     routing = route(problem, placement, irregular)
     graph = graph_of(problem, routing.groups)
     gpus = problem.cluster.gpus

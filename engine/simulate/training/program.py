@@ -150,9 +150,7 @@ class _Builder:
         self.parts.setdefault(operator.name, []).append(task)
         return task
 
-    def raw(
-        self, operator: int, label: str, stream: int, seconds: np.ndarray, sent: float, cut: tuple[int, int, int]
-    ) -> int:
+    def raw(self, operator: int, label: str, stream: int, seconds: np.ndarray, sent: float, cut: tuple[int, int, int]) -> int:
         """A task; cut: part, parts and stretch."""
         self.operators.append(operator)
         self.labels.append(label)
@@ -212,9 +210,7 @@ def check_step_parts(plan: Plan, problem: Problem, graph: OperatorGraph) -> None
 def _issued(graph: OperatorGraph, under: dict[str, str]) -> list[Operator]:
     """The operators that are issued in their place in the program; the others run where the plan moves them."""
     return [
-        operator
-        for operator in graph.operators
-        if operator.phase in ("forward", "dx", "dw") and operator.name not in under
+        operator for operator in graph.operators if operator.phase in ("forward", "dx", "dw") and operator.name not in under
     ]
 
 

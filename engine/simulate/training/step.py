@@ -46,9 +46,7 @@ def _check_replicas(plan: Plan, problem: Problem) -> None:
     if plan.placement.single:
         return
     if problem.graph is not None:
-        raise InputError(
-            f"the plan {plan.name} holds experts several times, but the operator graph has each of them once"
-        )
+        raise InputError(f"the plan {plan.name} holds experts several times, but the operator graph has each of them once")
     if expert_groups(plan.placement) == 1:
         raise InputError(
             f"the plan {plan.name} holds experts several times, but not in groups of neighbouring GPUs that hold each once"
@@ -102,9 +100,7 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     exchanged, update = np.isin(kinds, ("dispatch", "combine")), kinds == "update"
     computed = ~(exchanged | update | (kinds == "gradient"))
     first, after = _around_the_loss(priced[0], graph)
-    waited_for = _among(
-        priced[0], *(nx.ancestors(graph, operator.name) for operator in priced[0].graph.of_phase("update"))
-    )
+    waited_for = _among(priced[0], *(nx.ancestors(graph, operator.name) for operator in priced[0].graph.of_phase("update")))
     reduced = _all_reduced(problem, priced[0])
 
     def total(which: np.ndarray) -> np.ndarray:

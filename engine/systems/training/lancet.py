@@ -91,9 +91,7 @@ def _ranges(
         f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; "
         + (f"stretches cut: {_in_words([stretch.parts for stretch in cut])}" if cut else "no stretch is worth cutting")
     )
-    notes["forward pass, proof"] = Note(
-        f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}"
-    )
+    notes["forward pass, proof"] = Note(f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}")
     where = "before and after" if gate != "batch-prioritised" else "only after"
     notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut")
     return tuple(
@@ -131,9 +129,7 @@ def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
     gradients = tuple(operator.name for operator in graph.of_phase("dw"))
     allowed = overlappable(graph.graph(), exchanges, gradients)
     instance = WeightGradientInstance(
-        np.array([priced.whole(name) for name in exchanges]),
-        np.array([priced.whole(name) for name in gradients]),
-        allowed,
+        np.array([priced.whole(name) for name in exchanges]), np.array([priced.whole(name) for name in gradients]), allowed
     )
     return BackwardExchanges(exchanges, gradients, instance)
 

@@ -37,9 +37,7 @@ class LinaOptions(Options):
         description="priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only between "
         "pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
     )
-    pipelining: bool = Field(
-        True, description="cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)"
-    )
+    pipelining: bool = Field(True, description="cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
     packing: Literal["best", "lina", "off"] = Field(
         "best",
         description="experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
@@ -109,9 +107,7 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
         return {int(choices[0]): linear_placement(problem)}
     placements = {int(choice): packed_placement(problem, int(choice)) for choice in choices}
-    unknown = [
-        choice for choice, placement in placements.items() if choice > choices[0] and _lacks_groups(problem, placement)
-    ]
+    unknown = [choice for choice, placement in placements.items() if choice > choices[0] and _lacks_groups(problem, placement)]
     if unknown:
         notes["packing"] = Note(f"left out: {_lacks_groups(problem, placements[unknown[0]])}")
         return {int(choices[0]): placements[int(choices[0])]}

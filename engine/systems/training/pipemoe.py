@@ -28,8 +28,7 @@ class PipeMoEOptions(Options):
     max_degree: int = Field(8, ge=1, le=MAX_PARTS, title="Most parts of a layer", description="most parts of a layer")
     network_order: NetworkOrder = "dispatch-first"
     algorithm: Literal["exact", "printed"] = Field(
-        "exact",
-        description="exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
+        "exact", description="exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it"
     )
     bucket_mb: Bucket = 25.0
 
@@ -53,9 +52,7 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
         "degrees, forward": Note(_in_words(degrees["forward"])),
         "degrees, backward": Note(_in_words(degrees["dx"])),
         "MoE layers, dispatch to combine": Note(float(sum(seconds.values())), "s"),
-        "the same without a pipeline": Note(
-            float(sum(stage[:, 0].sum() for table in tables.values() for stage in table)), "s"
-        ),
+        "the same without a pipeline": Note(float(sum(stage[:, 0].sum() for table in tables.values() for stage in table)), "s"),
     }
     if printed:
         notes["the same with exact degrees"] = Note(sum(result.objective for result in exact.values()), "s")
@@ -94,9 +91,7 @@ def fitted_lines(first: np.ndarray, experts: np.ndarray, second: np.ndarray, mos
 def _in_words(degrees: np.ndarray) -> str:
     """`2 (5 layers), 3 (1 layer)`."""
     values, counts = np.unique(degrees, return_counts=True)
-    return ", ".join(
-        f"{value} ({count} layer{'s' if count > 1 else ''})" for value, count in zip(values, counts, strict=True)
-    )
+    return ", ".join(f"{value} ({count} layer{'s' if count > 1 else ''})" for value, count in zip(values, counts, strict=True))
 
 
 SYSTEMS = (
