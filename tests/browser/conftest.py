@@ -392,6 +392,15 @@ def shoot(page: Page, name: str, **options: Any) -> None:
 
 
 def choose_in_strip(page: Page, place: int, name: str) -> None:
-    page.get_by_test_id("stPopover").get_by_role("button").nth(place).click()
-    page.get_by_role("button", name=name, exact=True).click()
+    """Choose by name in a list of the strip. A page that is drawn anew just then closes the list; a person opens it again."""
+    opens, choice = (
+        page.get_by_test_id("stPopover").get_by_role("button").nth(place),
+        page.get_by_role("button", name=name, exact=True),
+    )
+    opens.click()
+    with contextlib.suppress(TimeoutError):
+        choice.wait_for(timeout=PATIENCE)
+    if not choice.count():
+        opens.click()
+    choice.click()
     settle(page)

@@ -86,7 +86,14 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     expect(page.get_by_test_id("stPopover").first).to_contain_text("synthetic, skew 1")
 
 
-def test_sweep_open_and_stop(page: Page, start_studio) -> None:
+def has_first_points(folder: Path) -> runner.Job | None:
+    """The newest sweep, of partition ranges, once it has made some plans and not all."""
+    job = next(iter(runner.jobs(folder, "sweep")), None)
+    found = len(job.result["candidates"]) if job and job.result and len(runner.jobs(folder, "sweep")) == 2 else 0
+    return job if 0 < found < 60 else None
+
+
+def test_sweep_open_and_stop(page: Page, start_studio, data_folder: Path) -> None:
     page.goto(start_studio("--sample"))
     settle(page)
     choose_in_strip(page, 1, "lancet-p4de-2-nodes")
@@ -121,11 +128,12 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
 
     page.get_by_text("Partition range", exact=True).click()
     settle(page)
-    # Long enough that it still runs when Stop is pressed, on any machine.
     type_values(page, "Maximum operators per range", "8-71")
     start.click()
-    expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
-    page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True).click()
+    sweep = until(lambda: has_first_points(data_folder))
+    with held(living_worker(sweep.folder)):  # it still runs when Stop is pressed, on any machine
+        expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
+        page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_text("What was found until then is kept.")).to_be_visible(timeout=60_000)
     settle(page)
     expect(page.locator(".js-plotly-plot")).to_have_count(4)
