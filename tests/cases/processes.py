@@ -43,12 +43,21 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
-    return [process for server in servers() for process in server.children() if process.status() != psutil.STATUS_ZOMBIE]
+    forked = []
+    for server in servers():
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            forked += filter(protocol.is_alive, server.children())
+    return forked
 
 
 def servers() -> list[psutil.Process]:
     """The children that have forked processes for this one; others may be those of other tests, such as a browser."""
-    return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+    mine = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                mine.append(child)
+    return mine
 
 
 def left(mark: str) -> list[psutil.Process]:
