@@ -44,7 +44,6 @@ BUDGETS: dict[str, tuple[float, str]] = {
     "app/test_what_if_live.py": (100, PAGES),
     "browser/test_access.py": (150, BROWSER),
     "browser/test_cluster.py": (250, BROWSER),
-    "browser/test_launch.py": (150, BROWSER),
     "browser/test_login.py": (100, BROWSER),
     "browser/test_main_job.py": (200, BROWSER),
     "browser/test_review.py": (110, BROWSER),
