@@ -2,6 +2,7 @@
 
 import json
 from copy import copy
+from typing import Any
 
 import streamlit as st
 
@@ -112,14 +113,25 @@ def problem() -> Problem | None:
         travel and travel.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )
-    parts = (first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph, travel)
+    parts = {
+        "workload": first,
+        "cluster": cluster,
+        "model": model,
+        "cost": cost_choice.from_dict(cost),
+        "second": second,
+        "others": others,
+        "in_use": in_use,
+        "step": step,
+        "graph": graph,
+        "travel": travel,
+    }
     # By name: for every argument without one Streamlit works out the function's signature anew.
     return _problem(key=key, _parts=parts)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _problem(key: tuple, _parts: tuple) -> Problem:
-    return make_problem(*_parts)
+def _problem(key: tuple, _parts: dict[str, Any]) -> Problem:
+    return make_problem(**_parts)
 
 
 def _fitting_or_balanced(recording: Workload | None, model: MoEModel) -> Workload:

@@ -5,7 +5,6 @@ input (one line says where and why), 3: infeasible, 130: broken off before there
 """
 
 import argparse
-import functools
 import os
 import sys
 from importlib import import_module
@@ -31,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-@functools.cache
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = argparse.ArgumentParser(prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters.")

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from engine.placement.assignment import AssignmentInstance
-from engine.result import Floats, Ints
+from engine.result import Bools, Floats, Ints
 
 SQUARINGS = 9
 """Loads are compared in the 2**9-norm: nearly the maximum, yet it still sees the second worst GPU."""
@@ -94,7 +94,7 @@ class GroupLoads:
 
 
 @njit(cache=True, nogil=True)
-def _reload(place: Ints, experts: int, slots: Ints, tables: Floats, empty: Floats, loads: Floats, barred: np.ndarray) -> None:
+def _reload(place: Ints, experts: int, slots: Ints, tables: Floats, empty: Floats, loads: Floats, barred: Bools) -> None:
     """Count `loads` and `barred` anew, from the first item to the last: an assignment has the same loads by any way to it."""
     loads[:] = 0.0
     held = np.zeros(len(slots), dtype=np.int64)
@@ -126,7 +126,7 @@ def _norm(total: float, top: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _best_exchange(place: Ints, barred: np.ndarray, tables: Floats, loads: Floats) -> tuple[int, int]:
+def _best_exchange(place: Ints, barred: Bools, tables: Floats, loads: Floats) -> tuple[int, int]:
     """The two items of the exchange that lowers the smoothed objective most; -1 where none lowers it.
 
     What an exchange cannot get below, the norm of the other GPUs and the higher of its own two, spares most of them roots.

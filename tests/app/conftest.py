@@ -173,13 +173,13 @@ def session_of_ana(session_with_two: Stored, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def session_with_review(session_of_ana: Stored, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """Ana's session, with her plan saved as "ours" in a workspace and a decision asked for, all by the Review page."""
+    """Ana's session, with her plan saved as "to be shared" in a workspace and a decision asked for, all by the Review page."""
     folder = tmp_path_factory.mktemp("review") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
         app = copied(session_of_ana, folder, patch)
         team.add_workspace(database.database(), "Autumn <b>x</b>", "Ana")
-        save(visit(app, "review"), "ours", "look here")
+        save(visit(app, "review"), "to be shared", "look here")
         database.database().close()  # which writes everything into the one file
     return folder, *session_of_ana[1:]
 

@@ -62,8 +62,8 @@ def test_a_link_opens_its_plan_and_review_whatever_was_there_before(app: AppTest
     newest = team.open_review(database(), saved.number, "second?", "Ben")
     oldest = team.reviews_of(database(), saved.number)[-1].id
     press(app, "Compare")
-    assert "ours" not in said(app.subheader)
-    assert "ours" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
+    assert "to be shared" not in said(app.subheader)
+    assert "to be shared" in said(link(plan=saved.plan, session=app.query_params["session"]).subheader)
     assert plan_list.QUESTION in said(link(plan=saved.plan, review=oldest).text)
     visitor = link(plan=saved.plan, review=newest.id)
     assert "second?" in said(visitor.text)
@@ -214,7 +214,7 @@ def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest) 
     for text in ("<script>alert(1)</script>", "layer:9999999"):
         visitor = link(plan=saved.plan, about=text)
         assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
-        assert "ours" in said(visitor.subheader)
+        assert "to be shared" in said(visitor.subheader)
     # With a layer that the plan lacks the Timeline begins with the first.
     visitor = link(plan=saved.plan, about="layer:4000")
     assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error

@@ -247,8 +247,8 @@ def test_parents_and_children_lead_to_each_other(reviewed: AppTest) -> None:
     app.run()
     press(app, f"the child · {child.id[:8]}")
     assert "the child" in said(app.subheader)
-    press(app, f"ours · {parent.plan[:8]}")
-    assert "ours" in said(app.subheader)
+    press(app, f"to be shared · {parent.plan[:8]}")
+    assert "to be shared" in said(app.subheader)
 
 
 def test_a_finished_launch_is_noted_once_beside_its_plan(reviewed: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,13 +338,13 @@ def test_what_others_do_while_a_page_stays_open_is_not_seen_by_its_refreshes(rev
 def test_who_saved_a_plan_corrects_its_name_and_note(reviewed: AppTest) -> None:
     app, saved = reviewed, reviewed.saved
     other = visit(link(plan=saved.plan), "optimise")
-    assert "ours" in table(other)["Plan"].tolist()
+    assert "to be shared" in table(other)["Plan"].tolist()
     fill(app, "Name", "Aurora <b>2</b>")
     fill(app, "Note", "cheap and fast")
     press(app, "Change")
     now = team.find_saved(database(), saved.number)
     assert (now.name, now.note, now.by, now.at) == ("Aurora <b>2</b>", "cheap and fast", "Ana", saved.at)
-    assert "changed the name from “ours” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
+    assert "changed the name from “to be shared” to “Aurora <b>2</b>”" in review_of(saved).comments[0].text
     assert table(app)["Plan"].tolist() == ["Aurora <b>2</b>"]
     assert "Aurora <b>2</b>" in table(other.run())["Plan"].tolist(), "though it was read under the other name"
     visitor = link(plan=saved.plan)

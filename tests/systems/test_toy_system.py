@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from engine.cli import main, parser
+from engine.cli import main
 from engine.systems import FILES, SYSTEMS, run
 from tests.cases.examples import examples
 from tests.cases.samples import SAMPLES
@@ -53,7 +53,6 @@ def test_it_is_short_and_one_line_of_the_registry_makes_it_a_system(
     (system,) = toy.SYSTEMS
     monkeypatch.setitem(FILES, "toy", ("toy",))
     monkeypatch.setitem(SYSTEMS, "toy", system)
-    monkeypatch.setattr("engine.cli.parser", parser.__wrapped__)
     inputs = ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", SAMPLES / "mixed-8.json"]
     inputs += ["--model", SAMPLES / "tiny-moe-alpha.json", "--system", "toy", "--set", "slots=uneven", "--json"]
     assert main(["plan", *map(str, inputs)]) == 0
