@@ -14,16 +14,8 @@ class NVMLError(Exception):
     pass
 
 
-class NotSupportedError(NVMLError):
-    pass
-
-
-class InvalidArgumentError(NVMLError):
-    pass
-
-
-class NoPermissionError(NVMLError):
-    pass
+NAMES = ("NotSupportedError", "InvalidArgumentError", "NoPermissionError")
+NotSupportedError, InvalidArgumentError, NoPermissionError = (type(name, (NVMLError,), {}) for name in NAMES)
 
 
 @dataclass

@@ -9,13 +9,11 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from engine import store
 from engine.costs import Profiled
-from engine.errors import InputError
 from engine.formats import read_costs
 from engine.jobs import protocol, runner
 from engine.jobs.launches import table_of
@@ -29,6 +27,8 @@ from engine.result import never
 from engine.systems.base import silent
 from tests.cases.cli import CLUSTER, CommandLine
 from tests.cases.jobs import until
+from tests.cases.processes import processes_of, ranks_of
+from tests.cases.refusals import refusal
 from tests.strategies import cluster_of, make_gpu
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
@@ -54,20 +54,13 @@ def test_defaults_follow_the_devices():
     assert plan_sweep(CARDS, 1, ["fp16", "fp16"]).dtypes == ("fp16",)
 
 
-@pytest.mark.parametrize(
-    ("devices", "asked", "part"),
-    [
-        (HOST, {"ranks": 0}, "0 ranks: choose between 1 and 64"),
-        (HOST, {"ranks": -3}, "-3 ranks"),
-        (HOST, {"ranks": 65}, "65 ranks"),
+def test_what_cannot_be_measured_is_refused():
+    for devices, asked, part in (
+        *((HOST, {"ranks": ranks}, f"{ranks} ranks: choose between 1 and 64") for ranks in (0, -3, 65)),
         (CARDS, {"ranks": 4}, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)"),
         (CARDS, {"dtypes": ["fp8"]}, "fp8 cannot be measured; choose from bf16, fp16, fp32"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(devices, asked, part):
-    with pytest.raises(InputError) as caught:
-        plan_sweep(devices, **asked)
-    assert part in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        assert part in refusal(plan_sweep, devices, **asked)
 
 
 def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
@@ -91,10 +84,10 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as caught:
         engine("calibrate")
     assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
-    with pytest.raises(InputError, match="no GPU type 'H900'"):
-        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
-    with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
-        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
+    asked = (calibrate.calibrate, plan_sweep(HOST), tmp_path / "run", never, silent)
+    assert "no GPU type 'H900'" in refusal(*asked, "H900")
+    with local.alone():
+        assert "another launch or calibration is running" in refusal(*asked)
     assert not (tmp_path / "run").exists()
 
 
@@ -102,21 +95,11 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
 def readings_of(*names: str) -> dict:
     """As rank 0 writes it."""
     gemms = [[m, n, k, 1e-9 * m * n * k, 0.1 * m] for m in (1, 2, 3) for n in (8, 64) for k in (8, 64)]
-    computed = {
-        "gemm bf16": gemms,
-        "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]],
-        "memory": [[1e3, 1e-6, 0.0], [1e6, 1e-4, 0.2], [1e7, 1e-3, 0.3]],
-    }
+    memory = [[1e3, 1e-6, 0.0], [1e6, 1e-4, 0.2], [1e7, 1e-3, 0.3]]
+    computed = {"gemm bf16": gemms, "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]], "memory": memory}
     sent = [[1024.0, 1e-5, 0.5], [4096.0, 2e-5, 0.6], [16384.0, 8e-5, 0.7]]
-    return {
-        "computed": dict.fromkeys(names, computed),
-        "devices": list(names),
-        "torch": "2.13",
-        "cuda": None,
-        "all_to_all": sent,
-        "exchange": sent,
-        "all_reduce": sent,
-    }
+    about = {"devices": list(names), "torch": "2.13", "cuda": None, "computed": dict.fromkeys(names, computed)}
+    return about | dict.fromkeys(("all_to_all", "exchange", "all_reduce"), sent)
 
 
 def test_devices_are_called_what_a_cluster_calls_them():
@@ -139,9 +122,8 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     spread = {fit.operation: fit.spread for fit in calibration.fits}
     assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
     assert calibration.held_out[0].errors == pytest.approx([0.2])
-    assert [row["operation"] for row in table_of(calibration)] == [
-        *("GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer")
-    ]
+    operations = ["GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer"]
+    assert [row["operation"] for row in table_of(calibration)] == operations
     # Ranks of one kind are merged by their medians.
     points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
     assert sweep_rank._merged(points) == [[8, 64, 2.0, 0.4]]
@@ -157,11 +139,8 @@ def rank(one_rank) -> sweep_rank.SweepRank:
 
 def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
     readings = rank.measure()
-    assert (
-        readings["devices"] == ["CPU"]
-        and readings["torch"] == torch.__version__
-        and not set(readings) & {"all_to_all", "exchange"}
-    )
+    assert readings["devices"] == ["CPU"] and readings["torch"] == torch.__version__
+    assert not set(readings) & {"all_to_all", "exchange"}
     calibration = read_measured(readings, rank.sweep, "local")
     points = calibration.measured.gemm[0].points
     grid = [(grid.m, grid.n, grid.k) for grid in grids()]
@@ -202,15 +181,9 @@ def test_seconds_are_those_of_one_repetition(rank, clock):
 
 def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, clock):
     readings = iter([9.0, 9.0, 1.0, 7.0, 2.0, 30.0, 4.0, 50.0])  # in turn; of each a warm-up and a first look
-    lengths = {"a": [], "b": []}
-
-    def work(name: str) -> None:
-        lengths[name].append(1)
-        clock.work(next(readings))
-
     rank.sweep = rank.sweep.model_copy(update={"repeats": 2})
     rank.deadline = math.inf
-    medians = rank.seconds_of([lambda: work("a"), lambda: work("b")])
+    medians = rank.seconds_of([lambda: clock.work(next(readings))] * 2)
     assert medians == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
 
 
@@ -241,8 +214,8 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     path = tmp_path / "profile.json"
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
     assert code == 0, errors
-    for part in (*("2 × CPU", "GEMM fp32 CPU", "all-to-all", "exchange", "all-reduce", "held-out shapes", f"--cost {path}"),):
-        assert part in out
+    parts = ("2 × CPU", "GEMM fp32 CPU", "all-to-all", "exchange", "all-reduce", "held-out shapes", f"--cost {path}")
+    assert all(part in out for part in parts)
     cost, card = Profiled(read_costs(path)), make_gpu().model_copy(update={"type": "CPU"})
     m, n, k, seconds = cost.measured.gemm[0].points[-1]
     assert float(cost.gemm(card, m, int(n), int(k), "fp32")) == pytest.approx(seconds, rel=1e-9)
@@ -255,23 +228,14 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     assert list(store.data_folder().glob("run-*")) == [], "the run folder is gone"
 
 
-def ranks_in(folder: Path) -> list[psutil.Process]:
-    ranks = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if {sweep_rank.__name__, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
-                ranks.append(process)
-    return ranks
-
-
 @pytest.mark.everything
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
     job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
     until(lambda: job.progress and "shapes" in job.progress.message, 120)
-    assert len(ranks_in(job.folder / "run")) >= 2
+    assert len(ranks_of(job.folder / "run")) >= 2
     runner.cancel(job)
     assert runner.wait(job, 20) is State.CANCELLED
-    assert ranks_in(job.folder / "run") == []
+    assert processes_of(job.folder / "run") == []
 
 
 def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
@@ -302,9 +266,7 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
 
 def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn'))
-    with pytest.raises(InputError, match=r"measured\.json cannot be read") as caught:
-        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
-    assert "\n" not in str(caught.value)
+    assert "measured.json cannot be read" in refusal(calibrate.calibrate, plan_sweep(HOST), tmp_path / "run", never, silent)
 
 
 def test_a_job_says_what_it_measured(monkeypatch):
@@ -321,16 +283,13 @@ def test_a_job_says_what_it_measured(monkeypatch):
     assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibrate.QUICK, "H200")
     assert folder.parent == context.folder
     answer = json.loads(json.dumps(answer, allow_nan=False))
-    assert answer["held_out"] == [
-        {"gpu": "H200", "dtype": "bf16", "shapes": 3, "mean": pytest.approx(0.15), "worst": pytest.approx(0.25)}
-    ]
+    errors = {"mean": pytest.approx(0.15), "worst": pytest.approx(0.25)}
+    assert answer["held_out"] == [{"gpu": "H200", "dtype": "bf16", "shapes": 3} | errors]
     assert [fit["operation"] for fit in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
     assert answer["fits"][0]["rate"] == pytest.approx(1e12)
 
 
 # The sweep.
-
-
 GPU = Speed(start_up=5e-6, multiply_add=2 / 600e12, bookkeeping=2e-3)
 CPU = Speed(start_up=3e-6, multiply_add=2 / 50e9, bookkeeping=5e-3)
 

@@ -17,7 +17,7 @@ from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.running.local import run_here
-from engine.plan import Plan, Travel
+from engine.plan import Travel
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
@@ -95,35 +95,25 @@ class Handed:
         return lambda layer: self.handed.append(f"{step} {self.name}")
 
 
-def test_over_nccl_exchanges_in_one_batch_do_not_wait_for_the_end_of_each_other(monkeypatch):
-    plan = pair_of("concurrent", "concurrent", recording(4), recording_b())
-    dispatches = ["gate a", "meet a", "dispatch a", "gate b", "meet b", "dispatch b", "meet a", "meet b"]
-    combines = ["ffn a", "meet a", "combine a", "ffn b", "meet b", "combine b", "meet a", "meet b"]
-    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
-
-
+ONE_BATCH = (["meet a", "{0} a", "{1} b", "meet b", "{0} b", "meet a", "meet b"], "concurrent", "concurrent", None)
+PHASES = ["meet a", "{0} a", "meet a", "{1} b", "meet b", "{0} b", "meet b"]
 PHASED = [("concurrent", "matched", None), ("matched", "concurrent", None), ("concurrent", "concurrent", "node")]
 
 
-@pytest.mark.parametrize(("mode_a", "mode_b", "unit"), PHASED)
-def test_over_nccl_the_computation_of_a_does_not_wait_for_phases_of_b(monkeypatch, mode_a, mode_b, unit):
-    travel = None if unit is None else Travel(unit=unit)
-    plan = pair_of(mode_a, mode_b, recording(4), recording_b()).model_copy(update={"travel": travel})
-    dispatches = ["gate a", "meet a", "dispatch a", "meet a", "gate b", "meet b", "dispatch b", "meet b"]
-    combines = ["ffn a", "meet a", "combine a", "meet a", "ffn b", "meet b", "combine b", "meet b"]
-    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
-
-
-def handed_over(plan: Plan, monkeypatch) -> list[str]:
-    """A layer of both models as the host of a rank hands it over."""
+@pytest.mark.parametrize(("wanted", "mode_a", "mode_b", "unit"), [ONE_BATCH, *((PHASES, *phased) for phased in PHASED)])
+def test_over_nccl_one_batch_waits_for_no_other_and_the_computation_of_a_for_no_phases_of_b(
+    monkeypatch, wanted, mode_a, mode_b, unit
+):
     handed: list[str] = []
     names = iter(("both", "a", "b"))
     monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed))
     monkeypatch.setattr(colocated, "kind_of_layers", lambda plan: lambda context, plan, model, number: model)
     monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
-    context = lockstep.only_context(plans=(plan,), model_b=OTHER, backend="nccl", gpus=1)
-    Colocated(context, plan).layer(0)
-    return handed
+    travel = None if unit is None else Travel(unit=unit)
+    plan = pair_of(mode_a, mode_b, recording(4), recording_b()).model_copy(update={"travel": travel})
+    Colocated(lockstep.only_context(plans=(plan,), model_b=OTHER, backend="nccl", gpus=1), plan).layer(0)
+    dispatches, combines = ([word.format(*kinds) for word in wanted] for kinds in (("dispatch", "gate"), ("combine", "ffn")))
+    assert handed == ["gate a", *dispatches, "ffn a", *combines, "aggregate a", "aggregate b"]
 
 
 # Real ranks.
@@ -147,10 +137,8 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
         for number, model in enumerate(models):
             for layer in range(LAYERS):
                 for kind in ("dispatch", "combine"):
-                    rows = [
-                        sent(timeline, kind, layer, RANKS, number) / model.bytes_per_token
-                        for timeline in (run.measured, run.predicted)
-                    ]
+                    both = (sent(timeline, kind, layer, RANKS, number) for timeline in (run.measured, run.predicted))
+                    rows = [bytes / model.bytes_per_token for bytes in both]
                     # Of b, the copies of expert 7 divide over its homes: in half, or in whole rows.
                     assert rows[0].sum() > 0 and np.abs(rows[0] - rows[1]).max() <= (1e-6, 0.5 + 1e-6)[number]
         hold_the_order(run.measured)

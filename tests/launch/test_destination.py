@@ -15,74 +15,53 @@ from engine.launch.places.devices import Accelerator, Devices, attached, cluster
 from engine.launch.preparation.place_checks import destination_checks
 from engine.launch.running.torchx_application import app_of, dry_run
 from tests.cases.cluster_launches import MODEL, SIZE, destination, launch_for
+from tests.cases.refusals import refusal
 from tests.launch.nvml import GIB, Gpu, linked, plug_in, switched
 
-
-@pytest.mark.parametrize(
-    ("scheduler", "field", "value", "word"),
-    [
-        ("slurm", "partition", "gpu\n#SBATCH --wrap=id", "partition"),
-        ("slurm", "partition", "gpu\n", "partition"),
-        ("slurm", "partition", "gpu;id", "partition"),
-        ("slurm", "partition", "$(id)", "partition"),
-        ("slurm", "partition", "gpu --uid=0", "partition"),
-        ("slurm", "account", "a,b", "account"),
-        ("slurm", "account", "-n", "account"),
-        ("slurm", "image", "x --uid=0", "image"),
-        ("slurm", "shared", "runs", "absolute"),
-        ("slurm", "shared", "/runs/../etc", "absolute"),
-        ("slurm", "shared", "/runs\n#SBATCH --wrap=id", "printed"),
-        ("slurm", "shared", "/runs\\j", "change"),
-        ("slurm", "shared", "/runs/${app_id}", "change"),
-        ("kubernetes", "namespace", "A", "Kubernetes"),
-        ("kubernetes", "namespace", "a.b", "Kubernetes"),
-        ("kubernetes", "namespace", "a" * 64, "Kubernetes"),
-        ("kubernetes", "queue", "a\nb: c", "Kubernetes"),
-        ("kubernetes", "claim", "../x", "Kubernetes"),
-        ("kubernetes", "claim", "", "Kubernetes"),
-        ("kubernetes", "image", "sha256:0123", "push it there"),
-        ("kubernetes", "image", "", "image"),
-        ("kubernetes", "image", "a b", "image"),
-        ("kubernetes", "seen_as", "/", "mounted"),
-        ("kubernetes", "seen_as", "/a:b", "mounted"),
-        ("kubernetes", "partition", "gpu", "partition"),
-        ("slurm", "nodes", 0, "nodes"),
-        ("slurm", "ranks_per_node", 5, "as many GPUs"),
-        ("slurm", "gpu_memory", 0, "gpu_memory"),
-        ("slurm", "memory_per_node", float("nan"), "memory_per_node"),
-    ],
-)
-def test_what_no_cluster_takes_is_refused_in_one_line(tmp_path, scheduler, field, value, word):
-    with pytest.raises(InputError) as refused:
-        destination(scheduler, tmp_path, **{field: value})
-    message = str(refused.value)
-    assert message.isprintable() and word in message and message.startswith("test: ")
+REFUSED = {
+    "slurm partition partition": ["gpu\n#SBATCH --wrap=id", "gpu\n", "gpu;id", "$(id)", "gpu --uid=0"],
+    "slurm account account": ["a,b", "-n"],
+    "slurm image image": ["x --uid=0"],
+    "slurm shared absolute": ["runs", "/runs/../etc"],
+    "slurm shared printed": ["/runs\n#SBATCH --wrap=id"],
+    "slurm shared change": ["/runs\\j", "/runs/${app_id}"],
+    "slurm nodes nodes": [0],
+    "slurm ranks_per_node as many GPUs": [5],
+    "slurm gpu_memory gpu_memory": [0],
+    "slurm memory_per_node memory_per_node": [float("nan")],
+    "kubernetes namespace Kubernetes": ["A", "a.b", "a" * 64],
+    "kubernetes queue Kubernetes": ["a\nb: c"],
+    "kubernetes claim Kubernetes": ["../x", ""],
+    "kubernetes image push it there": ["sha256:0123"],
+    "kubernetes image image": ["", "a b"],
+    "kubernetes seen_as mounted": ["/", "/a:b"],
+    "kubernetes partition partition": ["gpu"],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("../run", "absolute"),
-        ("/elsewhere", "shared folder"),
-        ("a\nb", "printed"),
-        ("a\\b", "change"),
-        ("${app_id}", "change"),
-        ("", "shared folder"),
-    ],
-)
-def test_a_folder_that_the_job_would_not_see_is_refused(tmp_path, name, word):
-    where = destination("slurm", tmp_path / "shared")
-    with pytest.raises(InputError, match=word) as refused:
-        dry_run(launch_for(where), tmp_path / "shared" / name)
-    assert str(refused.value).isprintable()
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_no_cluster_takes_is_refused_in_one_line(tmp_path, asked):
+    scheduler, field, word = asked.split(maxsplit=2)
+    for value in REFUSED[asked]:
+        message = refusal(destination, scheduler, tmp_path, **{field: value})
+        assert message.isprintable() and message.startswith("test: ") and word in message
+
+
+def test_a_folder_that_the_job_would_not_see_is_refused(tmp_path):
+    launch = launch_for(destination("slurm", tmp_path / "shared"))
+    for name, word in (
+        *(("../run", "absolute"), ("/elsewhere", "shared folder"), ("", "shared folder")),
+        *(("a\nb", "printed"), ("a\\b", "change"), ("${app_id}", "change")),
+    ):
+        message = refusal(dry_run, launch, tmp_path / "shared" / name)
+        assert word in message and message.isprintable()
 
 
 def test_a_launch_for_other_devices_is_refused(tmp_path):
-    where = destination("slurm", tmp_path)
-    launch = launch_for(where)
-    for other in (destination("slurm", tmp_path, nodes=1), destination("slurm", tmp_path, gpus=0, ranks_per_node=4)):
-        with pytest.raises(InputError, match="8 ranks" if other.nodes == 1 else "nccl"):
-            app_of(replace(launch, destination=other), tmp_path / "run")
+    launch = launch_for(destination("slurm", tmp_path))
+    for more, part in (({"nodes": 1}, "8 ranks"), ({"gpus": 0, "ranks_per_node": 4}, "nccl")):
+        other = replace(launch, destination=destination("slurm", tmp_path, **more))
+        assert part in refusal(app_of, other, tmp_path / "run")
 
 
 def test_a_launch_is_checked_against_the_devices_of_its_destination(tmp_path):
@@ -134,8 +113,6 @@ def test_destinations_are_saved_and_read_again(tmp_path):
 
 
 # Attached devices.
-
-
 PEERS = [{1: 1, 2: 1, 3: 2, 4: 2}, {2: 2, 3: 1, 5: 2}, {3: 2, 6: 1}, {7: 1}, {5: 1, 6: 1, 7: 2}, {6: 2, 7: 1}, {7: 2}]
 CUBE = [(gpu, peer, links) for gpu, peers in enumerate(PEERS) for peer, links in peers.items()]
 """The links of eight GPUs: two ends, and how many there are between them."""

@@ -1,4 +1,5 @@
-"""Two-tier orders in whole rows: every row reaches its rank once, by ports that have their shares, also between real ranks."""
+"""Rows that ranks pass on, also between real ranks. Two-tier orders: every row reaches its rank once, by ports that have their
+shares. Spread inside nodes: every rank gets its tokens, outputs come home once, and the rows are the simulated ones."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from engine.communication.steps import Steps
+from engine.communication.travel import Stops, rows_of_tokens
 from engine.communication.two_tier import two_tier
-from engine.launch.rank.hops import Hops, hops
+from engine.launch.rank.hops import MOST_SLICES, Hops, Legs, hops
+from engine.launch.rank.links import Links
+from engine.launch.rank.routes import rows_of_ranks
 from engine.network import Network, off_diagonal
 from tests.cases.examples import examples
-from tests.launch.relayed_ranks import cases_of
+from tests.launch.pooled_ranks import relays_of, spreads_of
 from tests.strategies import networks
 
 SIZES = [(2, 2), (4, 4), (3, 1, 2), (1, 1, 1), (4,), (1,)]
@@ -125,19 +129,127 @@ def test_few_rows_are_spread_over_stages():
     assert max(sum(1 for phase, _ in crossing if phase == step) for step, _ in crossing) <= 8
 
 
+# Rows that spread inside nodes.
+@st.composite
+def spreading(draw) -> tuple[np.ndarray, np.ndarray, Stops]:
+    """hosts int64[token, k] with padding, source int64[token], ranks in nodes of any sizes."""
+    ranks, tokens, k = draw(st.integers(1, 7)), draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    hosts = draw(hnp.arrays(np.int64, (tokens, k), elements=st.integers(-1, ranks - 1)))
+    source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
+    node = np.sort(draw(hnp.arrays(np.int64, ranks, elements=st.integers(0, 2))))
+    return hosts, source, Stops(node)
+
+
+def steps_of(hops: Hops) -> list[list[tuple[int, int, int]]]:
+    """(src, dst, token) of every step."""
+    steps = {}
+    for piece in hops.order:
+        tokens = hops.between(piece.src, piece.dst)[piece.begin : piece.end]
+        steps.setdefault(piece.phase, []).extend((piece.src, piece.dst, token) for token in tokens.tolist())
+    return [steps[step] for step in sorted(steps)]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(spreading(), st.sampled_from((1, 2, 5)))
+def test_rows_are_the_simulated_ones_there_and_back(layer, slices):
+    hosts, source, stops = layer
+    legs = Legs.of(*layer)
+    wanted = off_diagonal(rows_of_tokens(hosts, source, stops, "node"))
+    np.testing.assert_array_equal(legs.dispatch(slices).counts, wanted)
+    np.testing.assert_array_equal(legs.combine(slices).counts, wanted.T)
+    there, back = rows_of_ranks(hosts, source, stops.gpus)
+    wanted = rows_of_tokens(hosts, source, stops, "gpu")
+    np.testing.assert_array_equal(there.counts, wanted)
+    np.testing.assert_array_equal(back.counts, wanted.T)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(spreading(), st.sampled_from((1, 2, 5)))
+def test_nothing_is_passed_on_before_it_has_come_and_nothing_comes_twice(layer, slices):
+    hosts, source, _ = layer
+    legs = Legs.of(*layer)
+    has = {(int(rank), token) for token, rank in enumerate(source)}
+    for step in steps_of(legs.dispatch(slices)):
+        assert all((src, token) in has for src, _, token in step)
+        came = [(dst, token) for _, dst, token in step]
+        assert len(set(came)) == len(came) and not has & set(came)
+        has |= set(came)
+    served = {(int(hosts[token, k]), int(token)) for token, k in zip(*np.nonzero(hosts >= 0), strict=True)}
+    assert served <= has
+    # Back: the outputs of every rank, until all of them are at home. A rank that has passed a token on has nothing more of it.
+    holds = {pair: {pair[0]} for pair in served}
+    for step in steps_of(legs.combine(slices)):
+        moved = [(dst, token, holds.pop((src, token))) for src, dst, token in step]
+        for dst, token, parts in moved:
+            assert not holds.get((dst, token), set()) & parts
+            holds[dst, token] = holds.get((dst, token), set()) | parts
+    parts = {token: set(row[row >= 0].tolist()) for token, row in enumerate(hosts) if (row >= 0).any()}
+    assert holds == {(int(source[token]), token): ranks for token, ranks in parts.items()}
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(spreading())
+def test_while_one_slice_enters_the_one_before_is_spread(layer):
+    legs, slices = Legs.of(*layer), 4
+    domain = layer[2].of_gpu
+    for done, last in ((legs.dispatch(slices), False), (legs.combine(slices), True)):
+        for piece in done.order:
+            crosses = domain[piece.src] != domain[piece.dst]
+            first, end = (1, slices) if last else (0, slices - 1)
+            assert not crosses or first <= piece.phase <= end
+            assert 0 <= piece.phase <= slices
+
+
+def test_slices_are_as_many_as_shorten_the_exchange():
+    """Two nodes of two; 400 tokens of rank 0 for rank 3, which enter by rank 2: 1 s over the port, and 0.4 s over the link."""
+    stops = Stops(np.array([0, 0, 1, 1]))
+    legs = Legs.of(np.full((400, 1), 3), np.zeros(400, dtype=int), stops)
+    node = np.array([0, 0, 1, 1])
+
+    def slices(start_up: float, port: float = 4e5, backend: str = "gloo") -> int:
+        links = Links(np.full(4, port), start_up, node, np.full(4, port * 2.5))
+        return legs.slices(1000.0, links, backend)
+
+    assert slices(0.1) == 2 and slices(0.4) == slices(2.0) == 1 and slices(0.025) == 4
+    assert slices(0.0) == slices(1e-6) == MOST_SLICES
+    assert slices(0.0, 4e6) == 5, "0.1 s in steps of 20 ms"
+    assert slices(0.0, 4e6, "nccl") == MOST_SLICES
+    assert legs.slices(1000.0, None, "gloo") == 1
+    inside = Legs.of(np.full((400, 1), 1), np.zeros(400, dtype=int), stops)
+    assert inside.slices(1000.0, Links(np.full(4, 1e5), 0.0, node, np.full(4, 1e5)), "gloo") == 1, "nothing is spread"
+    phases = [piece.phase for piece in legs.dispatch(4).order if piece.src == 0]
+    assert phases == [0, 1, 2, 3] and {piece.end - piece.begin for piece in legs.dispatch(4).order} == {100}
+
+
 # Real ranks.
-
-
 @pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.everything)], ids="{} ranks".format)
-def outcomes(request, outcomes_of) -> list[list[dict]]:
+def outcomes(request, outcomes_of) -> list[dict[str, list[dict]]]:
     """The exchanges of every rank."""
-    return outcomes_of("relayed_ranks", request.param)
+    return outcomes_of("pooled_ranks", request.param)
 
 
 def test_every_row_arrives_in_its_place_and_every_hop_is_logged_once_by_each_of_its_ends(outcomes):
-    for number, ((counts, done), *exchanges) in enumerate(zip(cases_of(len(outcomes)), *outcomes, strict=True)):
+    cases = zip(relays_of(len(outcomes)), *(outcome["relayed"] for outcome in outcomes), strict=True)
+    for number, ((counts, done), *exchanges) in enumerate(cases):
         order = [[piece.phase, piece.src, piece.dst, piece.begin, piece.end] for piece in done.order]
         for rank, exchange in enumerate(exchanges):
             wanted = [[src, rank, row] for src in range(len(counts)) for row in range(counts[src, rank])]
             assert exchange["incoming"] == wanted, number
             assert sorted(exchange["logged"]) == sorted(piece for piece in order if rank in piece[1:3])
+
+
+def test_every_rank_gets_the_tokens_of_its_experts_and_their_outputs_come_home_summed_up_by_the_simulated_rows(outcomes):
+    for number, (hosts, source, stops, slices) in enumerate(spreads_of(4) if len(outcomes) == 4 else ()):
+        wanted = off_diagonal(rows_of_tokens(hosts, source, stops, "node"))
+        both = wanted + wanted.T
+        for rank, outcome in enumerate(outcomes):
+            exchange, rows = outcome["spread"][number], Counter()
+            served = np.flatnonzero((hosts == rank).any(axis=1)).tolist()
+            assert exchange["came"] == [[token, source[token]] for token in served]
+            for token, summed in enumerate(exchange["summed"]):
+                ranks = {int(host) for host in hosts[token] if host >= 0} if source[token] == rank else set()
+                assert summed == [token * len(ranks), sum(2**host for host in ranks)]
+            for phase, src, dst, count in exchange["logged"]:
+                assert 0 <= phase <= slices and rank in (src, dst)
+                rows[src, dst] += count
+            assert rows == {(src, dst): both[src, dst] for src, dst in np.argwhere(both).tolist() if rank in (src, dst)}

@@ -29,6 +29,7 @@ from engine.result import never
 from engine.systems.base import silent
 from tests.cases.jobs import until
 from tests.cases.processes import workers_of
+from tests.cases.refusals import refusal
 from tests.cases.testbeds import (
     LAYERS,
     MBIT,
@@ -133,9 +134,8 @@ def test_a_process_id_used_again_owns_nothing():
 
 # Refusals, also without root.
 def refuse(part: str) -> None:
-    with pytest.raises(InputError, match=part) as caught:
-        Testbed(np.full(2, MBIT)).__enter__()
-    assert "--on local" in str(caught.value) and "\n" not in str(caught.value)
+    message = refusal(Testbed(np.full(2, MBIT)).__enter__)
+    assert part in message and "--on local" in message
 
 
 @pytest.mark.parametrize("there", [(), ("ip",), ("tc",)])
@@ -220,44 +220,6 @@ def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shap
 
 
 @needs_testbed
-def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused():
-    trace = recording()
-    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2), HOST)
-    with pytest.raises(InputError, match=r"links for 3 ranks .* 2 ranks"):
-        launch.on_testbed(Testbed(np.full(3, MBIT)))
-
-
-@needs_testbed
-def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path, cold_python):
-    trace = recording()
-    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2, repeats=100), HOST)
-    folder = tmp_path / "run"
-    launch = launch.on_testbed(Testbed(np.full(2, 10 * MBIT)))
-    with pytest.raises(InputError, match="stopped"):
-        run_here(launch, folder, lambda: len(workers_of(folder)) == 2, silent)
-    assert not workers_of(folder) and not own_namespaces()
-
-
-@needs_testbed
-def test_the_death_of_a_rank_ends_the_launch(tmp_path, cold_python):
-    trace = recording()
-    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2, repeats=100), HOST)
-    folder = tmp_path / "run"
-
-    def kill_one() -> bool:
-        if len(ranks := workers_of(folder)) == 2:
-            killed.append(ranks[1].environ()["RANK"])
-            ranks[1].kill()
-        return False
-
-    killed: list[str] = []
-    launch = launch.on_testbed(Testbed(np.full(2, 10 * MBIT)))
-    with pytest.raises(InputError, match="was killed by signal 9") as caught:
-        run_here(launch, folder, kill_one, silent)
-    assert f"rank {killed[0]} was killed" in str(caught.value) and not workers_of(folder)
-
-
-@needs_testbed
 def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     assert main([*command, "--on=testbed", "--repeats=1", "--json"]) == 0
     out, errors = capsys.readouterr()
@@ -267,15 +229,6 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     links = "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000"
     assert links in as_text(LaunchAnswer(**answer))
     assert "netns exec switchyard-" in errors and "Warning" not in errors
-
-
-@pytest.mark.parametrize(
-    ("more", "part"), [(["--scale=10"], "--on testbed"), (["--on=testbed", "--scale=0"], "scale must be a number above 0")]
-)
-def test_a_scale_that_makes_no_sense_is_refused(command, capsys, more, part):
-    assert main([*command, *more]) == 2
-    error = capsys.readouterr().err.strip()
-    assert part in error and error.startswith("error: ") and "\n" not in error
 
 
 @needs_testbed

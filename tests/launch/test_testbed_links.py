@@ -43,6 +43,8 @@ def test_ranks_of_two_nodes_have_no_links():
     assert testbed.tiers is None and not testbed.near.any() and "near" not in testbed.to_dict()
     with pytest.raises(InputError, match="has no nodes, in which the ranks of two-tier relay"):
         prepare().on_testbed(Testbed(np.full(4, MBIT)))
+    with pytest.raises(InputError, match=r"links for 3 ranks .* 4 ranks"):
+        prepare().on_testbed(Testbed(np.full(3, MBIT)))
     with pytest.raises(InputError, match="too slow"):
         linked(1, 1e-3)
 
@@ -97,8 +99,6 @@ def test_relayed_rows_go_over_links(tmp_path):
 
 
 # Tokens that spread inside nodes.
-
-
 PORT, LINK = 10 * MBIT, 40 * MBIT
 LAUNCHES = 3
 """The most tries."""
