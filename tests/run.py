@@ -53,7 +53,7 @@ BUDGETS: dict[str, tuple[float, str]] = {
     "launch/test_local.py": (200, RANKS),
     "launch/test_memory.py": (100, RANKS),
     "launch/test_step.py": (150, RANKS),
-    "launch/test_travel.py": (220, RANKS),
+    "launch/test_two_nodes.py": (220, RANKS),
     "placement/test_coactivation.py": (100, PLANS),
     "placement/test_grouped_assignment.py": (100, PLANS),
     "systems/test_exflow.py": (100, PLANS),

@@ -119,12 +119,13 @@ class Queue:
 
 
 class Communicator:
-    """group: of Gloo, which carries the operations of this one; number: how many groups this rank made before"""
+    """group: of Gloo, which carries the operations of this one; first: number of the first operation between two ranks, above 0
+    for a communicator of a pair, which is made by the two and shares the group's tags"""
 
-    def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
-        self.group, self.name = group, name
+    def __init__(self, group: dist.ProcessGroup | None, name: str, first: int = 0) -> None:
+        self.group, self.name, self.first = group, name, first
         self.queue = shared_queue(name)
-        self.made = False
+        self.made = first > 0
         self.passed: Counter[tuple[str, int]] = Counter()
         self.pool = ThreadPoolExecutor(64)
         if "eager" in WORDS:
@@ -147,7 +148,7 @@ class Communicator:
         """(send or receive, what, the other rank), which progress together."""
         numbered = []
         for way, tensor, peer in operations:
-            numbered.append((way, tensor, peer, self.passed[way, peer]))
+            numbered.append((way, tensor, peer, self.first + self.passed[way, peer]))
             self.passed[way, peer] += 1
             if way == "receive":
                 spoil(tensor)
@@ -315,27 +316,8 @@ def alone(way, tensor, peer, group, tag):
     communicator = of(group)
     if "eager" not in WORDS:
         pair = f"ranks {' and '.join(map(str, sorted((dist.get_rank(), peer))))}"
-        communicator = communicators.setdefault(pair, Pair(group, pair))
+        communicator = communicators.setdefault(pair, Communicator(group, pair, first=1 << 20))
     return communicator.batch([(way, tensor, peer)])
-
-
-class Pair(Communicator):
-    """Made by the two ranks that it connects; other communicators of the same group keep their own numbers."""
-
-    FIRST = 1 << 20
-
-    def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
-        super().__init__(group, name)
-        self.passed = Counter()
-
-    def make(self) -> None:
-        self.made = True
-
-    def _send(self, tensor: torch.Tensor, peer: int, number: int) -> None:
-        super()._send(tensor, peer, self.FIRST + number)
-
-    def _receive(self, tensor: torch.Tensor, peer: int, number: int) -> None:
-        super()._receive(tensor, peer, self.FIRST + number)
 
 
 def handed_over(entry: Entry, async_op: bool) -> Entry | None:

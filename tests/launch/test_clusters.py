@@ -103,25 +103,25 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("accounting", "queue", "said", "over"),
     [
-        ("COMPLETED\nCOMPLETED\n", None, "succeeded", True),
+        ("COMPLETED\nCOMPLETED\n", None, "succeeded: COMPLETED", True),
         ("FAILED\nCOMPLETED\n", None, "failed", True),
         ("RUNNING\nFAILED\nRUNNING\n", None, "running, FAILED", False),  # the logs of the others are not complete
         (None, "FAILED\nCOMPLETING\n", "failed", True),  # on a node that died that may take minutes
         (None, "COMPLETING NonZeroExitCode\nFAILED NonZeroExitCode\n", "failed (NonZeroExitCode)", True),
         ("COMPLETED\nRUNNING\nPENDING\n", None, "running", False),
         ("CANCELLED by 1000\nCOMPLETED\n", None, "cancelled", True),
-        ("TIMEOUT\nTIMEOUT\n", None, "failed", True),
-        ("NEWLY_INVENTED\n", None, "unknown", False),
+        ("TIMEOUT\nTIMEOUT\n", None, "failed: TIMEOUT", True),
+        ("NEWLY_INVENTED\n", None, "unknown: NEWLY_INVENTED", False),
         (None, "RUNNING None\n", "running", False),
         (None, "RUNNING None\nNODE_FAIL NodeDown\n", "running, NODE_FAIL (NodeDown)", False),
-        (None, "COMPLETING\nCOMPLETING\n", "running", False),
+        (None, "COMPLETING\nCOMPLETING\n", "running: COMPLETING", False),
         ("", "PENDING None\n", "pending", False),  # accounting hears of a job a moment later
         (None, "PENDING Resources\nPENDING Resources\n", "pending (Resources)", False),
-        (None, "COMPLETED\nCOMPLETED\n", "succeeded", True),
+        (None, "COMPLETED\nCOMPLETED\n", "succeeded: COMPLETED", True),
         (None, "TIMEOUT TimeLimit\nTIMEOUT TimeLimit\n", "failed: TIMEOUT (TimeLimit)", True),
         (None, "CANCELLED\nCOMPLETING\n", "cancelled", True),
-        ("COMPLETED\n", "COMPLETING\n", "running", False),  # its files are not all there yet
-        (None, None, "gone", True),
+        ("COMPLETED\n", "COMPLETING\n", "running: COMPLETING", False),  # its files are not all there yet
+        (None, None, "gone: its scheduler does not know it any more", True),
     ],
 )
 def test_how_a_job_on_slurm_stands_and_why(tmp_path, monkeypatch, accounting, queue, said, over):
@@ -130,7 +130,6 @@ def test_how_a_job_on_slurm_stands_and_why(tmp_path, monkeypatch, accounting, qu
         if text is not None:
             (folder / name).write_text(text)
     status = clusters.status(HANDLE)
-    print(status.text)
     assert status.text == said and status.state == re.match("[a-z]+", said)[0] and status.over == over
 
 

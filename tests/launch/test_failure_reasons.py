@@ -12,18 +12,6 @@ import torch.distributed as dist
 
 from engine.errors import InputError
 from engine.launch.rank import failure as rank_logs
-from engine.launch.rank.failure import (
-    LIMIT,
-    Failures,
-    RankFailure,
-    RankLogs,
-    RankProgress,
-    Standing,
-    log_of,
-    log_tail,
-    read_failure,
-    standing,
-)
 from engine.launch.rank.joining import failure_of, joined
 from engine.launch.running import processes
 from engine.launch.running.clusters import cause, node_lines
@@ -32,8 +20,8 @@ from engine.launch.worker import gpu_of
 from engine.result import never
 from tests.cases.cluster_launches import destination
 
-LOST = RankFailure(0, "rank 0 lost another rank: closed", True).line
-CAUSE = RankFailure(1, "rank 1 is out of memory", False).line
+LOST = rank_logs.RankFailure(0, "rank 0 lost another rank: closed", True).line
+CAUSE = rank_logs.RankFailure(1, "rank 1 is out of memory", False).line
 
 
 @pytest.mark.parametrize(
@@ -51,7 +39,7 @@ def test_what_a_rank_says_of_its_exception(error, message, lost):
         error()
     failure = failure_of(caught.value, 3)
     assert failure.message.startswith(message) and (failure.rank, failure.lost) == (3, lost)
-    assert read_failure(failure.line) == failure and "\n" not in failure.message
+    assert rank_logs.read_failure(failure.line) == failure and "\n" not in failure.message
 
 
 def of_nccl(kind: str, explanation: str, last: str) -> dist.DistBackendError:
@@ -133,7 +121,7 @@ def lost_by_gloo() -> None:
 
 @pytest.mark.parametrize("line", ["failure", 'failure {"rank": 1', 'failure {"rank": 1}', "failure []", f"x {CAUSE}"])
 def test_lines_that_another_one_has_run_into_are_not_read(line):
-    assert read_failure(f"{line}\n") is None
+    assert rank_logs.read_failure(f"{line}\n") is None
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch):
@@ -183,12 +171,12 @@ WITH_CODE = "rank 1 ended with exit code"
     ],
 )
 def test_the_cause_is_told_and_not_its_consequences(lines, reason, culprit):
-    failures = Failures()
+    failures = rank_logs.Failures()
     for number, text in lines:
         for line in text.splitlines(keepends=True):
             failures.take(number, line)
     assert (failures.reason, failures.culprit) == (reason, culprit)
-    failures = Failures()
+    failures = rank_logs.Failures()
     failures.ended(None, -9)
     assert failures.reason.startswith("torchrun was killed by signal 9") and failures.culprit is None
 
@@ -197,7 +185,7 @@ def test_the_cause_is_told_and_not_its_consequences(lines, reason, culprit):
 
 
 HANDLE = "slurm://switchyard/7"
-MEMORY = RankFailure(5, "rank 5 is out of memory", False).line
+MEMORY = rank_logs.RankFailure(5, "rank 5 is out of memory", False).line
 SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 23729 got signal: 15\n"
 STEP = "srun: error: 127.0.0.3: task 0: {}\n"
 SAID, NOTHING = "Slurm says '127.0.0.3: task 0: Killed'", "what its nodes printed is in {folder}"
@@ -257,7 +245,7 @@ def ranks(count: int, script: str = TALKS) -> list[tuple[list[str], dict[str, st
 
 def words(folder: Path, rank: int) -> list[str]:
     """A rank's log without the seconds, which begin every line."""
-    lines = log_tail(folder, rank, 10**6).splitlines()
+    lines = rank_logs.log_tail(folder, rank, 10**6).splitlines()
     assert all(float(line.split(" s  ")[0]) >= 0 for line in lines)
     return [line.split(" s  ", 1)[1].strip() for line in lines]
 
@@ -270,7 +258,7 @@ def test_every_rank_has_a_log_of_its_own_and_only_the_first_ones_progress_is_the
         assert said[:2] == [f"hello from {rank}", f"25%  layer {rank}"] and said[-1] == f"bye from {rank}"
         assert "progress nonsense" in said
     assert reports == [(0.25, "layer 0", None, None)]
-    now = standing(tmp_path)
+    now = rank_logs.standing(tmp_path)
     assert [step.message for step in now.steps] == ["layer 0", "layer 1", "layer 2"] and now.failed is None
     log = capfd.readouterr().out
     assert "[rank 2] hello from 2" in log and "layer" not in log
@@ -284,14 +272,14 @@ def test_torchrun_says_whose_a_line_is(tmp_path):
     command = [sys.executable, "-c", talk, "1"]
     run_processes([(command, {})], 2, 30.0, tmp_path, never, lambda *report: reports.append(report))
     assert words(tmp_path, 1) == ["hello", "25%  layer 1"] and words(tmp_path, 0) == [] and not reports
-    assert [step and step.done for step in standing(tmp_path).steps] == [None, 0.25]
+    assert [step and step.done for step in rank_logs.standing(tmp_path).steps] == [None, 0.25]
 
 
 def test_the_rank_that_ended_a_launch_is_noted(tmp_path):
     script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)"
     with pytest.raises(InputError, match="rank 1 ended with exit code 3"):
         run_processes(ranks(2, script), 2, 30.0, tmp_path, never, lambda *report: None)
-    assert (standing(tmp_path).failed, standing(tmp_path).code) == (1, 3)
+    assert (rank_logs.standing(tmp_path).failed, rank_logs.standing(tmp_path).code) == (1, 3)
 
 
 def test_a_launch_that_prints_without_end_is_ended(tmp_path, monkeypatch):
@@ -299,40 +287,40 @@ def test_a_launch_that_prints_without_end_is_ended(tmp_path, monkeypatch):
     script = "while True: print('x' * 1000)"
     with pytest.raises(InputError, match="printed more than 4 MiB"):
         run_processes(ranks(1, script), 1, 30.0, tmp_path, never, lambda *report: None)
-    assert log_of(tmp_path, 0).stat().st_size <= LIMIT
+    assert rank_logs.log_of(tmp_path, 0).stat().st_size <= rank_logs.LIMIT
 
 
 def test_a_long_log_keeps_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_logs, "LIMIT", 4000)
-    logs = RankLogs(tmp_path, 1)
+    logs = rank_logs.RankLogs(tmp_path, 1)
     for number in range(500):
         logs.print(0, f"line {number}\n")
-        assert log_of(tmp_path, 0).stat().st_size <= 4000
-    first, *kept = log_tail(tmp_path, 0, 1000).splitlines()
+        assert rank_logs.log_of(tmp_path, 0).stat().st_size <= 4000
+    first, *kept = rank_logs.log_tail(tmp_path, 0, 1000).splitlines()
     numbers = [int(line.split()[-1]) for line in kept]
     assert "dropped" in first and len(numbers) > 50
     assert numbers == list(range(500 - len(numbers), 500))
     logs.print(0, "y" * 10_000)
-    assert log_of(tmp_path, 0).stat().st_size <= 4000 and log_tail(tmp_path, 0, 1).endswith("y")
+    assert rank_logs.log_of(tmp_path, 0).stat().st_size <= 4000 and rank_logs.log_tail(tmp_path, 0, 1).endswith("y")
 
 
 def test_a_rank_that_has_said_nothing_and_a_launch_that_has_not_begun(tmp_path):
-    assert log_tail(tmp_path, 0) == "" and standing(tmp_path) is None
-    logs = RankLogs(tmp_path, 2)
+    assert rank_logs.log_tail(tmp_path, 0) == "" and rank_logs.standing(tmp_path) is None
+    logs = rank_logs.RankLogs(tmp_path, 2)
     logs.save()
-    assert standing(tmp_path) == Standing(steps=(None, None))
-    logs.progress(1, RankProgress.read('{"done": 7.0, "message": "m"}'))
+    assert rank_logs.standing(tmp_path) == rank_logs.Standing(steps=(None, None))
+    logs.progress(1, rank_logs.RankProgress.read('{"done": 7.0, "message": "m"}'))
     logs.save()
-    first, second = standing(tmp_path).steps
+    first, second = rank_logs.standing(tmp_path).steps
     assert first is None and second.done == 1.0
     logs.failed = 1, -9
     logs.save()
-    assert standing(tmp_path).code == -9
+    assert rank_logs.standing(tmp_path).code == -9
 
 
 def test_a_run_folder_that_is_gone_stops_nobody(tmp_path):
-    logs = RankLogs(tmp_path / "run", 1)
+    logs = rank_logs.RankLogs(tmp_path / "run", 1)
     logs.print(0, "lost\n")
-    logs.progress(0, RankProgress(done=0.5, message="lost", time=0.0))
+    logs.progress(0, rank_logs.RankProgress(done=0.5, message="lost", time=0.0))
     logs.save()
     assert not (tmp_path / "run").exists()

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -20,13 +18,12 @@ import pytest
 import torch
 
 from engine import store
-from engine.cli import main
 from engine.jobs import runner
 from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
 from engine.launch.places.testbed import Testbed
 from engine.launch.preparation.launch import PreparedLaunch
-from engine.launch.rank.instructions import INSTRUCTIONS, MACHINE_TIMES, REPORT, writing
+from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, writing
 from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local, processes
 from engine.launch.running.local import run_here
@@ -38,11 +35,10 @@ from tests.cases.jobs import until
 from tests.cases.launches import BIG, launch_arguments, prepare
 from tests.cases.processes import processes_of
 from tests.cases.refusals import refusal
-from tests.cases.testbeds import MBIT, command, needs_testbed, nothing_left, own_namespaces
+from tests.cases.testbeds import MBIT, needs_testbed, nothing_left
 
 pytestmark = pytest.mark.usefixtures("warm_python")
-__all__ = ["command", "nothing_left"]  # fixtures
-ROOT = Path(__file__).parents[2]
+__all__ = ["nothing_left"]  # a fixture
 ASLEEP = "import time; time.sleep(600)"
 
 
@@ -116,31 +112,6 @@ def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, m
     assert "[rank 0]   File" in capsys.readouterr().out
 
 
-@needs_testbed
-def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_python):
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-    def ranks() -> list[psutil.Process]:
-        started = (process for folder in own_data_folder.glob("run-*") for process in processes_of(folder))
-        return [process for process in started if rank_of(process) is not None]
-
-    try:
-        until(lambda: len(ranks()) == 2, 60)
-        os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
-        errors = engine.communicate(timeout=20)[1]
-    finally:
-        engine.kill()
-    assert engine.returncode == 2 and errors.splitlines()[-1] == "error: the launch was ended: stopped"
-    assert "Traceback" not in errors and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
-
-
 # Disks.
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[..., Path]]:
@@ -188,25 +159,6 @@ def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_ther
     finally:
         runner.cancel(job, grace=0)
         runner.wait(job, 5)
-
-
-@needs_testbed
-def test_a_full_disk_ends_a_launch_from_the_command_line(command, disk, monkeypatch, capfd):
-    data = disk("size=16m")
-    monkeypatch.setenv("SWITCHYARD_DATA", str(data))
-
-    def act() -> None:
-        with contextlib.suppress(AssertionError):
-            until(lambda: list(data.glob(f"run-*/{INSTRUCTIONS}")), 60)  # the ranks start; nothing of theirs is written
-            fill(data)
-
-    watcher = threading.Thread(target=act)
-    watcher.start()
-    assert main([*command, "--on=testbed", "--ranks=1"]) == 2
-    watcher.join()
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: the launch failed: the folder {data}/run-") and "(No space left on device)" in last
-    assert not list(data.glob("run-*"))
 
 
 def test_a_disk_that_cannot_be_written_is_named_before_anything_starts(disk, monkeypatch):

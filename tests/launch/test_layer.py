@@ -1,12 +1,26 @@
-"""The arithmetic of a layer: experts together as one by one, and any placement as no placement at all."""
+"""The computation of layers, all ranks in one process: experts together as one by one, any placement and any travel as none
+at all, and all-gathers by the hops that are simulated."""
 
+from itertools import groupby
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from engine.launch.rank.difference import relative
-from engine.launch.rank.instructions import POOL_STRIDE
+from engine.communication.travel import Stops, rows_to_all
+from engine.launch.rank.communicator import Gathering
+from engine.launch.rank.difference import allowed, coarsest, relative
+from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.forward import kind_of_layers
+from engine.launch.rank.hops import Legs
+from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tiers, Tokens
 from engine.launch.rank.layer import Weights, expert_ffns, ffn, has_grouped_kernel, uses_grouped_gemms
+from engine.launch.rank.layers import Layers
+from engine.launch.rank.shared_rows import SharedRows
+from engine.network import off_diagonal
+from engine.plan import Travel
 from tests.cases.examples import examples
 from tests.cases.layers import CPU, launches, model_of, unplanned
 from tests.launch import lockstep
@@ -82,3 +96,116 @@ def test_any_placement_computes_what_one_process_computes(launch):
     lockstep.run(ranks)
     for rank, context in enumerate(ranks):
         torch.testing.assert_close(context.x, wanted[tokens.source == rank], rtol=1e-5, atol=1e-5)
+
+
+# Rows of tokens that several experts share.
+FORMATS = (None, "bf16", "fp16", "fp8")
+
+
+@pytest.fixture
+def alone(one_rank, monkeypatch) -> None:
+    """A process group of this process, in which nothing is received."""
+    monkeypatch.setattr(Exchange, "expect", lambda way, incoming: None)
+
+
+@st.composite
+def travelling(draw) -> tuple[RankInstructions, Tokens]:
+    instructions, tokens = draw(launches())
+    (plan,), ranks = instructions.plans, instructions.ranks
+    travel = Travel(unit=draw(st.sampled_from(("copies", "gpu", "node"))), dispatch=draw(st.sampled_from(FORMATS)))
+    travel = travel.model_copy(update={"combine": draw(st.sampled_from(FORMATS))})
+    node = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
+    tiers = Tiers(node=node, port=(1e6,) * ranks, link=(5e6,) * ranks)
+    return instructions.model_copy(update={"plans": (plan.model_copy(update={"travel": travel}),), "tiers": tiers}), tokens
+
+
+def run(launch: tuple[RankInstructions, Tokens]) -> tuple[list[Layers], torch.Tensor]:
+    """All ranks after a pass, and the output of all tokens."""
+    (plan,), source = launch[0].plans, launch[1].source
+    ranks = lockstep.ranks_of(*launch, kind_of_layers(plan), hops=plan.travel.unit == "node")
+    lockstep.run(ranks)
+    output = torch.empty((len(source), ranks[0].model.d_model))
+    for rank, own in enumerate(ranks):
+        output[source == rank] = own.x
+    return ranks, output
+
+
+@pytest.mark.usefixtures("alone")
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(travelling(), st.sampled_from((1, 2, 7)))
+def test_any_travel_computes_what_one_process_computes(launch, slices):
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(Legs, "slices", lambda *_: slices)
+        ranks, output = run(launch)
+        wanted = ranks[0].unplanned()
+    if not wanted.numel() or not wanted.abs().max():
+        return
+    # A last bit may be a whole step of a coarse format, and then shows in all of its token; a token, a weight or an expert that
+    # is wrong shows far above that.
+    assert relative(output, wanted) <= allowed(coarsest(launch[0].model, launch[0].plans[0]))
+    moved = ((output - wanted).abs() / wanted.abs().max() > 1e-5).any(dim=1)
+    assert moved.sum() <= 1 + 0.2 * len(moved)
+
+
+@pytest.mark.usefixtures("alone")
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(travelling())
+def test_in_the_models_own_format_rows_change_nothing(launch):
+    instructions, tokens = launch
+    (plan,) = instructions.plans
+    plan = plan.model_copy(update={"travel": Travel(unit=plan.travel.unit, dispatch="fp32", combine="fp32")})
+    instructions = instructions.model_copy(update={"plans": (plan,)})
+    _, output = run((instructions, tokens))
+    torch.testing.assert_close(output, unplanned(instructions, tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("alone")
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(travelling())
+def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):
+    """The check has to see a mistake in every format: here one rank's experts are paid half."""
+    instructions, tokens = launch
+    if instructions.plans[0].travel.unit == "copies" or not (tokens.experts >= 0).any():
+        return
+    real = SharedRows.ffn
+
+    def half(self: SharedRows, layer: int) -> None:
+        real(self, layer)
+        self.result = self.wires["combine"].pack(0.5 * self.wires["combine"].unpack(self.result))
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(SharedRows, "ffn", half)
+        ranks, output = run(launch)
+        rounding = allowed(coarsest(instructions.model, instructions.plans[0]))
+        assert relative(output, ranks[0].unplanned()) > rounding / 2
+
+
+# All-gathers.
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 6), st.data())
+def test_ranks_pass_on_what_they_have_until_all_have_everything(domain, slices, data):
+    ranks, stops = len(domain), Stops(np.array(domain))
+    holder = np.array(data.draw(st.lists(st.integers(0, ranks - 1), max_size=40)), dtype=np.int64)
+    gathering = Gathering(holder, stops, slices)
+    assert sorted(gathering.row_of_item.tolist()) == list(range(len(holder)))
+    item_of_row = np.argsort(gathering.row_of_item)
+    has = holder[item_of_row][None, :] == np.arange(ranks)[:, None]
+    moved = np.zeros((ranks, ranks))
+    for _, phase in groupby(gathering.order, key=lambda piece: piece.phase):
+        before = has.copy()
+        for piece in phase:
+            rows = slice(piece.begin, piece.end)
+            assert before[piece.src, rows].all() and not has[piece.dst, rows].any()
+            has[piece.dst, rows] = True
+            moved[piece.src, piece.dst] += piece.end - piece.begin
+    assert has.all()
+    np.testing.assert_array_equal(moved, off_diagonal(rows_to_all(np.bincount(holder, minlength=ranks), stops)))
+
+
+def test_slices_cross_while_others_are_collected_and_spread():
+    """Two nodes of two ranks, eight items on rank 0, in two slices: of each, two rows cross by either rank."""
+    order = Gathering(np.zeros(8, dtype=np.int64), Stops(np.array([0, 0, 1, 1])), 2).order
+    hops = [(piece.phase, piece.src, piece.dst, piece.begin, piece.end) for piece in order]
+    assert [hop for hop in hops if hop[1:3] == (0, 1)] == [(0, 0, 1, 0, 4), (1, 0, 1, 4, 8)]
+    assert [hop for hop in hops if hop[1:3] == (1, 3)] == [(1, 1, 3, 2, 4), (2, 1, 3, 6, 8)]
+    assert [hop for hop in hops if hop[1:3] == (3, 2)] == [(2, 3, 2, 2, 4), (3, 3, 2, 6, 8)]

@@ -4,10 +4,9 @@ import fcntl
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,98 +168,67 @@ def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, dif
 
 
 # How a launch ends when it does not finish.
-@dataclass
-class Running:
-    """A launch that runs in a thread."""
-
-    folder: Path
-    messages: list[str]
-    asked: threading.Event
-    thread: threading.Thread
-    error: list[Exception]
-
-    def join(self, timeout: float) -> str:
-        """The message with which the launch ended, at most `timeout` seconds from now."""
-        self.thread.join(timeout)
-        assert not self.thread.is_alive(), "the launch goes on"
-        return str(self.error[0])
 
 
-@pytest.fixture
-def begin(tmp_path) -> Iterator[Callable[..., Running]]:
-    """Starts a launch that would take minutes; ranks that still run at the end of the test are killed."""
-    folder = tmp_path / "run"
-    asked = threading.Event()
+def end_of(
+    folder: Path, begun: Callable[[list[str]], object], act: Callable[[], object], limit: float = 120.0
+) -> tuple[str, float]:
+    """The message with which a launch that would take minutes ends, and the seconds until nothing of it runs any more from when
+    `act` is called: once `begun` is true of the messages so far. act: answers True to stop the launch"""
+    trace, messages, acted = recording(2000), [], []
+    launch = prepare(trace=trace, plan=plan_for(trace, "matched", model=BIG), model=BIG, repeats=100, limit=limit)
 
-    def start(limit: float = 120.0) -> Running:
-        trace = recording(2000)
-        launch = prepare(trace=trace, plan=plan_for(trace, "matched", model=BIG), model=BIG, repeats=100, limit=limit)
-        messages: list[str] = []
-        error: list[Exception] = []
+    def stop() -> bool:
+        if not acted and begun(messages):
+            acted.append(time.monotonic())
+            acted.append(act())
+        return acted[1:] == [True]
 
-        def work() -> None:
-            try:
-                run_here(launch, folder, asked.is_set, lambda done, message, *more: messages.append(message))
-            except InputError as fault:
-                error.append(fault)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        return Running(folder, messages, asked, thread, error)
-
-    yield start
-    asked.set()
-    deadline = time.monotonic() + 3
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for process in processes_of(folder):
-        process.kill()
+    message = refusal(run_here, launch, folder, stop, lambda done, message, *more: messages.append(message))
+    until(lambda: not processes_of(folder), 2)
+    return message, time.monotonic() - acted[0]
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.everything, id="torchrun starts"), 2])
 @pytest.mark.clock
-def test_a_stop_ends_everything_within_two_seconds(begin, ranks, monkeypatch):
+def test_a_stop_ends_everything_within_two_seconds(tmp_path, ranks, monkeypatch):
     """That ranks at work are stopped too is seen of a launch that is a job, below."""
     monkeypatch.setenv("PYTHON_EXEC", warm.INTERPRETER)  # ranks that start cold do not notice for long that torchrun is gone
-    running = begin()
-    until(lambda: processes_of(running.folder) and len(ranks_of(running.folder)) >= ranks, 120)
-    asked = time.monotonic()
-    running.asked.set()
-    assert "stopped" in running.join(2.0)
-    until(lambda: not processes_of(running.folder), asked + 2.0 - time.monotonic())
+    message, seconds = end_of(
+        tmp_path, lambda messages: processes_of(tmp_path) and len(ranks_of(tmp_path)) >= ranks, lambda: True
+    )
+    assert "stopped" in message and seconds < 2
 
 
 @pytest.mark.clock
-def test_the_time_limit_ends_the_launch(begin):
-    started = time.monotonic()
-    running = begin(limit=1.0)
-    assert "not finished after 1 s" in running.join(10)
-    assert time.monotonic() - started < 5
-    until(lambda: not processes_of(running.folder), 1)
+def test_the_time_limit_ends_the_launch(tmp_path):
+    message, seconds = end_of(tmp_path, lambda messages: True, lambda: False, limit=1.0)
+    assert "not finished after 1 s" in message and seconds < 5
 
 
 @pytest.mark.clock
-def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
-    running = begin()
-    until(lambda: any(message.startswith("warm-up") for message in running.messages), 120)
-    first, second = ranks_of(running.folder)
-    number = second.environ()["RANK"]
-    second.kill()
-    assert running.join(5.0).startswith(f"the launch failed: rank {number} was killed by signal 9 (SIGKILL")
-    until(lambda: not processes_of(running.folder), 1)
-    assert not protocol.is_alive(first)
+def test_the_death_of_one_rank_ends_the_launch_with_an_error(tmp_path):
+    killed = []
+
+    def kill() -> None:
+        second = ranks_of(tmp_path)[1]
+        killed.append(second.environ()["RANK"])
+        second.kill()
+
+    message, seconds = end_of(tmp_path, lambda messages: messages and messages[-1].startswith("warm-up"), kill)
+    assert message.startswith(f"the launch failed: rank {killed[0]} was killed by signal 9 (SIGKILL") and seconds < 6
 
 
 @pytest.mark.everything
 @pytest.mark.clock
-def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin, cold_python):
-    running = begin()
-    until(lambda: len(ranks_of(running.folder)) == 2, 120)
-    first, second = ranks_of(running.folder)
-    second.suspend()
-    first.parent().kill()
-    assert running.join(5.0).startswith("the launch failed: torchrun was killed by signal 9")
-    until(lambda: not processes_of(running.folder), 2)
+def test_ranks_do_not_outlive_a_torchrun_that_is_killed(tmp_path, cold_python):
+    def kill() -> None:
+        first, second = ranks_of(tmp_path)
+        second.suspend()
+        first.parent().kill()
+
+    message, seconds = end_of(tmp_path, lambda messages: len(ranks_of(tmp_path)) == 2, kill)
+    assert message.startswith("the launch failed: torchrun was killed by signal 9") and seconds < 7
 
 
 # As jobs.

@@ -34,6 +34,7 @@ def clean(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for module in (worker, sweep_rank):
         monkeypatch.setattr(module, "leave_with_parent", lambda: None)
+        monkeypatch.setattr(module, "joined", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(module, "reporting_failure", contextlib.nullcontext)
     yield
     torch.set_float32_matmul_precision("highest")
@@ -74,8 +75,6 @@ def test_a_rank_of_nccl_has_its_settings_before_cuda_starts(start, tmp_path, mon
 
     monkeypatch.setattr(torch.cuda, "device_count", count)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(environment()))
-    for module in (worker, sweep_rank):
-        monkeypatch.setattr(module, "joined", lambda *_: contextlib.nullcontext())
     start(tmp_path, "nccl", lambda: seen.append(environment()), monkeypatch)
     assert len(seen) >= 2 and all(each == WANTED for each in seen)
 
@@ -91,8 +90,6 @@ def test_gloo_needs_no_settings_and_what_the_user_says_of_cuda_holds(monkeypatch
 @pytest.mark.parametrize("start", [launch, calibrate])
 def test_a_rank_multiplies_fp32_in_fp32_whatever_pytorch_was_told(start, tmp_path, monkeypatch):
     seen = []
-    for module in (worker, sweep_rank):
-        monkeypatch.setattr(module, "joined", lambda *_: contextlib.nullcontext())
     torch.set_float32_matmul_precision("medium")
     start(tmp_path, "gloo", lambda: seen.append(torch.backends.cuda.matmul.allow_tf32), monkeypatch)
     assert seen == [False] and torch.get_float32_matmul_precision() == "highest"
@@ -124,17 +121,13 @@ def test_nccl_is_told_the_device_and_connects_at_once(backend, device, wanted, m
 
 
 # Threads.
-
-
-@pytest.mark.parametrize(
-    ("limit", "ranks", "wanted"), [(None, 1, 8), ("3", 1, 3), ("3", 4, 2), ("0", 1, 8), ("", 2, 4), ("x", 16, 1)]
-)
-def test_as_many_as_there_are_processors_and_openmp_allows(monkeypatch, limit, ranks, wanted):
+def test_as_many_as_there_are_processors_and_openmp_allows(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    monkeypatch.delenv("OMP_THREAD_LIMIT", raising=False)
-    if limit is not None:
+    for limit, ranks, wanted in (("3", 1, 3), ("3", 4, 2), ("0", 1, 8), ("", 2, 4), ("x", 16, 1)):
         monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
-    assert threads(ranks) == wanted
+        assert threads(ranks) == wanted
+    monkeypatch.delenv("OMP_THREAD_LIMIT")
+    assert threads(1) == 8
 
 
 def test_products_are_whole():

@@ -222,26 +222,8 @@ def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
 
 
 # Tensors on another device.
-
-
 ELSEWHERE = torch.device("cpu", 0)
 """The device that tensors of the CPU are copied to before they are sent. PyTorch keeps it apart from the CPU."""
-
-
-class OnGpu(Tensor):
-    """A tensor that passes for one of a GPU."""
-
-    copied: list[Tensor]
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), more=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            if function is Tensor.to:
-                cls.copied.append(args[0])
-                return args[0].as_subclass(Tensor).clone()
-            if function is Tensor.copy_ and isinstance(args[1], cls):
-                cls.copied.append(args[1])
-            return function(*args, **(more or {}))
 
 
 class Done:
@@ -249,54 +231,6 @@ class Done:
         pass
 
 
-@pytest.fixture
-def copied(monkeypatch) -> list[Tensor]:
-    """The tensors copied from the GPU, in this order."""
-    monkeypatch.setattr(OnGpu, "copied", [], raising=False)
-    return OnGpu.copied
-
-
-def launched(collective, *tensors: Tensor) -> tuple[float, float, float]:
-    """The event of a collective that a rank launches through the host's memory and waits for."""
-    context = SimpleNamespace(device=CPU, communication_device=ELSEWHERE, recorder=Recorder(0, CPU))
-    executor = SimpleNamespace(context=context, _collective=lambda task: (collective, list(tensors)), _events={})
-    StepExecutor._launch(executor, 7)()
-    begin, end, size = executor._events[7]
-    return begin.when, end.when, size
-
-
-def on_gpu(numbers: Tensor) -> Tensor:
-    return numbers.as_subclass(OnGpu)
-
-
-def test_only_what_is_sent_is_copied_from_a_gpu(copied):
-    sent, received, seen = on_gpu(torch.arange(4.0)), on_gpu(torch.full((4,), torch.nan)), []
-
-    def exchange(outgoing: Tensor, incoming: Tensor) -> Done:
-        seen.extend((outgoing, incoming))
-        incoming.copy_(outgoing.flip(0))
-        return Done()
-
-    begin, end, size = launched(exchange, sent, received)
-    assert [tensor is sent for tensor in copied] == [True], "room is enough for what is received"
-    assert not any(isinstance(tensor, OnGpu) for tensor in seen)
-    assert received.tolist() == [3, 2, 1, 0] and sent.tolist() == [0, 1, 2, 3]
-    assert begin <= end and size == 16
-
-
-def test_gradients_are_summed_up_where_they_were_copied_to(copied):
-    gradients = on_gpu(torch.arange(3.0))
-
-    def add(summed: Tensor) -> Done:
-        assert not isinstance(summed, OnGpu)
-        summed.mul_(2)
-        return Done()
-
-    launched(add, gradients)
-    assert len(copied) == 1 and gradients.tolist() == [0, 2, 4]
-
-
-# The measurement of the machine.
 class Copies(TorchDispatchMode):
     """Numbers in every copy of this thread."""
 
@@ -308,6 +242,41 @@ class Copies(TorchDispatchMode):
         if function is torch.ops.aten.copy_.default:
             self.sizes.append(args[1].numel())
         return function(*args, **(more or {}))
+
+
+def launched(collective, *tensors: Tensor) -> tuple[float, float, float]:
+    """The event of a collective that a rank launches through the host's memory and waits for."""
+    context = SimpleNamespace(device=CPU, communication_device=ELSEWHERE, recorder=Recorder(0, CPU))
+    executor = SimpleNamespace(context=context, _collective=lambda task: (collective, list(tensors)), _events={})
+    StepExecutor._launch(executor, 7)()
+    begin, end, size = executor._events[7]
+    return begin.when, end.when, size
+
+
+def test_only_what_is_sent_is_copied_from_a_gpu_and_only_what_is_received_back():
+    sent, received = torch.arange(4.0), torch.full((6,), torch.nan)
+
+    def exchange(outgoing: Tensor, incoming: Tensor) -> Done:
+        assert {outgoing.data_ptr(), incoming.data_ptr()}.isdisjoint((sent.data_ptr(), received.data_ptr()))
+        incoming.zero_()[:4].add_(outgoing.flip(0))
+        return Done()
+
+    with Copies() as copies:
+        begin, end, size = launched(exchange, sent, received)
+    assert copies.sizes == [4, 6], "room is enough for what is received"
+    assert received.tolist() == [3, 2, 1, 0, 0, 0] and sent.tolist() == [0, 1, 2, 3]
+    assert begin <= end and size == 16
+
+    def add(summed: Tensor) -> Done:
+        summed.mul_(2)
+        return Done()
+
+    with Copies() as copies:
+        launched(add, sent)
+    assert copies.sizes == [4, 4] and sent.tolist() == [0, 2, 4, 6], "gradients are summed up where they were copied to"
+
+
+# The measurement of the machine.
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,25 +232,36 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     assert "netns exec switchyard-" in errors and "Warning" not in errors
 
 
-@needs_testbed
-def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(command, own_data_folder, cold_python):
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def ranks() -> list[psutil.Process]:
-        return [process for folder in own_data_folder.glob("run-*") for process in workers_of(folder)]
-
-    try:
-        until(lambda: len(ranks()) == 2, 120)
-        ranks()[0].suspend()  # one that cannot notice anything
-        assert len(own_namespaces(engine.pid)) == 3
-    finally:
+@pytest.fixture
+def engine(command) -> Iterator[subprocess.Popen]:
+    """The command line with a launch on a testbed that would take minutes."""
+    words = [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"]
+    talk = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=ROOT, start_new_session=True, **talk) as engine:
+        yield engine
         engine.kill()
-        engine.wait()
-    until(lambda: not ranks(), 3.0)
+
+
+def ranks_in(data: Path) -> list[psutil.Process]:
+    return [process for folder in data.glob("run-*") for process in workers_of(folder)]
+
+
+@needs_testbed
+def test_ctrl_c_leaves_no_rank_and_no_namespace(engine, own_data_folder, cold_python):
+    until(lambda: len(ranks_in(own_data_folder)) == 2, 60)
+    os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
+    errors = engine.communicate(timeout=20)[1]
+    assert engine.returncode == 2 and errors.splitlines()[-1] == "error: the launch was ended: stopped"
+    assert "Traceback" not in errors and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
+
+
+@needs_testbed
+def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(engine, own_data_folder, cold_python):
+    until(lambda: len(ranks_in(own_data_folder)) == 2, 120)
+    ranks_in(own_data_folder)[0].suspend()  # one that cannot notice anything
+    assert len(own_namespaces(engine.pid)) == 3
+    engine.kill()
+    engine.wait()
+    until(lambda: not ranks_in(own_data_folder), 3.0)
     remove_remains()
     assert not own_namespaces(engine.pid)
